@@ -19,6 +19,7 @@
 #include "base/num.h"
 #include "base/par.h"
 #include "base/status.h"
+#include "base/stop.h"
 
 #define QT_VERSION        "0.2.0"
 #define QT_VERSION_NUMBER 200 /* major * 10000 + minor * 100 + patch */

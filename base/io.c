@@ -1,6 +1,7 @@
 #include "base/io.h"
 #include "base/mem.h"
 #include "base/par.h"
+#include "base/stop.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -332,4 +333,16 @@ uint32_t qt_crc32(uint32_t crc, const void *data, size_t size)
             sum = crc32_combine(sum, job.crc[i], (z_off_t)crc_piece_size(&job, i));
     }
     return (uint32_t)sum;
+}
+
+int qt_crc32_file(uint32_t *crc, const void *data, size_t size, struct qt_err *err)
+{
+    enum { PIECE = 1 << 24 };
+    int rc = QT_OK;
+    *crc = 0;
+    for (size_t at = 0; at < size && rc == QT_OK; at += PIECE) {
+        *crc = qt_crc32(*crc, (const unsigned char *)data + at, qt_min_size(PIECE, size - at));
+        rc = qt_stop_check(err);
+    }
+    return rc;
 }

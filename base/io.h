@@ -70,5 +70,8 @@ int qt_file_write(const char *path, const void *data, size_t size, struct qt_err
 
 /* CRC-32 (zlib) of the data, continuing from crc (0 to start). Uses all threads for large data. */
 uint32_t qt_crc32(uint32_t crc, const void *data, size_t size);
+/* *crc = CRC-32 of data that may have to be read from disk. QT_E_INTERRUPTED on a request to
+ * stop. */
+int qt_crc32_file(uint32_t *crc, const void *data, size_t size, struct qt_err *err);
 
 #endif

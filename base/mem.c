@@ -8,7 +8,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* The only mutable global of the library: a test hook, off by default. */
+/* A test hook, off by default. Besides the request to stop (stop.c) the only mutable global of the
+ * library. */
 static atomic_long allocations_left = -1;
 
 void qt_mem_fail_after(long n)

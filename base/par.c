@@ -1,6 +1,7 @@
 #include "base/par.h"
 
 #include "base/mem.h"
+#include "base/stop.h"
 
 #include <omp.h>
 #include <pthread.h>
@@ -65,49 +66,63 @@ int qt_threads(void)
     return omp_get_max_threads();
 }
 
+/* The error of the lowest failed item. */
+struct failure {
+    size_t item;
+    int rc;
+    struct qt_err *err; /* may be NULL */
+};
+
+static void record_failure(struct failure *f, size_t item, int rc, const struct qt_err *local)
+{
+#pragma omp critical(qt_parallel_error)
+    if (f->rc == QT_OK || item < f->item) {
+        f->item = item;
+        f->rc = rc;
+        if (f->err)
+            *f->err = *local;
+    }
+}
+
 int qt_parallel(size_t n, int (*fn)(void *ctx, size_t item, int thread, struct qt_err *err),
                 void *ctx, struct qt_err *err)
 {
     atomic_int stop = 0;
-    size_t failed_item = n;
-    int rc = QT_OK;
+    struct failure failure = {.err = err};
     /* No nested parallelism: it would start more threads than qt_threads_set allowed. */
 #pragma omp parallel for schedule(dynamic, 1) if (n > 1 && !omp_in_parallel())
     for (size_t i = 0; i < n; i++) {
         struct qt_err local = {0};
         if (atomic_load_explicit(&stop, memory_order_relaxed))
             continue;
-        int status = fn(ctx, i, omp_get_thread_num(), &local);
+        int status = qt_stop_check(&local);
+        if (status == QT_OK)
+            status = fn(ctx, i, omp_get_thread_num(), &local);
         if (status < 0) {
             atomic_store(&stop, 1);
-#pragma omp critical(qt_parallel_error)
-            if (i < failed_item) {
-                failed_item = i;
-                rc = status;
-                if (err)
-                    *err = local;
-            }
+            record_failure(&failure, i, status, &local);
         }
     }
-    return rc;
-}
-
-struct plain_loop {
-    void (*fn)(void *ctx, size_t item);
-    void *ctx;
-};
-
-static int plain_item(void *ctx, size_t item, int thread, struct qt_err *err)
-{
-    const struct plain_loop *loop = ctx;
-    (void)thread;
-    (void)err;
-    loop->fn(loop->ctx, item);
-    return QT_OK;
+    return failure.rc;
 }
 
 void qt_parallel_for(size_t n, void (*fn)(void *ctx, size_t item), void *ctx)
 {
-    struct plain_loop loop = {fn, ctx};
-    qt_parallel(n, plain_item, &loop, NULL);
+#pragma omp parallel for schedule(dynamic, 1) if (n > 1 && !omp_in_parallel())
+    for (size_t i = 0; i < n; i++)
+        fn(ctx, i);
+}
+
+int qt_per_thread(int (*fn)(void *ctx, int thread, struct qt_err *err), void *ctx,
+                  struct qt_err *err)
+{
+    struct failure failure = {.err = err};
+#pragma omp parallel
+    {
+        struct qt_err local = {0};
+        const int thread = omp_get_thread_num(), status = fn(ctx, thread, &local);
+        if (status < 0)
+            record_failure(&failure, (size_t)thread, status, &local);
+    }
+    return failure.rc;
 }

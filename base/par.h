@@ -14,14 +14,22 @@ int qt_threads(void);
 
 /*
  * Calls fn(ctx, item, thread, err) for item = 0..n-1 on the worker threads; thread < qt_threads().
- * Scheduling is dynamic. After a failure no new items start; the result is the error of the lowest
- * failed item. A call inside another parallel loop runs on the calling thread only.
+ * Scheduling is dynamic: a thread may get no item or all of them. After a failure no new items
+ * start; the result is the error of the lowest failed item. A request to stop (base/stop.h) counts
+ * as a failure with QT_E_INTERRUPTED. A call inside another parallel loop runs on the calling
+ * thread only.
  */
 int qt_parallel(size_t n, int (*fn)(void *ctx, size_t item, int thread, struct qt_err *err),
                 void *ctx, struct qt_err *err);
 
-/* The same for a function that cannot fail and needs no per-thread scratch. */
+/* The same for a function that cannot fail and needs no per-thread scratch; goes on after a request
+ * to stop, so n items should take less than a second. */
 void qt_parallel_for(size_t n, void (*fn)(void *ctx, size_t item), void *ctx);
+
+/* Calls fn(ctx, thread, err) exactly once on each worker thread. The result is the error of the
+ * lowest failed thread. */
+int qt_per_thread(int (*fn)(void *ctx, int thread, struct qt_err *err), void *ctx,
+                  struct qt_err *err);
 
 /* Maps an item number to a tile of a lower triangle, counted row by row. */
 static inline void qt_triangle_tile(size_t *row, size_t *col, size_t item)

@@ -64,12 +64,17 @@ struct run {
     struct qt_channels channels[QT_INPUTS];
 };
 
+static int calibrate_interrupted(const char *path, struct qt_err *err)
+{
+    return qt_fail(err, QT_E_INTERRUPTED, path, NULL, "interrupted; no file was written");
+}
+
 static int add_statistics(void *ctx, int input, const float *x, size_t m, size_t k,
                           struct qt_err *err)
 {
     struct run *r = ctx;
     if (r->opt->interrupted && r->opt->interrupted())
-        return qt_fail(err, QT_E_INTERRUPTED, r->path, NULL, "interrupted; no file was written");
+        return calibrate_interrupted(r->path, err);
     int rc = r->be->gram(r->be, r->gram[input], x, m, k, err);
     return rc < 0 ? rc : r->be->channels(r->be, &r->channels[input], x, m, k, err);
 }
@@ -187,6 +192,8 @@ int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *i
     QT_TRY(qt_ckpt_check_unchanged(ckpt, err));
     QT_TRY(qt_qcal_finish(r.writer, err));
 done:
+    if (rc == QT_E_INTERRUPTED && !err->file[0]) /* a parallel loop was stopped */
+        calibrate_interrupted(path, err);
     for (size_t i = 0; i < QT_INPUTS; i++)
         free_input(&r, i);
     r.be->free(r.be, r.hidden);

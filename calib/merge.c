@@ -87,8 +87,16 @@ static void add_lower(double *sum, const double *h, size_t k)
             sum[i * k + j] += h[i * k + j];
 }
 
+static int check_interrupted(const struct qt_calibrate_options *opt, const char *path,
+                             struct qt_err *err)
+{
+    return opt->interrupted && opt->interrupted()
+               ? qt_fail(err, QT_E_INTERRUPTED, path, NULL, "interrupted; no file was written")
+               : QT_OK;
+}
+
 static int merge_input(struct qt_qcal_writer *w, const struct merge *m, size_t layer, size_t input,
-                       struct qt_err *err)
+                       const struct qt_calibrate_options *opt, const char *path, struct qt_err *err)
 {
     size_t k = qt_qcal_info(m->files[0])->k[layer][input];
     struct qt_channels sum = {0}, c = {0};
@@ -98,6 +106,7 @@ static int merge_input(struct qt_qcal_writer *w, const struct merge *m, size_t l
     QT_TRY(qt_array_new(&h_sum, k, k * sizeof *h_sum, err));
     QT_TRY(qt_array_new(&h, k, k * sizeof *h, err));
     for (size_t f = 0; f < m->count; f++) {
+        QT_TRY(check_interrupted(opt, path, err));
         QT_TRY(qt_qcal_channels(&c, m->files[f], layer, input, err));
         QT_TRY(qt_qcal_hessian(h, m->files[f], layer, input, c.sum2, err));
         add_channels(&sum, &c, k);
@@ -128,11 +137,7 @@ int qt_calibrate_merge(const char *path, const char *const *paths, size_t n,
     QT_TRY(qt_qcal_create(&w, path, &info, opt->force, err));
     for (size_t l = 0; l < info.layers; l++) {
         for (size_t i = 0; i < QT_INPUTS; i++)
-            QT_TRY(merge_input(w, &m, l, i, err));
-        if (opt->interrupted && opt->interrupted()) {
-            rc = qt_fail(err, QT_E_INTERRUPTED, path, NULL, "interrupted; no file was written");
-            goto done;
-        }
+            QT_TRY(merge_input(w, &m, l, i, opt, path, err));
         qt_log_progress(opt->log, "merge", (double)(l + 1), (double)info.layers);
     }
     QT_TRY(qt_qcal_finish(w, err));

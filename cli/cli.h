@@ -75,7 +75,8 @@ struct command {
     const char *const *words; /* possible values of the argument, NULL-terminated; NULL: a file */
     const void *defaults;     /* options struct; begins with struct common_options */
     size_t options_size;
-    bool gpu; /* accepts --device cuda */
+    bool gpu;    /* accepts --device cuda */
+    bool writes; /* files, so that a signal must not end it anywhere */
     int (*run)(struct cli *cli, const void *options, const char *const *args, struct qt_err *err);
 };
 
@@ -128,10 +129,18 @@ int table_print(struct table *t, struct qt_err *err);
 int table_print_to(FILE *f, struct table *t, struct qt_err *err);
 void table_free(struct table *t);
 
-/* interrupt.c. After interrupt_catch, the first SIGINT or SIGTERM sets a flag, which interrupt_came
- * returns; the second ends the process. Signals ignored from the start (nohup) stay ignored. */
-void interrupt_catch(void);
+/* interrupt.c. After interrupt_catch, the first SIGINT or SIGTERM ends a command that writes no
+ * files, with exit status 75. Otherwise it makes a request, which interrupt_came returns; if nobody
+ * asks for it in two seconds, the process ends. A second signal ends the process at once. Signals
+ * ignored from the start (nohup) stay ignored. */
+void interrupt_catch(bool writes);
 bool interrupt_came(void);
+/* Sets a line to print on stderr if the process ends by a request that nobody heard, or NULL. */
+void interrupt_hint(const char *text);
+/* Ends the process from a signal handler: prints the message, `more` unless it is NULL, and with
+ * --json the document (main.c). */
+void process_end(enum qt_status status, const char *message, const char *more)
+    __attribute__((noreturn));
 
 /* Prints text with control characters replaced: names from untrusted files may have them. */
 void text_print(FILE *f, const char *p, size_t len);
@@ -150,6 +159,8 @@ json_t *doc_size(uint64_t value);
 json_t *doc_shape(int ndim, const size_t *shape);
 json_t *doc_gpu(struct cli *cli, const struct qt_gpu *gpu);
 void doc_figures(struct cli *cli, const struct qt_figure *figures, size_t n);
+/* The name of a status in the document: "interrupted". */
+const char *doc_status(int status);
 /* Adds the command's result rc to the document and prints it on stdout. Returns rc, or
  * QT_E_RESOURCE if out of memory. */
 int doc_print(struct cli *cli, const char *command, int rc, const struct qt_err *err);
@@ -265,8 +276,10 @@ enum { KV_KEYS_DEFAULT = -1 };
         .metavar = "HOW", .choices = qt_kv_keys_names, .help = keys_help                           \
     }
 #define KV_KEYS_HELP                                                                               \
-    "with --kv, key scales: channel (one per channel and 64 tokens, as in the attention kernels), " \
-    "static (one per channel, from calibration data) or token (one per token and head, like value " \
+    "with --kv, key scales: channel (one per channel and 64 tokens, as in the attention "          \
+    "kernels), "                                                                                   \
+    "static (one per channel, from calibration data) or token (one per token and head, like "      \
+    "value "                                                                                       \
     "scales). Default: "
 
 /* Sets *out to the chosen kind of keys, QT_KV_KEYS_NONE without --kv. */

@@ -83,7 +83,6 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         .force = o->force, .log = &cli->log, .interrupted = interrupt_came};
     size_t n = 0;
     int rc;
-    interrupt_catch();
     QT_TRY(check_arguments(o, args, err));
     while (args[n])
         n++;
@@ -147,5 +146,6 @@ const struct command cmd_calibrate = {
     .defaults = &defaults,
     .options_size = sizeof defaults,
     .gpu = true,
+    .writes = true,
     .run = run,
 };

@@ -95,6 +95,7 @@ static void files(void)
     item("TMPDIR", "directory for unpacked .gz files (default /tmp)");
     item("QTOOL_ISA", "generic, avx2 or avx512: the widest vector instructions that qtool uses. "
                       "Results do not depend on it");
+    item("OMP_STACKSIZE", "stack of the threads, at least 1M");
     item("GOMP_SPINCOUNT, OPENBLAS_CORETYPE, OPENBLAS_NUM_THREADS",
          "settings of the OpenMP and OpenBLAS libraries; qtool sets those that are unset (see "
          "docs/pipelines.md)");

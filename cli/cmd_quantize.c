@@ -47,16 +47,12 @@ static int resume_command(char **out, const struct cli *cli, bool has_resume, st
     return QT_OK;
 }
 
-static void tell_resume(struct cli *cli, const struct quantize_options *o)
+static void tell_resume(struct cli *cli, const char *command, const char *hint)
 {
-    char *text;
-    if (resume_command(&text, cli, o->resume, NULL) < 0)
-        return;
     ui_clear(&cli->ui);
-    fprintf(stderr, "qtool quantize: to continue: %s\n", text);
+    fputs(hint, stderr);
     if (cli->doc)
-        doc_set(cli, cli->doc, "resume", doc_text(text));
-    qt_free(text);
+        doc_set(cli, cli->doc, "resume", doc_text(command));
 }
 
 /* ---- the command ---------------------------------------------------------------------------- */
@@ -165,8 +161,11 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     struct calibration calibration = {0};
     struct qt_learn_options learn;
     enum qt_kv_keys kv;
+    char *command = NULL, *hint = NULL;
     int rc;
-    interrupt_catch();
+    QT_TRY(resume_command(&command, cli, o->resume, err));
+    QT_TRY(qt_string_format(&hint, err, "qtool quantize: to continue: %s\n", command));
+    interrupt_hint(hint);
     QT_TRY(kv_options_keys(&kv, &o->kv, err));
     QT_TRY(rules_parse(&rules, &o->tensor, err));
     QT_TRY(qt_learn_parse(&learn, o->learn ? o->learn : "", err));
@@ -197,7 +196,10 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(print_report(cli, o, ckpt, &calibration.data, &report, err));
 done:
     if (rc == QT_E_INTERRUPTED)
-        tell_resume(cli, o);
+        tell_resume(cli, command, hint);
+    interrupt_hint(NULL);
+    qt_free(command);
+    qt_free(hint);
     json_decref(report.document);
     calibration_close(&calibration);
     qt_ckpt_close(ckpt);
@@ -313,5 +315,6 @@ const struct command cmd_quantize = {
     .defaults = &defaults,
     .options_size = sizeof defaults,
     .gpu = true,
+    .writes = true,
     .run = run,
 };

@@ -6,7 +6,7 @@
 
 enum { DOC_SCHEMA = 1 };
 
-static const char *status_name(int status)
+const char *doc_status(int status)
 {
     switch (status) {
     case QT_OK:
@@ -96,7 +96,7 @@ static json_t *optional_text(const char *s)
 static void set_error(struct cli *cli, int rc, const struct qt_err *err)
 {
     json_t *error = json_object();
-    doc_set(cli, error, "status", doc_text(status_name(rc)));
+    doc_set(cli, error, "status", doc_text(doc_status(rc)));
     doc_set(cli, error, "exit_code", json_integer(qt_exit_code((enum qt_status)rc)));
     doc_set(cli, error, "file", optional_text(err->file));
     doc_set(cli, error, "tensor", optional_text(err->tensor));

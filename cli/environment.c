@@ -4,9 +4,12 @@
 
 #include <cblas.h>
 
+#include <ctype.h>
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 /* Threads of GCC's OpenMP spin for milliseconds while they wait for each other. On a busy machine
@@ -69,8 +72,46 @@ void environment_complete(char **argv)
         execv(self, argv);
 }
 
+/* Size in bytes of OMP_STACKSIZE: a number and B, K (the default), M or G; 0 if it is no size. */
+static double stack_size(const char *text)
+{
+    static const char units[] = "BKMG";
+    char *end;
+    const double size = strtod(text, &end);
+    const char *unit = units + 1;
+    end += strspn(end, " ");
+    if (*end)
+        unit = strchr(units, toupper((unsigned char)*end));
+    return unit ? size * pow(1024, (double)(unit - units)) : 0;
+}
+
+/* OpenMP ends the program if threads cannot start with the stack that it is told to give them. */
+static int check_stack(struct qt_err *err)
+{
+    static const char *const names[] = {"OMP_STACKSIZE", "GOMP_STACKSIZE"};
+    const double least = 1 << 20;
+    struct rlimit limit;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *value = getenv(names[i]);
+        const double size = value ? stack_size(value) : 0;
+        if (size > 0 && size < least)
+            return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                           "%s=%s: threads need stacks of 1 MB or more (%s=1M); unset it", names[i],
+                           value, names[i]);
+    }
+    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        (double)limit.rlim_cur < least)
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL,
+                       "stacks are limited to %llu KB (ulimit -s), but threads need 1024 KB",
+                       (unsigned long long)limit.rlim_cur >> 10);
+    return QT_OK;
+}
+
 int environment_check(struct qt_err *err)
 {
+    int rc = check_stack(err);
+    if (rc < 0)
+        return rc;
     const char *isa = getenv("QTOOL_ISA");
     size_t n = 0;
     if (!isa || !*isa)

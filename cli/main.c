@@ -80,19 +80,38 @@ static void write_text(int fd, const char *text)
         return; /* no way left to report it */
 }
 
+/* May run in a signal handler: only write and _exit. */
+void process_end(enum qt_status status, const char *message, const char *more)
+{
+    const int code = qt_exit_code(status);
+    const char digits[] = {(char)(code >= 10 ? '0' + code / 10 : ' '), (char)('0' + code % 10),
+                           '\0'};
+    if (json_wanted) {
+        write_text(STDOUT_FILENO, "{\n  \"qtool\": \"" QT_VERSION "\",\n  \"schema\": 1,\n"
+                                  "  \"command\": null,\n  \"ok\": false,\n  \"error\": {\n"
+                                  "    \"status\": \"");
+        write_text(STDOUT_FILENO, doc_status(status));
+        write_text(STDOUT_FILENO, "\",\n    \"exit_code\": ");
+        write_text(STDOUT_FILENO, digits);
+        write_text(STDOUT_FILENO, ",\n    \"file\": null,\n    \"tensor\": null,\n"
+                                  "    \"message\": \"");
+        write_text(STDOUT_FILENO, message);
+        write_text(STDOUT_FILENO, "\"\n  }\n}\n");
+    }
+    write_text(STDERR_FILENO, "qtool: ");
+    write_text(STDERR_FILENO, message);
+    write_text(STDERR_FILENO, "\n");
+    if (more)
+        write_text(STDERR_FILENO, more);
+    _exit(code);
+}
+
 /* SIGBUS handler. Files are read through mappings; if a file is truncated or its disk fails, no
  * call returns an error, so the process ends here. OUT.partial remains, as after SIGKILL. */
 static void mapping_lost(int sig)
 {
     (void)sig;
-    if (json_wanted)
-        write_text(STDOUT_FILENO, "{\n  \"qtool\": \"" QT_VERSION "\",\n  \"schema\": 1,\n"
-                                  "  \"command\": null,\n  \"ok\": false,\n  \"error\": {\n"
-                                  "    \"status\": \"resource\",\n    \"exit_code\": 6,\n"
-                                  "    \"file\": null,\n    \"tensor\": null,\n"
-                                  "    \"message\": \"" QT_MAPPING_LOST "\"\n  }\n}\n");
-    write_text(STDERR_FILENO, "qtool: " QT_MAPPING_LOST "\n");
-    _exit(qt_exit_code(QT_E_RESOURCE));
+    process_end(QT_E_RESOURCE, QT_MAPPING_LOST, NULL);
 }
 
 static void catch_lost_mappings(void)
@@ -171,6 +190,7 @@ static int parse_and_run(struct cli *cli, const struct command *cmd, void *optio
     QT_TRY(opts_parse(options, args, &syntax, cli->argc - 2, cli->argv + 2, err));
     ui_init(&cli->ui, cmd->name, common->quiet, (enum ui_progress)common->progress);
     cli->log = ui_log(&cli->ui);
+    interrupt_catch(cmd->writes);
     QT_TRY(environment_check(err));
     QT_TRY(check_device(cmd, common->device, err));
     qt_threads_set((int)common->threads);

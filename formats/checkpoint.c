@@ -460,7 +460,9 @@ int qt_ckpt_sample_crc(uint32_t *out, const struct qt_ckpt *ckpt, struct qt_err 
     for (size_t i = 0; i < qt_ckpt_count(ckpt); i++) {
         const struct qt_tensor *t = qt_ckpt_tensor(ckpt, i);
         struct qt_blob blob;
-        int rc = qt_ckpt_read(&blob, ckpt, t, err);
+        int rc = qt_stop_check(err);
+        if (rc == QT_OK)
+            rc = qt_ckpt_read(&blob, ckpt, t, err);
         if (rc < 0)
             return rc;
         size_t n = qt_min_size(SAMPLE, blob.size);

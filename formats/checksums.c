@@ -36,16 +36,17 @@ static int sum_file(void *ctx, size_t item, int thread, struct qt_err *err)
     if (rc < 0)
         return rc;
     sha256_init(&sha);
-    for (size_t at = 0; at < map.size; at += PIECE) {
+    for (size_t at = 0; at < map.size && rc == QT_OK; at += PIECE) {
         size_t n = qt_min_size(PIECE, map.size - at);
         sha256_update(&sha, n, map.data + at);
         qt_map_drop(&map, map.data + at, n);
+        rc = qt_stop_check(err);
     }
     sha256_digest(&sha, sizeof digest, digest);
     for (size_t i = 0; i < sizeof digest; i++)
         snprintf(sum->hex + 2 * i, 3, "%02x", digest[i]);
     qt_map_close(&map);
-    return QT_OK;
+    return rc;
 }
 
 static int add_file(struct sums *s, const char *dir, const char *name, struct qt_err *err)

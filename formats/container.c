@@ -412,8 +412,11 @@ int qt_container_check_crc(const struct qt_container *c, size_t i, struct qt_err
     int rc = qt_ckpt_read(&blob, c->ckpt, t, err);
     if (rc < 0)
         return rc;
-    uint32_t crc = qt_crc32(0, blob.data, blob.size);
+    uint32_t crc;
+    rc = qt_crc32_file(&crc, blob.data, blob.size, err);
     qt_blob_free(&blob);
+    if (rc < 0)
+        return rc;
     if (crc != s->crc)
         return qt_fail(err, QT_E_INPUT, t->file, t->name,
                        "the data's CRC-32 is %08x, the manifest's %08x: the file is damaged", crc,

@@ -579,7 +579,7 @@ static int read_back(const struct qt_writer *w, struct qt_err *err)
     rc = qt_container_open(&c, w->out.partial, &why);
     if (rc == QT_OK)
         rc = qt_container_check_crcs(c, &why);
-    if (rc == QT_E_RESOURCE)
+    if (rc == QT_E_RESOURCE || rc == QT_E_INTERRUPTED)
         qt_fail(err, rc, why.file, why.tensor, "%s", why.reason);
     else if (rc < 0 && c)
         rc =

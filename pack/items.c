@@ -79,13 +79,16 @@ static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
 
 /* ---- making items --------------------------------------------------------------------------- */
 
+int qt_run_interrupted(const struct qt_run *run, struct qt_err *err)
+{
+    return qt_fail(err, QT_E_INTERRUPTED, run->opt->out_dir, NULL,
+                   "interrupted after %zu of %zu tensors", run->finished, run->plan.count);
+}
+
 int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err)
 {
     const struct qt_quantize_options *opt = run->opt;
-    if (opt->interrupted && opt->interrupted())
-        return qt_fail(err, QT_E_INTERRUPTED, opt->out_dir, NULL,
-                       "interrupted after %zu of %zu tensors", run->finished, run->plan.count);
-    return QT_OK;
+    return opt->interrupted && opt->interrupted() ? qt_run_interrupted(run, err) : QT_OK;
 }
 
 /* Takes ownership of the entry. */

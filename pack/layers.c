@@ -331,6 +331,9 @@ static int plan_activations(struct qt_run *run, const struct qt_model *model,
     if (rc < 0 || found)
         return rc;
     rc = qt_act_plan_new(&run->acts, &run->plan, model, source, run->opt, err);
+    if (rc == QT_E_INTERRUPTED)
+        return qt_fail(err, rc, run->opt->out_dir, NULL,
+                       "interrupted while the precision of activations was being chosen");
     return rc == QT_OK && run->acts.act ? qt_act_plan_save(&run->acts, run->writer, err) : rc;
 }
 

@@ -341,6 +341,8 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(qt_writer_add_json(run.writer, QT_REPORT_NAME, out->document, err));
     QT_TRY(qt_writer_finish(run.writer, manifest, err));
 done:
+    if (rc == QT_E_INTERRUPTED && !err->file[0]) /* a parallel loop was stopped */
+        qt_run_interrupted(&run, err);
     /* Bad input fails again: discard the output. After other errors the run can be resumed. */
     if (rc == QT_E_INPUT || rc == QT_E_UNSUPPORTED || rc == QT_E_USAGE)
         qt_writer_discard(run.writer);

@@ -24,8 +24,12 @@ static int check_record(const struct qt_run *run, const struct qt_tensor *t, con
     int rc = qt_ckpt_read(&blob, run->ckpt, t, err);
     if (rc < 0)
         return rc;
-    snprintf(now, sizeof now, "%08x", qt_crc32(0, blob.data, blob.size));
+    uint32_t crc;
+    rc = qt_crc32_file(&crc, blob.data, blob.size, err);
     qt_blob_free(&blob);
+    if (rc < 0)
+        return rc;
+    snprintf(now, sizeof now, "%08x", crc);
     if (!before || strcmp(before, now) != 0)
         return qt_fail(err, QT_E_RESUME, t->file, t->name,
                        "cannot resume: its source data has changed");

@@ -32,6 +32,7 @@ struct qt_run {
 /* ---- items.c -------------------------------------------------------------------------------- */
 
 /* QT_E_INTERRUPTED if the caller has asked to stop. */
+int qt_run_interrupted(const struct qt_run *run, struct qt_err *err);
 int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err);
 /* If an interrupted run finished item i: takes its entry from the journal and returns true. */
 bool qt_run_resume_item(struct qt_run *run, size_t i);

@@ -79,9 +79,11 @@ struct linear_job {
     size_t m, n, k, tiles_n;
 };
 
-static void linear_tile(void *ctx, size_t item)
+static int linear_tile(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct linear_job *job = ctx;
+    (void)thread;
+    (void)err;
     size_t i = item / job->tiles_n * TILE_M, j = item % job->tiles_n * TILE_N;
     size_t rows = qt_min_size(TILE_M, job->m - i), cols = qt_min_size(TILE_N, job->n - j);
     float *y = job->y + i * job->n + j;
@@ -90,6 +92,7 @@ static void linear_tile(void *ctx, size_t item)
                 job->x + i * job->k, k, job->w + j * job->k, k, 0.0f, y, ldy);
     for (size_t r = 0; job->bias && r < rows; r++)
         cpu_add(y + r * job->n, job->bias + j, cols);
+    return QT_OK;
 }
 
 static int cpu_linear(struct qt_backend *be, float *y, const float *x, const float *w,
@@ -100,7 +103,7 @@ static int cpu_linear(struct qt_backend *be, float *y, const float *x, const flo
     (void)be;
     QT_TRY(cpu_check_width(n, err));
     QT_TRY(cpu_check_width(k, err));
-    qt_parallel_for(qt_ceil_div(m, TILE_M) * job.tiles_n, linear_tile, &job);
+    QT_TRY(qt_parallel(qt_ceil_div(m, TILE_M) * job.tiles_n, linear_tile, &job, err));
 done:
     return rc;
 }
@@ -390,47 +393,70 @@ static void set_name(struct cpu *cpu)
     snprintf(cpu->name, sizeof cpu->name, "OpenBLAS %s %s", version, openblas_get_corename());
 }
 
-/* Address space per thread: OpenBLAS buffer, and stack with a margin. FIRST_N: size of a product
- * that is large enough to make OpenBLAS allocate the buffer. */
-enum { BUFFER_MB = 128, STACK_MB = 10, FIRST_N = 256 };
+/* Exported by OpenBLAS but not declared by its headers: takes one of its buffers for products,
+ * mapping a new one if all are taken, and gives it back. A buffer stays mapped. */
+void *blas_memory_alloc(int unused) __attribute__((weak));
+void blas_memory_free(void *buffer) __attribute__((weak));
 
-/* x holds an input matrix, then a result matrix for each thread. */
-static int first_product(void *x, size_t item, int thread, struct qt_err *err)
+/* Address space that a buffer, or any later small allocation of a thread, takes. */
+enum { BUFFER_MB = 128, MARGIN_MB = 10 };
+
+struct buffers {
+    void **taken; /* [threads] */
+};
+
+static bool have_room(size_t bytes)
 {
-    float *y = (float *)x + (size_t)(thread + 1) * FIRST_N * FIRST_N;
-    (void)item;
+    void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room != MAP_FAILED)
+        munmap(room, bytes);
+    return room != MAP_FAILED;
+}
+
+/* One thread at a time, so that the room is still there when OpenBLAS takes it. */
+static int take_buffer(void *ctx, int thread, struct qt_err *err)
+{
+    struct buffers *b = ctx;
+    int rc = QT_OK;
+#pragma omp critical(cpu_take_buffer)
+    if (have_room((size_t)(BUFFER_MB + MARGIN_MB) << 20))
+        b->taken[thread] = blas_memory_alloc(0);
+    else
+        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL,
+                     "out of memory: OpenBLAS needs %d MB of address space (ulimit -v) for each "
+                     "of %d threads (--threads)",
+                     BUFFER_MB, qt_threads());
+    return rc;
+}
+
+static int give_buffer(void *ctx, int thread, struct qt_err *err)
+{
+    struct buffers *b = ctx;
     (void)err;
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, FIRST_N, FIRST_N, FIRST_N, 1, x, FIRST_N,
-                x, FIRST_N, 0, y, FIRST_N);
+    if (b->taken[thread])
+        blas_memory_free(b->taken[thread]);
     return QT_OK;
 }
 
 /*
- * Makes OpenBLAS allocate its buffers if address space is limited (ulimit -v). OpenBLAS allocates a
- * buffer for each thread at its first product and keeps it; if the allocation fails, OpenBLAS
- * retries forever. This function first checks that there is enough address space, then runs a
- * product on each thread.
+ * Makes OpenBLAS map all its buffers if address space is limited (ulimit -v): if it cannot map one
+ * during a product, it retries for ever. All threads hold a buffer at the same time, as they may
+ * during products; none is mapped after that.
  */
 static int reserve_buffers(struct qt_err *err)
 {
-    const size_t threads = (size_t)qt_threads();
-    const size_t bytes = (threads * (BUFFER_MB + STACK_MB)) << 20;
     struct rlimit limit;
-    float *x;
-    if (getrlimit(RLIMIT_AS, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
+    struct buffers b;
+    if (getrlimit(RLIMIT_AS, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY || !blas_memory_alloc ||
+        !blas_memory_free)
         return QT_OK;
-    void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (room == MAP_FAILED)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL,
-                       "out of memory: OpenBLAS needs %d MB of address space (ulimit -v) for each "
-                       "of %zu threads (--threads)",
-                       BUFFER_MB, threads);
-    munmap(room, bytes);
-    int rc = qt_array_new(&x, (threads + 1) * FIRST_N * FIRST_N, sizeof *x, err);
-    if (rc == QT_OK)
-        rc = qt_parallel(threads, first_product, x, err);
-    qt_free(x);
+    int rc = qt_array_new(&b.taken, (size_t)qt_threads(), sizeof *b.taken, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_per_thread(take_buffer, &b, err);
+    qt_per_thread(give_buffer, &b, NULL);
+    qt_free(b.taken);
     return rc;
 }
 

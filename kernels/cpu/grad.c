@@ -21,24 +21,30 @@ struct linear_job {
     size_t m, n, k, tiles;
 };
 
-static void grad_x_tile(void *ctx, size_t item)
+static int grad_x_tile(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct linear_job *job = ctx;
+    (void)thread;
+    (void)err;
     size_t i = item / job->tiles * TILE_M, j = item % job->tiles * TILE_N;
     int rows = (int)qt_min_size(TILE_M, job->m - i), cols = (int)qt_min_size(TILE_N, job->k - j);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, cols, (int)job->n, 1.0f,
                 job->dy + i * job->n, (int)job->n, job->other + j, (int)job->k,
                 job->add ? 1.0f : 0.0f, job->out + i * job->k + j, (int)job->k);
+    return QT_OK;
 }
 
-static void grad_w_tile(void *ctx, size_t item)
+static int grad_w_tile(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct linear_job *job = ctx;
+    (void)thread;
+    (void)err;
     size_t i = item / job->tiles * TILE_M, j = item % job->tiles * TILE_N;
     int rows = (int)qt_min_size(TILE_M, job->n - i), cols = (int)qt_min_size(TILE_N, job->k - j);
     cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, rows, cols, (int)job->m, 1.0f, job->dy + i,
                 (int)job->n, job->other + j, (int)job->k, 1.0f, job->out + i * job->k + j,
                 (int)job->k);
+    return QT_OK;
 }
 
 static int check_widths(size_t m, size_t n, size_t k, struct qt_err *err)
@@ -58,7 +64,7 @@ int cpu_linear_grad_x(struct qt_backend *be, float *dx, const float *dy, const f
     int rc = check_widths(m, n, k, err);
     (void)be;
     if (rc == QT_OK)
-        qt_parallel_for(qt_ceil_div(m, TILE_M) * job.tiles, grad_x_tile, &job);
+        rc = qt_parallel(qt_ceil_div(m, TILE_M) * job.tiles, grad_x_tile, &job, err);
     return rc;
 }
 
@@ -69,7 +75,7 @@ int cpu_linear_grad_w(struct qt_backend *be, float *dw, const float *dy, const f
     int rc = check_widths(m, n, k, err);
     (void)be;
     if (rc == QT_OK)
-        qt_parallel_for(qt_ceil_div(n, TILE_M) * job.tiles, grad_w_tile, &job);
+        rc = qt_parallel(qt_ceil_div(n, TILE_M) * job.tiles, grad_w_tile, &job, err);
     return rc;
 }
 

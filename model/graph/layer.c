@@ -11,10 +11,12 @@
 static int load_tensor(float **out, const char *name, size_t count, float *staging,
                        const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
 {
-    int rc = QT_OK;
+    int rc;
+    QT_TRY(qt_stop_check(err));
     if (!*out)
         QT_TRY(qt_backend_floats(out, be, count, 1, err));
     QT_TRY(w->load(w->ctx, name, staging, err));
+    QT_TRY(qt_stop_check(err));
     QT_TRY(be->upload(be, *out, staging, count * sizeof **out, err));
 done:
     return rc;
@@ -280,7 +282,8 @@ int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err 
     if (l->fake_quant.input)
         QT_TRY(qt_backend_floats(&l->quantized_input, l->be, rows, widest_input(cfg), err));
     if (l->fake_quant.cache)
-        QT_TRY(qt_backend_floats(&l->exact_keys, l->be, rows, info->kv_heads * info->head_dim, err));
+        QT_TRY(
+            qt_backend_floats(&l->exact_keys, l->be, rows, info->kv_heads * info->head_dim, err));
     if (info->experts)
         QT_TRY(new_experts(l, rows, err));
     QT_TRY(make_rope(&l->rope, l, &cfg->rope, false, seqlen, err));

@@ -35,6 +35,17 @@ static void shuffle(size_t *windows, const struct qt_learner *l, size_t pass)
     }
 }
 
+/* Takes the result of the loss of a step. It has changed nothing yet, so the steps since the last
+ * evaluation are saved if it was interrupted. (A save during an evaluation would make the resumed
+ * run skip it, and one while parameters are applied would repeat the step.) */
+static int save_if_interrupted(struct qt_learner *l, int rc, struct qt_err *err)
+{
+    if (rc == QT_E_INTERRUPTED && learn_params_save(l, NULL) < 0)
+        return qt_fail(err, QT_E_RESOURCE, l->run->opt->out_dir, NULL,
+                       "could not save the learning progress");
+    return rc;
+}
+
 static int step(struct qt_learner *l, const size_t *windows, size_t first, size_t end,
                 learn_loss_fn *loss, struct qt_err *err)
 {
@@ -42,7 +53,9 @@ static int step(struct qt_learner *l, const size_t *windows, size_t first, size_
     double value;
     int rc;
     memset(l->params.grad + first, 0, (end - first) * sizeof *l->params.grad);
-    QT_TRY(loss(&value, l, windows + at, qt_min_size(l->opt.batch, l->ntrain - at), true, err));
+    QT_TRY(save_if_interrupted(
+        l, loss(&value, l, windows + at, qt_min_size(l->opt.batch, l->ntrain - at), true, err),
+        err));
     if (!isfinite(value) || qt_find_nonfinite(l->params.grad + first, end - first) < end - first)
         return qt_fail(err, QT_E_INPUT, l->source.dir, NULL,
                        "learning: loss or gradient is not finite at step %zu; try a lower lr",
@@ -128,16 +141,6 @@ static int restore_best(struct qt_learner *l, size_t first, size_t end, struct q
 
 /* ---- the loop ------------------------------------------------------------------------------- */
 
-/* Takes the result of step(). An interrupted step has changed nothing yet, so the steps since the
- * last evaluation are saved. (A save during an evaluation would make the resumed run skip it.) */
-static int save_if_interrupted(struct qt_learner *l, int rc, struct qt_err *err)
-{
-    if (rc == QT_E_INTERRUPTED && learn_params_save(l, NULL) < 0)
-        return qt_fail(err, QT_E_RESOURCE, l->run->opt->out_dir, NULL,
-                       "could not save the learning progress");
-    return rc;
-}
-
 static int train(struct qt_learner *l, size_t *windows, size_t first, size_t end,
                  learn_loss_fn *loss, struct qt_err *err)
 {
@@ -148,7 +151,7 @@ static int train(struct qt_learner *l, size_t *windows, size_t first, size_t end
     QT_TRY(learn_params_apply(l, first, end, err)); /* for a resumed run, or mode=ste */
     while (l->at.step < all_steps(l) && l->at.stale < PATIENCE) {
         shuffle(windows, l, l->at.step / per_pass);
-        QT_TRY(save_if_interrupted(l, step(l, windows, first, end, loss, err), err));
+        QT_TRY(step(l, windows, first, end, loss, err));
         if (is_due(l))
             QT_TRY(evaluate(l, first, end, loss, err));
         qt_log_progress(

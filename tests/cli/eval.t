@@ -144,3 +144,14 @@ $ (ulimit -v 190000; exec timeout 20 qtool eval "$NANO" --data "$NANO/eval.txt" 
 ? 6
 2 OpenBLAS needs 128 MB of address space
 $ (ulimit -v 900000; exec timeout 20 qtool eval "$NANO" --data "$NANO/eval.txt" --windows 1 --seqlen 64 --threads 2 -q)
+> ^perplexity
+$ for v in 300000 350000 400000 500000 700000; do for t in 1 2 4; do (ulimit -v $v; timeout 20 qtool quantize "$NANO" -o limited --scheme nf3 --data "$NANO/calib.txt" --samples 2 --seqlen 64 --threads $t -q --force >/dev/null 2>&1); echo "status $?"; done; done
+>! ^status [^06]
+> ^status 0
+> ^status 6
+
+# OpenMP would end the program if its threads had too small a stack.
+$ OMP_STACKSIZE=16k qtool eval "$NANO" --data "$NANO/eval.txt" --windows 1 --seqlen 64 -q
+? 2
+2 ^qtool eval: OMP_STACKSIZE=16k: threads need stacks of 1 MB or more
+$ OMP_STACKSIZE=' 2 m ' qtool eval "$NANO" --data "$NANO/eval.txt" --windows 1 --seqlen 64 -q

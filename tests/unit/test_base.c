@@ -474,6 +474,78 @@ static void test_parallel_errors(void **state)
     qt_threads_set(0);
 }
 
+/* A thread that starts late still gets its call, and no other thread gets two. */
+static int once(void *ctx, int thread, struct qt_err *err)
+{
+    atomic_int *calls = ctx;
+    if (thread % 2 == 0)
+        usleep(2000);
+    atomic_fetch_add(&calls[thread], 1);
+    return thread >= 3 ? qt_fail(err, QT_E_INPUT, NULL, NULL, "thread %d", thread) : QT_OK;
+}
+
+static void test_per_thread(void **state)
+{
+    (void)state;
+    for (int threads = 1; threads <= 9; threads += 2) {
+        atomic_int calls[9] = {0};
+        struct qt_err err = {0};
+        qt_threads_set(threads);
+        const int rc = qt_per_thread(once, calls, &err);
+        for (int i = 0; i < threads; i++)
+            assert_int_equal(calls[i], 1);
+        expect_error("once", rc, threads > 3 ? QT_E_INPUT : QT_OK, "thread 3", &err);
+    }
+    qt_threads_set(0);
+}
+
+static int stop_at_9(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    size_t *items = ctx;
+    (void)thread;
+    (void)err;
+    ++*items;
+    if (item == 9)
+        qt_stop_request();
+    return QT_OK;
+}
+
+static void count_item(void *ctx, size_t item)
+{
+    atomic_size_t *items = ctx;
+    (void)item;
+    atomic_fetch_add(items, 1);
+}
+
+/* After a request no item of a loop that can fail starts, and long checksums end. */
+static void test_stop(void **state)
+{
+    size_t items = 0;
+    atomic_size_t others = 0;
+    uint32_t crc;
+    struct qt_err err = {0};
+    (void)state;
+    qt_threads_set(1);
+    assert_false(qt_stop_heard());
+    expect_ok("before", qt_stop_check(&err), &err);
+    expect_error("loop", qt_parallel(100, stop_at_9, &items, &err), QT_E_INTERRUPTED, "interrupted",
+                 &err);
+    assert_int_equal(items, 10);
+    assert_true(qt_stop_heard());
+    qt_parallel_for(100, count_item, &others);
+    assert_int_equal(others, 100);
+    expect_error("crc", qt_crc32_file(&crc, "text", 4, &err), QT_E_INTERRUPTED, "interrupted",
+                 &err);
+    qt_stop_reset();
+    expect_ok("crc", qt_crc32_file(&crc, "123456789", 9, &err), &err);
+    assert_int_equal(crc, 0xcbf43926);
+    qt_stop_request();
+    assert_false(qt_stop_heard());
+    assert_true(qt_stop_requested());
+    qt_stop_reset();
+    qt_threads_set(0);
+}
+
 /* ---- files ---------------------------------------------------------------------------------- */
 
 /* A file whose size or time changed after it was mapped, even by a nanosecond. */
@@ -683,6 +755,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_threads), /* before OpenMP has started any */
+        cmocka_unit_test(test_per_thread),     cmocka_unit_test(test_stop),
         cmocka_unit_test(test_f16_all),        cmocka_unit_test(test_f16_rounding),
         cmocka_unit_test(test_bf16),           cmocka_unit_test(test_to_f32),
         cmocka_unit_test(test_find_nonfinite), cmocka_unit_test(test_many),
