@@ -47,14 +47,18 @@ int qt_map_open(struct qt_map *out, const char *path, struct qt_err *err)
     int rc = open_regular(&fd, &st, path, err);
     if (rc < 0)
         return rc;
-    out->modified = st.st_mtim;
+    *out = (struct qt_map){.device = st.st_dev,
+                           .inode = st.st_ino,
+                           .modified = st.st_mtim,
+                           .changed = st.st_ctim,
+                           .mode = st.st_mode & 0777};
     if (st.st_size) {
         size_t size = (size_t)st.st_size;
         void *p = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (p == MAP_FAILED)
             rc = io_fail(err, path, "cannot map");
         else
-            *out = (struct qt_map){p, size, st.st_mtim};
+            out->data = p, out->size = size;
     }
     close(fd);
     return rc;
@@ -67,13 +71,18 @@ void qt_map_close(struct qt_map *map)
     *map = (struct qt_map){0};
 }
 
+static bool same_time(struct timespec a, struct timespec b)
+{
+    return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
 int qt_map_check_unchanged(const struct qt_map *map, const char *path, struct qt_err *err)
 {
     struct stat st;
     if (stat(path, &st) < 0)
         return io_fail(err, path, "cannot stat");
-    if ((size_t)st.st_size == map->size && st.st_mtim.tv_sec == map->modified.tv_sec &&
-        st.st_mtim.tv_nsec == map->modified.tv_nsec)
+    if ((size_t)st.st_size == map->size && st.st_dev == map->device && st.st_ino == map->inode &&
+        same_time(st.st_mtim, map->modified) && same_time(st.st_ctim, map->changed))
         return QT_OK;
     return qt_fail(err, QT_E_INPUT, path, NULL, "changed while it was being read");
 }
@@ -221,14 +230,23 @@ int qt_path_rename(const char *from, const char *to, struct qt_err *err)
     return rename(from, to) < 0 ? io_fail(err, to, "cannot rename into place") : QT_OK;
 }
 
-int qt_file_create(int *fd, const char *path, bool keep_existing, struct qt_err *err)
+static int create(int *fd, const char *path, int flags, mode_t mode, struct qt_err *err)
 {
-    int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | (keep_existing ? 0 : O_TRUNC);
-    *fd = open(path, flags, 0666);
+    *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | flags, mode);
     if (*fd >= 0)
         return QT_OK;
     int e = errno;
     return qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot create: %s", strerror(e));
+}
+
+int qt_file_create(int *fd, const char *path, bool keep_existing, struct qt_err *err)
+{
+    return create(fd, path, keep_existing ? 0 : O_TRUNC, 0666, err);
+}
+
+int qt_file_create_new(int *fd, const char *path, unsigned mode, struct qt_err *err)
+{
+    return create(fd, path, O_EXCL, (mode_t)mode & 0666, err);
 }
 
 int qt_file_open(int *fd, const char *path, struct qt_err *err)

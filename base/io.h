@@ -14,14 +14,18 @@
 struct qt_map {
     const unsigned char *data; /* NULL when size is 0 */
     size_t size;
-    struct timespec modified; /* modification time when the file was mapped */
+    /* When the file was mapped: its identity, and the times of its last change. The second time
+     * (ctime) cannot be set back. */
+    uint64_t device, inode;
+    struct timespec modified, changed;
+    unsigned mode; /* permissions */
 };
 
 /* Maps a regular file read-only. Rejects directories, devices and pipes (QT_E_INPUT). */
 int qt_map_open(struct qt_map *out, const char *path, struct qt_err *err);
 void qt_map_close(struct qt_map *map);
-/* Fails with QT_E_INPUT if the size or modification time of the file at `path` has changed since it
- * was mapped: data read from the mapping may mix old and new contents. */
+/* Fails with QT_E_INPUT if the file at `path` is another one than was mapped, or has changed since:
+ * data read from the mapping may mix old and new contents. */
 int qt_map_check_unchanged(const struct qt_map *map, const char *path, struct qt_err *err);
 /* Lets the kernel evict the pages of [data, data + size) from memory; data stays valid. */
 void qt_map_drop(const struct qt_map *map, const void *data, size_t size);
@@ -56,6 +60,8 @@ int qt_path_rename(const char *from, const char *to, struct qt_err *err);
 /* Creates a file for reading and writing, truncated unless keep_existing. Writers use file
  * descriptors because data goes to planned offsets. */
 int qt_file_create(int *fd, const char *path, bool keep_existing, struct qt_err *err);
+/* Creates a file that does not exist yet, with at most these permissions. */
+int qt_file_create_new(int *fd, const char *path, unsigned mode, struct qt_err *err);
 /* Opens a file of the output for reading and writing; QT_E_RESOURCE if it cannot be opened. */
 int qt_file_open(int *fd, const char *path, struct qt_err *err);
 int qt_file_write_at(int fd, const char *path, const void *data, size_t size, uint64_t offset,

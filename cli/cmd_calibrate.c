@@ -3,6 +3,7 @@
 
 #include <stddef.h>
 #include <string.h>
+#include <sys/stat.h>
 
 struct calibrate_options {
     struct common_options common;
@@ -57,6 +58,18 @@ static int check_arguments(const struct calibrate_options *o, const char *const 
     return QT_OK;
 }
 
+/* With --force the merged file must not replace one of its sources: what it adds could not be told
+ * from what was there. */
+static int check_merged(const char *out, const char *const *args, struct qt_err *err)
+{
+    struct stat to, from;
+    for (size_t i = 0; stat(out, &to) == 0 && args[i]; i++)
+        if (stat(args[i], &from) == 0 && from.st_dev == to.st_dev && from.st_ino == to.st_ino)
+            return qt_fail(err, QT_E_USAGE, args[i], NULL,
+                           "would be deleted: it is %s, which would be replaced", out);
+    return QT_OK;
+}
+
 static int calibrate(struct cli *cli, const struct calibrate_options *o, const char *path,
                      struct qt_err *err)
 {
@@ -86,6 +99,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(check_arguments(o, args, err));
     while (args[n])
         n++;
+    if (o->merge)
+        QT_TRY(check_merged(o->out, args, err));
     QT_TRY(o->merge ? qt_calibrate_merge(o->out, args, n, &opt, err)
                     : calibrate(cli, o, args[0], err));
     QT_TRY(print_result(cli, o->out, err));

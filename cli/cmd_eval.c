@@ -143,11 +143,25 @@ done:
     return rc;
 }
 
-/* Checks the CRCs of a container: damaged weights would give plausible figures. */
-static int open_whole(struct source *out, const char *path, struct qt_err *err)
+/* Checks the CRCs of a container's weights and the checksums of its other files: damaged ones would
+ * give plausible figures. */
+static int open_whole(struct source *out, const char *path, struct cli *cli, struct qt_err *err)
 {
-    int rc = source_open(out, path, err);
-    return rc == QT_OK && out->container ? qt_container_check_crcs(out->container, err) : rc;
+    char *sums = NULL;
+    int rc;
+    QT_TRY(source_open(out, path, err));
+    if (!out->container)
+        goto done;
+    QT_TRY(qt_path_join(&sums, path, QT_CHECKSUMS_NAME, err));
+    if (qt_path_exists(sums))
+        QT_TRY(qt_checksums_check_small(path, err));
+    else
+        qt_log_message(&cli->log, QT_LOG_WARNING,
+                       "%s is missing: the manifest and side files cannot be checked", sums);
+    QT_TRY(qt_container_check_crcs(out->container, err));
+done:
+    qt_free(sums);
+    return rc;
 }
 
 static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
@@ -160,9 +174,9 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     int rc;
     QT_TRY(check_gate(o->gate, o->ref != NULL, err));
     QT_TRY(kv_options_keys(&keys, &o->kv, err));
-    QT_TRY(open_whole(&model, args[0], err));
+    QT_TRY(open_whole(&model, args[0], cli, err));
     if (o->ref)
-        QT_TRY(open_whole(&ref, o->ref, err));
+        QT_TRY(open_whole(&ref, o->ref, cli, err));
     QT_TRY(evaluate(&report, cli, o, &model, &ref, err));
     size_t n = make_figures(figures, &report);
     if (cli->doc)

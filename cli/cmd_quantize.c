@@ -157,7 +157,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     const struct quantize_options *o = options;
     struct qt_quantize_report report = {0};
     struct qt_ckpt *ckpt = NULL;
-    struct rules rules;
+    struct rules rules = {0};
     struct calibration calibration = {0};
     struct qt_learn_options learn;
     enum qt_kv_keys kv;
@@ -177,6 +177,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         .plan = {.scheme = o->scheme, .rules = rules.rule, .nrules = rules.count, .kv = kv},
         .learn = o->learn || o->tune_norms ? &learn : NULL,
         .out_dir = o->out,
+        .inputs = o->calibration.file ? &o->calibration.file : o->calibration.data.items,
+        .ninputs = o->calibration.file ? 1 : o->calibration.data.count,
         .force = o->force,
         .resume = o->resume,
         .strict = o->strict,

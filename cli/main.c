@@ -92,7 +92,7 @@ void process_end(enum qt_status status, const char *message, const char *more)
                                   "    \"status\": \"");
         write_text(STDOUT_FILENO, doc_status(status));
         write_text(STDOUT_FILENO, "\",\n    \"exit_code\": ");
-        write_text(STDOUT_FILENO, digits);
+        write_text(STDOUT_FILENO, digits + (code < 10));
         write_text(STDOUT_FILENO, ",\n    \"file\": null,\n    \"tensor\": null,\n"
                                   "    \"message\": \"");
         write_text(STDOUT_FILENO, message);

@@ -119,6 +119,8 @@ enum qt_kind {
 /* Finds the kind from magic numbers and the first bytes. `data` is the start of the file; some
  * kinds are found only if it is the whole file. */
 enum qt_kind qt_file_kind(const void *data, size_t size);
+/* True if all of the data is UTF-8 text without control characters other than space. */
+bool qt_is_text(const void *data, size_t size);
 /* "a Git LFS pointer" */
 const char *qt_kind_name(enum qt_kind kind);
 /* What the user can do with such a file: "fetch the file with 'git lfs pull'"; or NULL. */
@@ -256,6 +258,8 @@ bool qt_container_unfinished(const char *path);
 /* Checks DIR/SHA256SUMS. QT_E_INPUT if the list or a listed file is missing, if a file differs from
  * its checksum, or if a manifest, safetensors file, index or side file is not listed. */
 int qt_checksums_check(const char *dir, struct qt_err *err);
+/* The same, but of the weight files only the names: their data has CRCs in the manifest. */
+int qt_checksums_check_small(const char *dir, struct qt_err *err);
 /*
  * Opens a container and checks its structure: the manifest is well-formed and of a known version,
  * every section exists with the declared dtype and shape, and the manifest lists every tensor.
@@ -290,6 +294,10 @@ struct qt_writer_options {
     bool force;  /* replace DIR, which must be a container or empty, by the rename at the end */
     bool resume; /* continue DIR.partial if it exists */
     uint64_t max_shard_bytes; /* 0 = 4 GiB; a tensor is never split */
+    /* Files that the caller reads, borrowed until qt_writer_close. QT_E_USAGE if one is in a
+     * directory that would be replaced, whatever links lead there. */
+    const char *const *sources;
+    size_t nsources;
 };
 /*
  * identity: everything that determines the output bytes (options, source fingerprint). tensors:
@@ -329,8 +337,13 @@ int qt_writer_save(struct qt_writer *w, enum qt_progress kind, const void *data,
                    struct qt_err *err);
 int qt_writer_load(void *data, size_t *size, const struct qt_writer *w, enum qt_progress kind,
                    struct qt_err *err);
-/* Copies a side file (config.json, tokenizer.json) under its own name. Side files are not in the
- * journal: every run must copy them, resumed or not. */
+/* Finds the side file `name` of a checkpoint's directory. *path = NULL if it is not to be copied:
+ * it is absent (*why = NULL), or *why is the reason. What is not a file is not copied, and neither
+ * is a link that leads out of the directory to a file that is not text. The caller frees *path. */
+int qt_side_file_find(char **path, const char **why, const char *dir, const char *name,
+                      struct qt_err *err);
+/* Copies a side file (config.json, tokenizer.json) under its own name, with its permissions or
+ * fewer. Side files are not in the journal: every run must copy them, resumed or not. */
 int qt_writer_copy_file(struct qt_writer *w, const char *path, struct qt_err *err);
 /* Adds a JSON side file that may differ from run to run: SHA256SUMS does not list it. */
 int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *value,

@@ -252,8 +252,9 @@ static size_t character(const unsigned char *p, size_t size)
     return n;
 }
 
-static bool is_text(const unsigned char *p, size_t size)
+bool qt_is_text(const void *data, size_t size)
 {
+    const unsigned char *p = data;
     for (size_t at = 0, n; at < size; at += n)
         if ((n = character(p + at, size - at)) == 0)
             return false;
@@ -263,7 +264,7 @@ static bool is_text(const unsigned char *p, size_t size)
 static enum qt_kind text_kind(const unsigned char *p, size_t size)
 {
     size = qt_min_size(size, TEXT_HEAD);
-    if (!is_text(p, size))
+    if (!qt_is_text(p, size))
         return QT_KIND_UNKNOWN;
     if (size >= 3 && memcmp(p, "\xef\xbb\xbf", 3) == 0) {
         p += 3;

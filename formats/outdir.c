@@ -121,6 +121,44 @@ static int check_ours(bool *empty, bool *container, const char *path, const char
     return rc;
 }
 
+static bool same_file(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+/* QT_E_USAGE if the entry `name` of a directory is a source, or a link to one. */
+static int check_no_source_entry(const struct qt_outdir *o, DIR *dir, const char *path,
+                                 const char *name, struct qt_err *err)
+{
+    struct stat entry, target, source;
+    if (fstatat(dirfd(dir), name, &entry, AT_SYMLINK_NOFOLLOW) < 0)
+        return QT_OK;
+    if (fstatat(dirfd(dir), name, &target, 0) < 0)
+        target = entry;
+    for (size_t i = 0; i < o->opt->nsources; i++)
+        if (stat(o->opt->sources[i], &source) == 0 &&
+            (same_file(&source, &entry) || same_file(&source, &target)))
+            return qt_fail(err, QT_E_USAGE, o->opt->sources[i], NULL,
+                           "would be deleted: it is %s/%s, and %s would be replaced", path, name,
+                           path);
+    return QT_OK;
+}
+
+/* No file that the run reads may be deleted with the directory. */
+static int check_no_source(const struct qt_outdir *o, const char *path, struct qt_err *err)
+{
+    const struct dirent *item;
+    int rc = QT_OK;
+    DIR *dir = opendir(path);
+    if (!dir)
+        return io_error(err, path, "cannot open directory");
+    while (rc == QT_OK && (item = readdir(dir)) != NULL)
+        if (!is_dot(item->d_name))
+            rc = check_no_source_entry(o, dir, path, item->d_name, err);
+    closedir(dir);
+    return rc;
+}
+
 /* DIR.old must be absent or left by an interrupted --force (*exists). */
 static int check_old(bool *exists, const struct qt_outdir *o, struct qt_err *err)
 {
@@ -136,7 +174,7 @@ static int check_old(bool *exists, const struct qt_outdir *o, struct qt_err *err
                        "the new one is complete",
                        qt_base_name(o->dir));
     *exists = true;
-    return QT_OK;
+    return check_no_source(o, o->old, err);
 }
 
 /* st_dev does not suffice: a bind mount keeps it, and a subvolume, which can be renamed, does
@@ -162,21 +200,24 @@ static int check_target(bool *exists, const struct qt_outdir *o, struct qt_err *
     if (is_mounted(o->dir))
         return qt_fail(err, QT_E_USAGE, o->dir, NULL,
                        "is a mount point, which cannot be replaced: give a directory in it");
-    if (!o->force)
+    if (!o->opt->force)
         return qt_fail(err, QT_E_USAGE, o->dir, NULL, "exists already; --force replaces it");
     int rc = check_old(&old_exists, o, err);
     if (rc == QT_OK)
         rc = check_ours(&empty, &container, o->dir, QT_MANIFEST_NAME, err);
+    if (rc == QT_OK)
+        rc = check_no_source(o, o->dir, err);
     /* Check now, before the work, that the old container can be emptied later. */
     if (rc == QT_OK && access(o->dir, W_OK | X_OK) < 0)
         rc = io_error(err, o->dir, "cannot be replaced");
     return rc;
 }
 
-int qt_outdir_open(struct qt_outdir *o, const char *dir, bool force, struct qt_err *err)
+int qt_outdir_open(struct qt_outdir *o, const char *dir, const struct qt_writer_options *opt,
+                   struct qt_err *err)
 {
     bool exists;
-    *o = (struct qt_outdir){.force = force, .lock_fd = -1};
+    *o = (struct qt_outdir){.opt = opt, .lock_fd = -1};
     int rc = set_paths(o, dir, err);
     /* The final rename needs access to the parent. If DIR.partial exists already, nothing before
      * the rename would fail without it. */
@@ -229,6 +270,8 @@ int qt_outdir_take(struct qt_outdir *o, struct qt_err *err)
         rc = qt_fail(err, QT_E_RESOURCE, o->partial, NULL, "in use by another process");
     else
         rc = check_ours(&o->empty, &o->finished, o->partial, QT_JOURNAL_NAME, err);
+    if (rc == QT_OK)
+        rc = check_no_source(o, o->partial, err);
 done:
     if (rc < 0)
         unlock(o);
@@ -315,7 +358,7 @@ int qt_outdir_publish(struct qt_outdir *o, struct qt_err *err)
     }
     unlock(o);
     QT_TRY(qt_dir_sync(o->parent, err));
-    if (o->force)
+    if (o->opt->force)
         QT_TRY(remove_old(o, err));
 done:
     return rc;

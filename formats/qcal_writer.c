@@ -132,19 +132,60 @@ static int check_target(const char *path, bool force, struct qt_err *err)
                  : qt_fail(err, QT_E_USAGE, path, NULL, "exists already; --force replaces it");
 }
 
-/* Truncates PATH.partial only after locking it: another process may be writing it. That process may
- * also have renamed the file between open and lock. */
+/* First bytes of PATH.partial until it is complete. They are not those of a safetensors file. */
+static const char mark[] = "qtool is writing a calibration file\n";
+
+/* True if the file was left by a killed run: no other file may be overwritten, nor a complete one
+ * that its run could not rename. */
+static bool is_ours(int fd, const struct stat *st)
+{
+    char start[sizeof mark - 1];
+    return S_ISREG(st->st_mode) && st->st_nlink == 1 &&
+           (st->st_size == 0 || (pread(fd, start, sizeof start, 0) == (ssize_t)sizeof start &&
+                                 memcmp(start, mark, sizeof start) == 0));
+}
+
+static int not_ours(const struct qt_qcal_writer *w, struct qt_err *err)
+{
+    return qt_fail(
+        err, QT_E_USAGE, w->partial, NULL,
+        "not replaced: it is not the unfinished file of an earlier run; rename or remove "
+        "it");
+}
+
+/* Opens PATH.partial: a new file, or that of a killed run. */
+static int create_partial(struct qt_qcal_writer *w, struct qt_err *err)
+{
+    struct qt_err why = {0};
+    int rc = qt_file_create_new(&w->fd, w->partial, 0666, &why);
+    if (rc == QT_OK)
+        return rc;
+    if (errno != EEXIST)
+        return qt_fail(err, rc, w->partial, NULL, "%s", why.reason);
+    rc = qt_file_open(&w->fd, w->partial, err);
+    return rc < 0 && errno == ELOOP ? not_ours(w, err) : rc;
+}
+
+/* Checks and truncates PATH.partial only after locking it: another process may be writing it. That
+ * process may also have renamed the file between open and lock. */
 static int open_partial(struct qt_qcal_writer *w, struct qt_err *err)
 {
     struct stat mine, now;
     int rc;
-    QT_TRY(qt_file_create(&w->fd, w->partial, true, err));
+    QT_TRY(create_partial(w, err));
     QT_TRY(qt_outdir_lock(w->fd, w->partial, err));
     if (fstat(w->fd, &mine) < 0 || lstat(w->partial, &now) < 0 || mine.st_ino != now.st_ino ||
         mine.st_dev != now.st_dev)
         rc = qt_fail(err, QT_E_RESOURCE, w->partial, NULL, "in use by another process");
+    else if (!is_ours(w->fd, &mine))
+        rc = not_ours(w, err);
     else if (ftruncate(w->fd, 0) < 0)
         rc = qt_fail(err, QT_E_RESOURCE, w->partial, NULL, "cannot truncate");
+    if (rc == QT_OK) {
+        rc = qt_file_write_at(w->fd, w->partial, mark, sizeof mark - 1, 0, err);
+        if (rc < 0)
+            unlink(w->partial);
+    }
 done:
     if (rc < 0 && w->fd >= 0) { /* another process owns the file: do not remove it */
         close(w->fd);

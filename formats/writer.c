@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -27,6 +28,7 @@ struct place {
 };
 
 struct qt_writer {
+    struct qt_writer_options opt;
     struct qt_outdir out;
     struct qt_journal journal;
     json_t *unlisted; /* names of files that SHA256SUMS does not list */
@@ -293,12 +295,13 @@ int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tens
     if (rc < 0)
         return rc;
     w->journal.fd = -1;
+    w->opt = *opt;
     w->unlisted = json_pack("{s:b, s:b}", QT_JOURNAL_NAME, true, QT_CHECKSUMS_NAME, true);
     if (!w->unlisted) {
         qt_free(w);
         return qt_fail(err, QT_E_RESOURCE, dir, NULL, "out of memory");
     }
-    QT_TRY(qt_outdir_open(&w->out, dir, opt->force, err));
+    QT_TRY(qt_outdir_open(&w->out, dir, &w->opt, err));
     QT_TRY(plan(w, tensors, n, opt->max_shard_bytes, err));
     QT_TRY(plan_digest(&digest, w, err));
     QT_TRY(qt_outdir_take(&w->out, err));
@@ -487,17 +490,61 @@ static int check_side_name(const struct qt_writer *w, const char *name, struct q
     return QT_OK;
 }
 
+/* True if the path leads out of the directory. */
+static bool leads_out(const char *path, const char *dir)
+{
+    char *to = realpath(path, NULL), *from = realpath(dir, NULL);
+    const size_t n = from ? strlen(from) : 0;
+    const bool out = !to || !from || strncmp(to, from, n) != 0 || (n > 1 && to[n] != '/');
+    free(to);
+    free(from);
+    return out;
+}
+
+int qt_side_file_find(char **path, const char **why, const char *dir, const char *name,
+                      struct qt_err *err)
+{
+    struct qt_map map = {0};
+    *why = NULL;
+    int rc = qt_path_join(path, dir, name, err);
+    if (rc < 0)
+        return rc;
+    if (!qt_path_exists(*path))
+        goto leave;
+    if (qt_path_is_no_file(*path)) {
+        *why = "is not a file";
+        goto leave;
+    }
+    /* The tokenizer of SentencePiece is binary, and caches of checkpoints consist of links. */
+    if (!leads_out(*path, dir) || strcmp(name, "tokenizer.model") == 0)
+        return QT_OK;
+    rc = qt_map_open(&map, *path, err);
+    if (rc == QT_OK && !qt_is_text(map.data, map.size))
+        *why = "is a link out of the checkpoint, to a file that is not text";
+    qt_map_close(&map);
+    if (rc == QT_OK && !*why)
+        return QT_OK;
+leave:
+    qt_free(*path);
+    *path = NULL;
+    return rc;
+}
+
 int qt_writer_copy_file(struct qt_writer *w, const char *path, struct qt_err *err)
 {
     const char *name = qt_base_name(path);
     struct qt_map map = {0};
     char *copy = NULL;
-    int rc;
+    int fd = -1, rc;
     QT_TRY(check_side_name(w, name, err));
     QT_TRY(qt_map_open(&map, path, err));
     QT_TRY(qt_path_join(&copy, w->out.partial, name, err));
-    QT_TRY(qt_file_write(copy, map.data, map.size, err));
+    QT_TRY(qt_file_create_new(&fd, copy, map.mode, err));
+    QT_TRY(qt_file_write_at(fd, copy, map.data, map.size, 0, err));
+    QT_TRY(qt_file_finish(&fd, copy, err));
 done:
+    if (fd >= 0)
+        close(fd);
     qt_free(copy);
     qt_map_close(&map);
     return rc;

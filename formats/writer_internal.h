@@ -16,17 +16,18 @@
 
 struct qt_outdir {
     char *dir, *parent, *partial, *old;
-    char *mark; /* path of a file in DIR that says that DIR is being replaced */
-    bool force;
+    char *mark;    /* path of a file in DIR that says that DIR is being replaced */
     bool empty;    /* DIR.partial had no content, or an empty journal, when it was locked */
     bool finished; /* DIR.partial was a complete container: of a run that was killed before the last
                       step, or made by the user */
     int lock_fd;   /* locked DIR.partial, or -1 */
+    const struct qt_writer_options *opt;
 };
 
 /* Checks `dir` without creating anything; QT_E_USAGE if it exists and may not be replaced. The
  * caller closes *o, after a failure as well. */
-int qt_outdir_open(struct qt_outdir *o, const char *dir, bool force, struct qt_err *err);
+int qt_outdir_open(struct qt_outdir *o, const char *dir, const struct qt_writer_options *opt,
+                   struct qt_err *err);
 void qt_outdir_close(struct qt_outdir *o);
 /* Creates DIR.partial if necessary and locks it. QT_E_USAGE if its content is not qtool's. */
 int qt_outdir_take(struct qt_outdir *o, struct qt_err *err);

@@ -429,6 +429,8 @@ struct qt_quantize_options {
     const struct qt_learn_options *learn;     /* NULL: the defaults; else at least one tensor must
                                                * learn */
     const char *out_dir;
+    const char *const *inputs; /* further files that the caller reads: data, calibration file */
+    size_t ninputs;
     bool force, resume;
     bool strict; /* fallbacks are errors */
     const struct qt_log *log;

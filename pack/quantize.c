@@ -216,20 +216,68 @@ static int check_data(const struct qt_run *run, struct qt_err *err)
 
 static int copy_side_files(struct qt_run *run, struct qt_err *err)
 {
-    const char *name;
-    for (size_t i = 0; (name = qt_side_file(i)) != NULL; i++) {
+    const char *name, *dir = qt_ckpt_dir(run->ckpt), *why;
+    int rc = QT_OK;
+    for (size_t i = 0; rc == QT_OK && (name = qt_side_file(i)) != NULL; i++) {
         char *path;
-        int rc = qt_path_join(&path, qt_ckpt_dir(run->ckpt), name, err);
-        const bool exists = rc == QT_OK && qt_path_exists(path);
-        if (exists && qt_path_is_no_file(path))
-            qt_log_message(run->opt->log, QT_LOG_WARNING, "%s is not a file: not copied", path);
-        else if (exists)
+        rc = qt_side_file_find(&path, &why, dir, name, err);
+        if (rc == QT_OK && why)
+            qt_log_message(run->opt->log, QT_LOG_WARNING, "%s/%s %s: not copied", dir, name, why);
+        if (path)
             rc = qt_writer_copy_file(run->writer, path, err);
         qt_free(path);
-        if (rc < 0)
-            return rc;
     }
-    return QT_OK;
+    return rc;
+}
+
+/* ---- sources -------------------------------------------------------------------------------- */
+
+/* Paths of all files that the run reads. */
+struct sources {
+    const char **paths;
+    char **owned; /* those of side files and indices */
+    size_t count, nowned;
+};
+
+static void sources_free(struct sources *s)
+{
+    for (size_t i = 0; i < s->nowned; i++)
+        qt_free(s->owned[i]);
+    qt_free(s->owned);
+    qt_free(s->paths);
+}
+
+static int sources_add(struct sources *s, const char *dir, const char *name, struct qt_err *err)
+{
+    int rc = qt_path_join(&s->owned[s->nowned], dir, name, err);
+    if (rc == QT_OK)
+        s->paths[s->count++] = s->owned[s->nowned++];
+    return rc;
+}
+
+static int sources_list(struct sources *s, const struct qt_run *run, struct qt_err *err)
+{
+    static const char *const indices[] = {QT_INDEX_NAME, "pytorch_model.bin.index.json"};
+    enum { INDICES = sizeof indices / sizeof *indices };
+    const char *dir = qt_ckpt_dir(run->ckpt), *name;
+    const size_t files = qt_ckpt_file_count(run->ckpt);
+    size_t sides = 0, size;
+    int rc;
+    while (qt_side_file(sides))
+        sides++;
+    QT_TRY(qt_array_new(&s->owned, sides + INDICES, sizeof *s->owned, err));
+    QT_TRY(qt_array_new(&s->paths, files + sides + INDICES + run->opt->ninputs, sizeof *s->paths,
+                        err));
+    for (size_t i = 0; i < files; i++)
+        s->paths[s->count++] = qt_ckpt_file(run->ckpt, i, &size);
+    for (size_t i = 0; (name = qt_side_file(i)) != NULL; i++)
+        QT_TRY(sources_add(s, dir, name, err));
+    for (size_t i = 0; i < INDICES; i++)
+        QT_TRY(sources_add(s, dir, indices[i], err));
+    for (size_t i = 0; i < run->opt->ninputs; i++)
+        s->paths[s->count++] = run->opt->inputs[i];
+done:
+    return rc;
 }
 
 /* Entries in source order, whatever order the items were made in. */
@@ -295,6 +343,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
 {
     struct qt_run run = {.ckpt = ckpt, .opt = opt};
     struct qt_writer_options wopt = {.force = opt->force, .resume = opt->resume};
+    struct sources sources = {0};
     struct qt_learner *learner = NULL;
     json_t *identity = NULL, *manifest = NULL;
     double start = qt_clock();
@@ -320,6 +369,9 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
         QT_TRY(report_new(out, &run, start, err));
         goto done;
     }
+    QT_TRY(sources_list(&sources, &run, err));
+    wopt.sources = sources.paths;
+    wopt.nsources = sources.count;
     QT_TRY(
         qt_writer_open(&run.writer, opt->out_dir, run.stored, run.nstored, identity, &wopt, err));
     QT_TRY(qt_run_check_records(&run, err));
@@ -354,5 +406,6 @@ done:
     json_decref(manifest);
     qt_learn_close(learner);
     run_close(&run);
+    sources_free(&sources);
     return rc;
 }

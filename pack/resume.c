@@ -86,12 +86,12 @@ static int same_bytes(bool *same, const char *a, const char *b, struct qt_err *e
 static int check_side_file(const struct qt_run *run, const char *name, struct qt_err *err)
 {
     char *from = NULL, *to = NULL;
+    const char *why;
     int rc;
-    QT_TRY(qt_path_join(&from, qt_ckpt_dir(run->ckpt), name, err));
+    QT_TRY(qt_side_file_find(&from, &why, qt_ckpt_dir(run->ckpt), name, err));
     QT_TRY(qt_path_join(&to, run->opt->out_dir, name, err));
-    bool wanted = qt_path_exists(from) && !qt_path_is_no_file(from);
-    bool same = !wanted && !qt_path_exists(to);
-    if (wanted && qt_path_exists(to))
+    bool same = !from && !qt_path_exists(to);
+    if (from && qt_path_exists(to))
         QT_TRY(same_bytes(&same, from, to, err));
     if (!same)
         rc = qt_fail(err, QT_E_RESUME, to, NULL,
@@ -153,6 +153,7 @@ int qt_run_reuse(bool *reused, struct qt_run *run, const json_t *identity, struc
     QT_TRY(check_stored(run, qt_container_ckpt(c), err));
     for (size_t i = 0; (name = qt_side_file(i)) != NULL; i++)
         QT_TRY(check_side_file(run, name, err));
+    QT_TRY(qt_checksums_check_small(run->opt->out_dir, err));
     QT_TRY(take_entries(run, manifest, err));
     *reused = true;
 done:

@@ -468,7 +468,7 @@ $ sed 's/"kv": {/"lv": {/' good.json >k/qtool.json && ! cmp -s good.json k/qtool
 $ sed '/"kv.layers.2.k_zero"/,/"shape"/s/"F32"/"F16"/' good.json >k/qtool.json && ! cmp -s good.json k/qtool.json && qtool inspect k
 ? 3
 2 tensor kv\.layers\.2\.k_zero: dtype is F32, but the manifest says F16
-$ cp good.json k/qtool.json && qtool verify k -q && sed 's/_attention_heads": 4/_attention_heads": 2/; s/_value_heads": 2/_value_heads": 1/; s/"head_dim": 64/"head_dim": 128/' "$NANO/config.json" >k/config.json && for x in verify "eval --data $NANO/eval.txt --windows 1 --kv 4"; do qtool $x k; echo $?; done
+$ cp good.json k/qtool.json && qtool verify k -q && sed 's/_attention_heads": 4/_attention_heads": 2/; s/_value_heads": 2/_value_heads": 1/; s/"head_dim": 64/"head_dim": 128/' "$NANO/config.json" >k/config.json && (cd k && sha256sum $(ls | grep -v "SUMS\|report") >SHA256SUMS) && for x in verify "eval --data $NANO/eval.txt --windows 1 --kv 4"; do qtool $x k; echo $?; done
 > ^3$
 >! ^[01245678]
 2 k/model\.safetensors: tensor kv\.layers\.0\.k_scale: must be F32 \[1, 128\] to match the model's keys

@@ -548,7 +548,8 @@ static void test_stop(void **state)
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
-/* A file whose size or time changed after it was mapped, even by a nanosecond. */
+/* A file whose size or time changed after it was mapped, even by a nanosecond, and also if the time
+ * was set back, as the time of that change is known. */
 static void test_changed(void **state)
 {
     static const struct timespec times[] = {{1000, 5}, {1000, 6}, {1001, 5}, {1000, 5}};
@@ -563,7 +564,7 @@ static void test_changed(void **state)
         if (i == 0)
             expect_ok("map", qt_map_open(&map, path, &err), &err);
         expect_error("time", qt_map_check_unchanged(&map, path, &err),
-                     i == 0 || i == 3 ? QT_OK : QT_E_INPUT, "f: changed while it was being read",
+                     i == 0 ? QT_OK : QT_E_INPUT, "f: changed while it was being read",
                      &err);
     }
     assert_int_equal(truncate(path, 3), 0);

@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 enum { LAYERS = 2, WIDEST = 7 };
 
@@ -668,8 +669,30 @@ static void test_existing(void **state)
                  QT_E_RESOURCE, "cannot create", &err);
 
     /* The file of a killed process is replaced; that of a running process is not. */
+    char *made = strdup(fixture_path(dir, "b.qcal"));
+    char *partial = strdup(fixture_path(dir, "b.qcal.partial"));
+    path = made;
     fixture_write(dir, "b.qcal.partial", "left", 4);
-    path = fixture_path(dir, "b.qcal");
+    expect_error("theirs", qt_qcal_create(&w, path, &info, false, &err), QT_E_USAGE,
+                 "b.qcal.partial: not replaced: it is not the unfinished file", &err);
+    fixture_write(dir, "mine", "", 0);
+    unlink(partial);
+    assert_int_equal(link(fixture_path(dir, "mine"), partial), 0);
+    expect_error("hard link", qt_qcal_create(&w, path, &info, false, &err), QT_E_USAGE,
+                 "not replaced", &err);
+    unlink(partial);
+    assert_int_equal(symlink("mine", partial), 0);
+    expect_error("link", qt_qcal_create(&w, path, &info, false, &err), QT_E_USAGE, "not replaced",
+                 &err);
+    unlink(partial);
+    unlink(fixture_path(dir, "mine"));
+    const pid_t child = fork();
+    if (child == 0) { /* dies while it writes */
+        qt_qcal_create(&w, path, &info, false, &err);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    assert_true(qt_path_exists(partial));
     expect_ok("create", qt_qcal_create(&w, path, &info, false, &err), &err);
     expect_error("in use", qt_qcal_create(&second, path, &info, false, &err), QT_E_RESOURCE,
                  "in use by another process", &err);
@@ -678,6 +701,8 @@ static void test_existing(void **state)
     qt_qcal_abandon(w);
     expect_ok("read", read_all(path, &err), &err);
     expect_absent("b.qcal.partial");
+    free(made);
+    free(partial);
 }
 
 /* PATH appears during the run: it is not overwritten, and the work is not lost. */
