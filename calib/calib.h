@@ -1,7 +1,7 @@
 /*
  * calib: calibration data and statistics.
  *
- *   data.c        calibration and evaluation texts -> ids -> windows
+ *   data.c        calibration and evaluation texts -> ids -> windows (stream.c, records.c)
  *   calibrate.c   statistics of the linears' inputs -> a calibration file (.qcal)
  *   merge.c       adds calibration files
  */
@@ -22,14 +22,26 @@ struct qt_data {
     bool bos;          /* some file was text, and the tokenizer puts a BOS before every document */
 };
 
+struct qt_data_options {
+    const char *dir;           /* of the tokenizer */
+    size_t vocab, most;        /* limits of ids and of their number; 0: none */
+    bool (*interrupted)(void); /* polled; may be NULL. true: QT_E_INTERRUPTED */
+};
 /*
- * Reads n files. The extension selects the kind: token ids (.u16, .u32, .npy), .jsonl (the "text"
- * of every line is a document), or UTF-8 text (any other); .gz may follow. Text is encoded by the
- * tokenizer of `dir`, which adds its special tokens (BOS) to every document. QT_E_INPUT: a broken
- * file, or an id at or above vocab (vocab = 0: no limit). Free with qt_data_free.
+ * Reads n files. Their content selects the kind: JSON Lines or a JSON array, whose records are
+ * strings or objects with "text", each a document; a .npy array of token ids; or UTF-8 text, one
+ * document. All may be gzip files. Token ids of a .u16 or .u32 file are known by the name only. Text
+ * is encoded by the tokenizer, which adds its special tokens (BOS) to every document.
+ *
+ * With `most`, reading stops when there are enough ids: what comes after them is not checked. Of a
+ * text, a part is then read that gives 65536 more ids than are wanted, so that its end does not
+ * matter for those.
+ *
+ * QT_E_INPUT: a broken file, a file of another kind, or an id at or above vocab. Free with
+ * qt_data_free.
  */
-int qt_data_read(struct qt_data *out, const char *const *paths, size_t n, const char *dir,
-                 size_t vocab, struct qt_err *err);
+int qt_data_read(struct qt_data *out, const char *const *paths, size_t n,
+                 const struct qt_data_options *opt, struct qt_err *err);
 void qt_data_free(struct qt_data *data);
 
 /*

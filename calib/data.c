@@ -1,92 +1,23 @@
 /* Reads texts and token ids for calibration and evaluation, and selects windows. */
-#include "calib/calib.h"
+#include "calib/data.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-#include <zlib.h>
 
-static const size_t MAX_TEXT = (size_t)1 << 32;
+/* ---- ids ------------------------------------------------------------------------------------ */
 
-/* ---- .gz ------------------------------------------------------------------------------------ */
+struct reader {
+    struct qt_data *data;
+    size_t capacity;
+    const struct qt_data_options *opt;
+    struct qt_tokenizer *tok; /* opened for the first text */
+    const char *path;         /* of the current file */
+};
 
-/*
- * Inflates a sequence of gzip members and refuses anything else. zlib's gzread would accept files
- * that are not compressed and ignore data after the last member. inflate has 32-bit counters, so
- * the input is passed in pieces.
- */
-static int inflate_members(int fd, const struct qt_map *map, const char *path, struct qt_err *err)
+static int append_ids(struct reader *r, const uint32_t *ids, size_t count, struct qt_err *err)
 {
-    enum { GZIP = 16, PIECE = 1 << 30 };
-    unsigned char buf[1 << 16];
-    size_t in = map->size, at = 0;
-    z_stream z = {.next_in = (Bytef *)(uintptr_t)map->data, /* zlib only reads it */
-                  .zalloc = qt_zlib_alloc,
-                  .zfree = qt_zlib_free};
-    int status = inflateInit2(&z, GZIP + MAX_WBITS), rc = QT_OK;
-    while (status == Z_OK && rc == QT_OK) {
-        const uInt give = (uInt)qt_min_size(in, PIECE);
-        z.avail_in = give;
-        z.next_out = buf;
-        z.avail_out = sizeof buf;
-        status = inflate(&z, Z_NO_FLUSH);
-        const size_t n = sizeof buf - z.avail_out;
-        in -= give - z.avail_in;
-        rc = n > MAX_TEXT - at
-                 ? qt_fail(err, QT_E_INPUT, path, NULL, "unpacks to more than %zu bytes", MAX_TEXT)
-                 : qt_file_write_at(fd, "a temporary file (in TMPDIR)", buf, n, at, err);
-        at += n;
-        if (status == Z_STREAM_END && in)
-            status = inflateReset(&z);
-    }
-    inflateEnd(&z);
-    if (rc < 0 || status == Z_STREAM_END)
-        return rc;
-    return status == Z_MEM_ERROR
-               ? qt_fail(err, QT_E_RESOURCE, path, NULL, "out of memory while inflating")
-               : qt_fail(err, QT_E_INPUT, path, NULL, "gzip: %s", z.msg ? z.msg : "ends too early");
-}
-
-/* Opens an unlinked temporary file, which disappears however the process ends. */
-static int open_temporary(int *fd, struct qt_err *err)
-{
-    const char *dir = getenv("TMPDIR");
-    char *path;
-    int rc = qt_string_format(&path, err, "%s/qtoolXXXXXX", dir && *dir ? dir : "/tmp");
-    if (rc < 0)
-        return rc;
-    *fd = mkostemp(path, O_CLOEXEC);
-    if (*fd < 0)
-        rc = qt_fail(err, QT_E_RESOURCE, path, NULL, "cannot create a temporary file: %s",
-                     strerror(errno));
-    else
-        unlink(path);
-    qt_free(path);
-    return rc;
-}
-
-/* Decompresses `path` into a temporary file, *fd. */
-static int gunzip(int *fd, const char *path, struct qt_err *err)
-{
-    struct qt_map map;
-    int rc;
-    QT_TRY(qt_map_open(&map, path, err));
-    QT_TRY(open_temporary(fd, err));
-    QT_TRY(inflate_members(*fd, &map, path, err));
-done:
-    qt_map_close(&map);
-    return rc;
-}
-
-/* ---- one file ------------------------------------------------------------------------------- */
-
-static int append_ids(struct qt_data *data, size_t *capacity, const uint32_t *ids, size_t count,
-                      struct qt_err *err)
-{
-    int rc = qt_array_grow(&data->ids, capacity, data->count + count, sizeof *ids, err);
+    struct qt_data *data = r->data;
+    int rc = qt_array_grow(&data->ids, &r->capacity, data->count + count, sizeof *ids, err);
     if (rc < 0)
         return rc;
     if (count)
@@ -95,122 +26,261 @@ static int append_ids(struct qt_data *data, size_t *capacity, const uint32_t *id
     return QT_OK;
 }
 
-struct reader {
-    struct qt_data *data;
-    size_t capacity, vocab;
-    const char *dir;
-    struct qt_tokenizer *tok; /* opened for the first text */
-};
-
-static int append_text(struct reader *r, const char *text, size_t size, const char *path,
-                       struct qt_err *err)
+/* The number of ids that are still wanted; 0: no limit. */
+static size_t wanted(const struct reader *r)
 {
+    return r->opt->most ? r->opt->most - r->data->count : 0;
+}
+
+static bool enough(const struct reader *r)
+{
+    return r->opt->most && r->data->count >= r->opt->most;
+}
+
+/* ---- texts ---------------------------------------------------------------------------------- */
+
+static int encode(uint32_t **ids, size_t *count, struct reader *r, const char *text, size_t size,
+                  size_t most, struct qt_err *err)
+{
+    const struct qt_encode_options opt = {
+        .special = true, .most = most, .interrupted = r->opt->interrupted};
+    int rc = QT_OK;
+    *ids = NULL;
+    if (!r->tok)
+        QT_TRY(qt_tokenizer_open(&r->tok, r->opt->dir, err));
+    r->data->bos = qt_tokenizer_adds_bos(r->tok);
+    rc = qt_tokenizer_encode_most(ids, count, r->tok, text, size, &opt, err);
+    if (rc < 0 && err && !err->file[0])
+        snprintf(err->file, sizeof err->file, "%s", r->path);
+done:
+    return rc;
+}
+
+static int append_encoded(struct reader *r, const uint32_t *ids, size_t count, struct qt_err *err)
+{
+    for (size_t i = 0; i < count; i++)
+        if (r->opt->vocab && ids[i] >= r->opt->vocab)
+            return qt_fail(err, QT_E_INPUT, r->path, NULL,
+                           "the tokenizer gives id %u, but the model's vocabulary has %zu ids",
+                           ids[i], r->opt->vocab);
+    return append_ids(r, ids, count, err);
+}
+
+static int read_record_text(void *ctx, bool *stop, const char *text, size_t size, size_t line,
+                            struct qt_err *err)
+{
+    struct reader *r = ctx;
     uint32_t *ids = NULL;
     size_t count;
-    int rc = QT_OK;
-    if (!r->tok)
-        QT_TRY(qt_tokenizer_open(&r->tok, r->dir, err));
-    r->data->bos = qt_tokenizer_adds_bos(r->tok);
-    rc = qt_tokenizer_encode(&ids, &count, r->tok, text, size, true, err);
-    if (rc < 0 && err && !err->file[0])
-        snprintf(err->file, sizeof err->file, "%s", path);
-    for (size_t i = 0; rc == QT_OK && i < count; i++)
-        if (r->vocab && ids[i] >= r->vocab)
-            rc = qt_fail(err, QT_E_INPUT, path, NULL,
-                         "the tokenizer gives id %u, but the model's vocabulary has %zu ids",
-                         ids[i], r->vocab);
-    if (rc == QT_OK)
-        rc = append_ids(r->data, &r->capacity, ids, count, err);
-done:
-    qt_free(ids);
-    return rc;
-}
-
-static int append_json_line(struct reader *r, const char *line, size_t size, const char *path,
-                            size_t number, struct qt_err *err)
-{
-    json_t *root = NULL;
-    const json_t *text;
     struct qt_err inner = {0};
-    int rc = qt_json_parse_data(&root, line, size, 1, "\\ufffd", path, &inner);
+    int rc = encode(&ids, &count, r, text, size, wanted(r), &inner);
     if (rc < 0)
-        return qt_fail(err, rc, path, NULL, "line %zu: %s", number, inner.reason);
-    text = json_object_get(root, "text");
-    if (json_is_string(text))
-        rc = append_text(r, json_string_value(text), json_string_length(text), path, err);
+        qt_fail(err, rc, inner.file, NULL, "line %zu: %s", line, inner.reason);
     else
-        rc = qt_fail(err, QT_E_INPUT, path, NULL, "line %zu has no string \"text\"", number);
-    json_decref(root);
-    return rc;
-}
-
-static int append_jsonl(struct reader *r, const char *text, size_t size, const char *path,
-                        struct qt_err *err)
-{
-    size_t number = 0;
-    for (size_t at = 0, len; at < size; at += len + 1) {
-        const char *end = memchr(text + at, '\n', size - at);
-        len = end ? (size_t)(end - (text + at)) : size - at;
-        number++;
-        if (strspn(text + at, " \t\r") >= len)
-            continue;
-        int rc = append_json_line(r, text + at, len, path, number, err);
-        if (rc < 0)
-            return rc;
-    }
-    return QT_OK;
-}
-
-/* name: its extension selects the kind of file. */
-static int read_file(struct reader *r, const char *path, const char *name, struct qt_err *err)
-{
-    char *text = NULL;
-    uint32_t *ids = NULL;
-    size_t size;
-    int rc;
-    if (qt_name_ends_in(name, ".u16") || qt_name_ends_in(name, ".u32") ||
-        qt_name_ends_in(name, ".npy")) {
-        QT_TRY(qt_token_ids_read_as(&ids, &size, path, name, r->vocab, err));
-        QT_TRY(append_ids(r->data, &r->capacity, ids, size, err));
-    } else {
-        QT_TRY(qt_file_read(&text, &size, path, MAX_TEXT, err));
-        const size_t mark = size >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0; /* BOM */
-        rc = qt_name_ends_in(name, ".jsonl") ? append_jsonl(r, text + mark, size - mark, path, err)
-                                             : append_text(r, text + mark, size - mark, path, err);
-    }
-done:
-    qt_free(text);
+        rc = append_encoded(r, ids, count, err);
+    *stop = enough(r);
     qt_free(ids);
     return rc;
 }
 
-static int read_gzip(struct reader *r, const char *path, struct qt_err *err)
+/*
+ * Reads a file of plain text, one document. If only the first ids are wanted, the beginning of the
+ * file is enough: as much as gives AHEAD more ids than wanted, because the end of a text can change
+ * the ids before it.
+ */
+static int read_text(struct reader *r, struct qt_stream *s, struct qt_err *err)
 {
-    char *name = NULL, *unpacked = NULL;
-    int fd = -1, rc;
-    QT_TRY(qt_string_format(&name, err, "%.*s", (int)(strlen(path) - strlen(".gz")), path));
-    QT_TRY(gunzip(&fd, path, err));
-    QT_TRY(qt_string_format(&unpacked, err, "/proc/self/fd/%d", fd));
-    rc = read_file(r, unpacked, name, err);
-    if (rc < 0 && err && strcmp(err->file, unpacked) == 0)
-        snprintf(err->file, sizeof err->file, "%s", path);
+    enum { AHEAD = 1 << 16, START = 1 << 20, BYTES_PER_ID = 8 };
+    const size_t want = wanted(r);
+    uint32_t *ids = NULL;
+    size_t count = 0, part, bytes;
+    int rc;
+    if (!want || qt_mul_overflow(&part, want, BYTES_PER_ID) || qt_add_overflow(&part, part, START))
+        part = SIZE_MAX;
+    for (;; part = qt_mul_overflow(&bytes, part, 4) ? SIZE_MAX : bytes) {
+        QT_TRY(qt_stream_fill(s, part, err));
+        const size_t size = s->ended ? s->size : s->size - qt_utf8_cut(s->data, s->size);
+        QT_TRY(
+            encode(&ids, &count, r, s->data, size, s->ended || !want ? want : want + AHEAD, err));
+        if (s->ended || count == want + AHEAD)
+            break;
+        qt_free(ids);
+        ids = NULL;
+    }
+    rc = append_encoded(r, ids, want ? qt_min_size(count, want) : count, err);
 done:
-    if (fd >= 0)
-        close(fd);
-    qt_free(unpacked);
+    qt_free(ids);
+    return rc;
+}
+
+/* ---- token ids ------------------------------------------------------------------------------ */
+
+static int read_ids(struct reader *r, struct qt_stream *s, const char *name, struct qt_err *err)
+{
+    const struct qt_token_ids_options opt = {
+        .vocab = r->opt->vocab, .most = wanted(r), .interrupted = r->opt->interrupted};
+    const void *file = s->map.data;
+    size_t size = s->map.size, count, need = SIZE_MAX;
+    uint32_t *ids = NULL;
+    int rc;
+    if (s->gzip) {
+        const bool raw = qt_name_ends_in(name, ".u16") || qt_name_ends_in(name, ".u32");
+        if (raw && opt.most && qt_mul_overflow(&need, opt.most, sizeof *ids))
+            need = SIZE_MAX;
+        QT_TRY(qt_stream_fill(s, need, err));
+        file = s->data;
+        size = s->ended ? s->size : need;
+    }
+    QT_TRY(qt_token_ids_parse(&ids, &count, file, size, name, &opt, r->path, err));
+    QT_TRY(append_ids(r, ids, count, err));
+done:
+    qt_free(ids);
+    return rc;
+}
+
+/* ---- kinds of files ------------------------------------------------------------------------- */
+
+#define KINDS_OF_DATA "UTF-8 text, JSON, a .npy array, or token ids in a .u16 or .u32 file"
+
+/* True if the start of a file is UTF-8 text; U+0000 and other control characters are rare in it. */
+static bool is_text(const char *p, size_t size)
+{
+    size_t odd = 0;
+    for (size_t i = 0; i < size; i++)
+        odd += (unsigned char)p[i] < 0x20 && (!p[i] || !strchr("\t\n\v\f\r\b\x1b", p[i]));
+    return odd <= size / 8 && qt_utf8_check(p, size) == size;
+}
+
+static enum qt_kind kind_of(const char *head, size_t size)
+{
+    enum { TEXT_LEAST = 16 };
+    const enum qt_kind kind = qt_file_kind(head, size);
+    switch (kind) {
+    case QT_KIND_GGUF:
+    case QT_KIND_GGML:
+    case QT_KIND_BZIP2:
+    case QT_KIND_PARQUET:
+    case QT_KIND_ARROW:
+    case QT_KIND_IMAGE:
+    case QT_KIND_MEDIA:
+    case QT_KIND_RAR:
+        /* Only the first letters of such a file can be text. */
+        return size >= TEXT_LEAST && is_text(head, size) ? QT_KIND_TEXT : kind;
+    case QT_KIND_UNKNOWN:
+        return is_text(head, size) ? QT_KIND_TEXT : kind;
+    default:
+        return kind;
+    }
+}
+
+static int refuse_unknown(const char *head, size_t size, const char *path, struct qt_err *err)
+{
+    const size_t bad = qt_utf8_check(head, size);
+    if (bad < size)
+        return qt_fail(err, QT_E_INPUT, path, NULL,
+                       "not UTF-8 at byte %zu: a data file must be " KINDS_OF_DATA, bad);
+    return qt_fail(err, QT_E_INPUT, path, NULL,
+                   "binary data of an unknown kind: a data file must be " KINDS_OF_DATA);
+}
+
+/* Raw ids may begin with any bytes; only what cannot be an accident is refused. */
+static int check_raw_ids(const char *head, size_t size, const char *path, struct qt_err *err)
+{
+    enum { TEXT_LEAST = 16 };
+    switch (kind_of(head, size)) {
+    case QT_KIND_JSON:
+    case QT_KIND_TEXT:
+    case QT_KIND_LFS:
+    case QT_KIND_HTML:
+    case QT_KIND_XML:
+        if (size < TEXT_LEAST)
+            return QT_OK;
+        break;
+    case QT_KIND_NPY:
+    case QT_KIND_NPZ:
+    case QT_KIND_ZIP:
+    case QT_KIND_TORCH:
+    case QT_KIND_SAFETENSORS:
+    case QT_KIND_GGUF:
+    case QT_KIND_HDF5:
+    case QT_KIND_ZSTD:
+    case QT_KIND_XZ:
+    case QT_KIND_PARQUET:
+    case QT_KIND_ARROW:
+    case QT_KIND_SQLITE:
+    case QT_KIND_PDF:
+    case QT_KIND_TAR:
+    case QT_KIND_7Z:
+        break;
+    default:
+        return QT_OK;
+    }
+    return qt_kind_expect(QT_KIND_UNKNOWN, "raw token ids", head, size, path, err);
+}
+
+static bool is_json_name(const char *name)
+{
+    return qt_name_ends_in(name, ".jsonl") || qt_name_ends_in(name, ".json") ||
+           qt_name_ends_in(name, ".ndjson");
+}
+
+/* The content selects the kind of file; the ending of `name` only that of raw ids, which nothing
+ * else shows, and of JSON that does not begin as such. */
+static int read_content(struct reader *r, struct qt_stream *s, const char *name, struct qt_err *err)
+{
+    enum { HEAD = 1 << 16 };
+    const struct qt_record_sink sink = {r, read_record_text};
+    int rc;
+    QT_TRY(qt_stream_fill(s, HEAD, err));
+    size_t size = qt_min_size(s->size, HEAD);
+    if (size < s->size || !s->ended)
+        size -= qt_utf8_cut(s->data, size);
+    if (qt_name_ends_in(name, ".u16") || qt_name_ends_in(name, ".u32")) {
+        QT_TRY(check_raw_ids(s->data, size, r->path, err));
+        return read_ids(r, s, name, err);
+    }
+    const enum qt_kind kind = kind_of(s->data, size);
+    if (kind == QT_KIND_NPY || qt_name_ends_in(name, ".npy"))
+        return read_ids(r, s, name, err);
+    if (kind == QT_KIND_UNKNOWN)
+        return refuse_unknown(s->data, size, r->path, err);
+    if (kind != QT_KIND_EMPTY && kind != QT_KIND_TEXT && kind != QT_KIND_JSON)
+        return qt_kind_expect(QT_KIND_TEXT, KINDS_OF_DATA, s->data, size, r->path, err);
+    if (size >= 3 && memcmp(s->data, "\xef\xbb\xbf", 3) == 0) { /* BOM */
+        qt_stream_consume(s, 3);
+        size -= 3;
+    }
+    if (is_json_name(name) || qt_text_is_json(s->data, size))
+        return qt_records_read(s, &sink, err);
+    return read_text(r, s, err);
+done:
+    return rc;
+}
+
+static int read_file(struct reader *r, const char *path, struct qt_err *err)
+{
+    struct qt_stream s = {0};
+    char *name = NULL;
+    int rc;
+    r->path = path;
+    const size_t n = strlen(path) - (qt_name_ends_in(path, ".gz") ? strlen(".gz") : 0);
+    QT_TRY(qt_string_format(&name, err, "%.*s", (int)n, path));
+    QT_TRY(qt_stream_open(&s, path, r->opt->interrupted, err));
+    QT_TRY(read_content(r, &s, name, err));
+done:
+    qt_stream_close(&s);
     qt_free(name);
     return rc;
 }
 
-int qt_data_read(struct qt_data *out, const char *const *paths, size_t n, const char *dir,
-                 size_t vocab, struct qt_err *err)
+int qt_data_read(struct qt_data *out, const char *const *paths, size_t n,
+                 const struct qt_data_options *opt, struct qt_err *err)
 {
-    struct reader r = {.data = out, .vocab = vocab, .dir = dir};
+    struct reader r = {.data = out, .opt = opt};
     int rc = QT_OK;
     *out = (struct qt_data){.first = n ? paths[0] : NULL};
-    for (size_t i = 0; i < n && rc == QT_OK; i++)
-        rc = qt_name_ends_in(paths[i], ".gz") ? read_gzip(&r, paths[i], err)
-                                              : read_file(&r, paths[i], paths[i], err);
+    for (size_t i = 0; i < n && rc == QT_OK && !enough(&r); i++)
+        rc = read_file(&r, paths[i], err);
     qt_tokenizer_close(r.tok);
     if (rc < 0)
         qt_data_free(out);

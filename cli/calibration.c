@@ -14,7 +14,9 @@ static int read_windows(struct calibration *out, const struct calibration_option
     const struct qt_model_info *info = qt_model_info(model);
     if (seqlen == 0)
         seqlen = qt_min_size(CALIBRATION_SEQLEN, info->max_positions);
-    QT_TRY(qt_data_read(&data, o->data.items, o->data.count, w->dir, info->vocab, err));
+    const struct qt_data_options opt = {
+        .dir = w->dir, .vocab = info->vocab, .interrupted = interrupt_came};
+    QT_TRY(qt_data_read(&data, o->data.items, o->data.count, &opt, err));
     if (samples == 0) /* default; data shorter than one window is an error below */
         samples = qt_min_size(CALIBRATION_SAMPLES, data.count / seqlen ? data.count / seqlen : 1);
     QT_TRY(qt_data_windows(&out->ids, &data, samples, seqlen, o->seed, err));

@@ -204,14 +204,18 @@ struct calibration_options {
 
 enum { CALIBRATION_SAMPLES = 128, CALIBRATION_SEQLEN = 2048 };
 
+/* What --data accepts. */
+#define DATA_HELP                                                                                  \
+    "UTF-8 text; JSON Lines or a JSON array of strings or of objects with \"text\"; or token "     \
+    "ids (.npy, raw .u16 or .u32); also as gzip files"
+
 /* Option rows. member: the struct calibration_options in the command's options. */
 #define CALIBRATION_OPTS(type, member)                                                             \
     {.name = "data",                                                                               \
      .kind = OPT_LIST,                                                                             \
      .offset = offsetof(type, member.data),                                                        \
      .metavar = "FILE",                                                                            \
-     .help = "calibration data: UTF-8 text, .jsonl with \"text\", or token ids (.u16, .u32, "      \
-             ".npy); each may be compressed (.gz)"},                                               \
+     .help = "calibration data: " DATA_HELP},                                                      \
         {.name = "samples",                                                                        \
          .kind = OPT_SIZE,                                                                         \
          .offset = offsetof(type, member.samples),                                                 \

@@ -14,14 +14,19 @@ struct eval_options {
 
 /* ---- data ----------------------------------------------------------------------------------- */
 
-/* Reads the token ids of --data for the model with weights w. */
-static int read_data(struct qt_data *out, const char *path, const struct qt_weights *w,
+/* Reads the token ids of --data for the model with weights w: with --windows only the first. */
+static int read_data(struct qt_data *out, const struct eval_options *o, const struct qt_weights *w,
                      struct qt_err *err)
 {
+    const size_t seqlen = o->seqlen ? o->seqlen : QT_EVAL_SEQLEN;
+    struct qt_data_options opt = {.dir = w->dir, .interrupted = interrupt_came};
     struct qt_model *model = NULL;
     int rc;
     QT_TRY(qt_model_open(&model, w, err));
-    QT_TRY(qt_data_read(out, &path, 1, w->dir, qt_model_info(model)->vocab, err));
+    opt.vocab = qt_model_info(model)->vocab;
+    if (qt_mul_overflow(&opt.most, o->windows, seqlen))
+        opt.most = 0;
+    QT_TRY(qt_data_read(out, &o->data, 1, &opt, err));
 done:
     qt_model_close(model);
     return rc;
@@ -130,7 +135,7 @@ static int evaluate(struct qt_eval_report *out, struct cli *cli, const struct ev
         w.fake_quant.cache = qt_kv_apply;
         w.fake_quant.cache_ctx = &kv;
     }
-    QT_TRY(read_data(&data, o->data, &w, err));
+    QT_TRY(read_data(&data, o, &w, err));
     QT_TRY(backend_open(&be, o->common.device, err));
     QT_TRY(qt_eval(out, &w, o->ref ? &ref->weights : NULL, data.ids, data.count, &opt, be, err));
 done:
@@ -199,8 +204,7 @@ static const struct opt opts[] = {
      .offset = offsetof(struct eval_options, data),
      .required = true,
      .metavar = "FILE",
-     .help = "UTF-8 text, .jsonl (the \"text\" of every line), or token ids: .u16, .u32 "
-             "(little-endian) or .npy; each may be compressed (.gz)"},
+     .help = DATA_HELP},
     {.name = "ref",
      .kind = OPT_STRING,
      .offset = offsetof(struct eval_options, ref),
@@ -219,7 +223,7 @@ static const struct opt opts[] = {
      .metavar = "N",
      .min = 1,
      .max = (size_t)1 << 40,
-     .help = "use at most N windows (default: all)"},
+     .help = "use the first N windows, and read no more of FILE than they need (default: all)"},
     KV_OPTS(
         struct eval_options, kv,
         "round keys and values as each query would find them in a 4-bit KV cache; the reference "

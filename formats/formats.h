@@ -224,9 +224,15 @@ void qt_npy_close(struct qt_npy *npy);
  * (vocab 0: no check). */
 int qt_token_ids_read(uint32_t **ids, size_t *count, const char *path, size_t vocab,
                       struct qt_err *err);
-/* The same, but the ending of `name` instead of `path` determines the file type. */
-int qt_token_ids_read_as(uint32_t **ids, size_t *count, const char *path, const char *name,
-                         size_t vocab, struct qt_err *err);
+struct qt_token_ids_options {
+    size_t vocab, most; /* 0: no limit; with `most`, ids after the first `most` are not looked at */
+    bool (*interrupted)(void); /* polled; may be NULL */
+};
+/* The same for a file that is in memory: `name` ends in .u16 or .u32, or the file is a .npy file.
+ * `path` is for messages. */
+int qt_token_ids_parse(uint32_t **ids, size_t *count, const void *file, size_t size,
+                       const char *name, const struct qt_token_ids_options *opt, const char *path,
+                       struct qt_err *err);
 
 /* ---- the qtool container (docs/format.md) --------------------------------------------------- */
 

@@ -163,11 +163,10 @@ static int read_literal(struct qt_npy *npy, struct text s, const char *file, str
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
-/* *data = offset of the array data in the file. */
-static int read_header(struct qt_npy *npy, size_t *data, const char *file, struct qt_err *err)
+/* *data = offset of the array data in the file p[size]. */
+static int read_header(struct qt_npy *npy, size_t *data, const unsigned char *p, size_t size,
+                       const char *file, struct qt_err *err)
 {
-    const unsigned char *p = npy->map.data;
-    size_t size = npy->map.size;
     int rc = qt_kind_expect(QT_KIND_NPY, NULL, p, size, file, err);
     if (rc < 0)
         return rc;
@@ -194,25 +193,34 @@ static int read_header(struct qt_npy *npy, size_t *data, const char *file, struc
     return read_literal(npy, s, file, err);
 }
 
-int qt_npy_open(struct qt_npy *out, const char *path, struct qt_err *err)
+/* Reads the array in file[size]; the map of *out does not change. */
+static int parse(struct qt_npy *out, const unsigned char *file, size_t size, const char *path,
+                 struct qt_err *err)
 {
-    int rc;
     size_t start = 0;
-    *out = (struct qt_npy){0};
-    QT_TRY(qt_map_open(&out->map, path, err));
-    QT_TRY(read_header(out, &start, path, err));
+    int rc;
+    QT_TRY(read_header(out, &start, file, size, path, err));
     struct qt_tensor t = {.file = path, .dtype = out->dtype, .ndim = out->ndim};
     memcpy(t.shape, out->shape, sizeof t.shape);
     QT_TRY(qt_tensor_measure(&t, err));
-    if (t.nbytes != out->map.size - start) {
+    if (t.nbytes != size - start) {
         rc = qt_fail(err, QT_E_INPUT, path, NULL,
                      "npy shape needs %zu bytes of data, but the file has %zu%s", t.nbytes,
-                     out->map.size - start,
-                     t.nbytes > out->map.size - start ? ": the file is truncated" : "");
+                     size - start, t.nbytes > size - start ? ": the file is truncated" : "");
         goto done;
     }
     out->count = t.count;
-    out->data = out->map.data + start;
+    out->data = file + start;
+done:
+    return rc;
+}
+
+int qt_npy_open(struct qt_npy *out, const char *path, struct qt_err *err)
+{
+    int rc;
+    *out = (struct qt_npy){0};
+    QT_TRY(qt_map_open(&out->map, path, err));
+    QT_TRY(parse(out, out->map.data, out->map.size, path, err));
 done:
     if (rc < 0)
         qt_npy_close(out);
@@ -238,12 +246,15 @@ static uint64_t load_integer(const unsigned char *p, size_t size, bool is_signed
 }
 
 static int copy_ids(uint32_t *ids, const unsigned char *data, enum qt_dtype t, size_t n,
-                    size_t vocab, const char *file, struct qt_err *err)
+                    size_t vocab, bool (*interrupted)(void), const char *file, struct qt_err *err)
 {
+    enum { POLL_IDS = 1 << 20 }; /* between two looks at `interrupted` */
     const size_t size = qt_dtype_bits(t) / 8;
     const bool is_signed = t == QT_I8 || t == QT_I16 || t == QT_I32 || t == QT_I64;
     const uint64_t limit = vocab && vocab <= UINT32_MAX ? vocab : (uint64_t)UINT32_MAX + 1;
     for (size_t i = 0; i < n; i++) {
+        if (i % POLL_IDS == 0 && interrupted && interrupted())
+            return qt_fail(err, QT_E_INTERRUPTED, file, NULL, "interrupted while it was read");
         uint64_t id = load_integer(data + i * size, size, is_signed);
         if (id >= limit && is_signed && (int64_t)id < 0)
             return qt_fail(err, QT_E_INPUT, file, NULL, "token %zu is negative: %lld", i,
@@ -258,44 +269,32 @@ static int copy_ids(uint32_t *ids, const unsigned char *data, enum qt_dtype t, s
     return QT_OK;
 }
 
-/* Opens a token file as an array of one dimension; the ending of `name` determines the file
- * type. */
-static int open_ids(struct qt_npy *out, const char *path, const char *name, struct qt_err *err)
+/* Takes file[size] as an array; the ending of `name` determines the width of raw ids. */
+static int find_ids(struct qt_npy *out, const unsigned char *file, size_t size, const char *name,
+                    const char *path, struct qt_err *err)
 {
-    const char *dot = strrchr(name, '.');
-    if (dot && strcmp(dot, ".npy") == 0)
-        return qt_npy_open(out, path, err);
-    bool narrow = dot && strcmp(dot, ".u16") == 0;
-    if (!narrow && !(dot && strcmp(dot, ".u32") == 0))
-        return qt_fail(err, QT_E_INPUT, path, NULL,
-                       "the name of a token file must end in .u16, .u32 or .npy");
-    int rc = qt_map_open(&out->map, path, err);
-    if (rc < 0)
-        return rc;
+    const bool narrow = qt_name_ends_in(name, ".u16");
+    if (!narrow && !qt_name_ends_in(name, ".u32"))
+        return parse(out, file, size, path, err);
+    const size_t width = narrow ? 2 : 4;
     out->dtype = narrow ? QT_U16 : QT_U32;
     out->ndim = 1;
-    size_t size = narrow ? 2 : 4;
-    out->data = out->map.data;
-    out->count = out->shape[0] = out->map.size / size;
-    if (out->map.size % size)
+    out->data = file;
+    out->count = out->shape[0] = size / width;
+    if (size % width)
         return qt_fail(err, QT_E_INPUT, path, NULL,
-                       "file size %zu is not a multiple of the id size %zu", out->map.size, size);
+                       "file size %zu is not a multiple of the id size %zu", size, width);
     return QT_OK;
 }
 
-int qt_token_ids_read(uint32_t **ids, size_t *count, const char *path, size_t vocab,
-                      struct qt_err *err)
-{
-    return qt_token_ids_read_as(ids, count, path, path, vocab, err);
-}
-
-int qt_token_ids_read_as(uint32_t **ids, size_t *count, const char *path, const char *name,
-                         size_t vocab, struct qt_err *err)
+int qt_token_ids_parse(uint32_t **ids, size_t *count, const void *file, size_t size,
+                       const char *name, const struct qt_token_ids_options *opt, const char *path,
+                       struct qt_err *err)
 {
     int rc;
     struct qt_npy npy = {0};
     *ids = NULL;
-    QT_TRY(open_ids(&npy, path, name, err));
+    QT_TRY(find_ids(&npy, file, size, name, path, err));
     bool integer = npy.dtype == QT_U8 || npy.dtype == QT_I8 || npy.dtype == QT_U16 ||
                    npy.dtype == QT_I16 || npy.dtype == QT_U32 || npy.dtype == QT_I32 ||
                    npy.dtype == QT_U64 || npy.dtype == QT_I64;
@@ -305,14 +304,31 @@ int qt_token_ids_read_as(uint32_t **ids, size_t *count, const char *path, const 
                      qt_dtype_name(npy.dtype), npy.ndim);
         goto done;
     }
-    QT_TRY(qt_array_new(ids, npy.count, sizeof **ids, err));
-    QT_TRY(copy_ids(*ids, npy.data, npy.dtype, npy.count, vocab, path, err));
-    *count = npy.count;
+    *count = opt->most ? qt_min_size(opt->most, npy.count) : npy.count;
+    QT_TRY(qt_array_new(ids, *count, sizeof **ids, err));
+    QT_TRY(copy_ids(*ids, npy.data, npy.dtype, *count, opt->vocab, opt->interrupted, path, err));
 done:
-    qt_npy_close(&npy);
     if (rc < 0) {
         qt_free(*ids);
         *ids = NULL;
     }
+    return rc;
+}
+
+int qt_token_ids_read(uint32_t **ids, size_t *count, const char *path, size_t vocab,
+                      struct qt_err *err)
+{
+    const struct qt_token_ids_options opt = {.vocab = vocab};
+    struct qt_map map;
+    int rc;
+    *ids = NULL;
+    if (!qt_name_ends_in(path, ".u16") && !qt_name_ends_in(path, ".u32") &&
+        !qt_name_ends_in(path, ".npy"))
+        return qt_fail(err, QT_E_INPUT, path, NULL,
+                       "the name of a token file must end in .u16, .u32 or .npy");
+    rc = qt_map_open(&map, path, err);
+    if (rc == QT_OK)
+        rc = qt_token_ids_parse(ids, count, map.data, map.size, path, &opt, path, err);
+    qt_map_close(&map);
     return rc;
 }

@@ -37,6 +37,11 @@ void qt_tokenizer_close(struct qt_tokenizer *tok);
 size_t qt_tokenizer_vocab(const struct qt_tokenizer *tok);
 /* True if encoding with special = true puts a token (BOS) before the text. */
 bool qt_tokenizer_adds_bos(const struct qt_tokenizer *tok);
+/* Returns the offset of the first invalid byte of UTF-8, or size. */
+size_t qt_utf8_check(const char *s, size_t size);
+/* Returns the number of bytes at the end that are the beginning of a longer character, 0 to 3. */
+size_t qt_utf8_cut(const char *s, size_t size);
+
 struct qt_encode_options {
     bool special; /* add the BOS/EOS tokens of the post-processor */
     size_t most;  /* stop after this many ids; 0: no limit */

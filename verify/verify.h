@@ -52,6 +52,8 @@ void qt_verify_free(struct qt_verify_report *report);
 
 /* ---- eval ----------------------------------------------------------------------------------- */
 
+enum { QT_EVAL_SEQLEN = 512 }; /* default of qt_eval_options.seqlen */
+
 struct qt_eval_options {
     size_t seqlen;      /* tokens of a window; 0 = 512, or the models' maximum if smaller */
     size_t windows;     /* maximum number of windows; 0 = all whole windows of the data */

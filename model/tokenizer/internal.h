@@ -40,8 +40,6 @@ struct qt_piece {
 
 /* ---- characters (unicode.c) ----------------------------------------------------------------- */
 
-/* Returns the offset of the first invalid byte of UTF-8, or size. */
-size_t qt_utf8_check(const char *s, size_t size);
 /* Returns the character at s (valid UTF-8); *bytes = its length. */
 int32_t qt_utf8_char(size_t *bytes, const char *s);
 /* Returns the start of the character that ends at s[end], end > 0. */

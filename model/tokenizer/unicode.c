@@ -30,6 +30,18 @@ size_t qt_utf8_check(const char *s, size_t size)
     return size;
 }
 
+size_t qt_utf8_cut(const char *s, size_t size)
+{
+    for (size_t n = 1; n <= 3 && n <= size; n++) {
+        const unsigned char c = (unsigned char)s[size - n];
+        if (c >= 0xc0)
+            return (c < 0xe0 ? 2u : c < 0xf0 ? 3u : 4u) > n ? n : 0;
+        if (c < 0x80)
+            return 0;
+    }
+    return 0;
+}
+
 int32_t qt_utf8_char(size_t *bytes, const char *s)
 {
     const unsigned char *p = (const unsigned char *)s;

@@ -91,18 +91,18 @@ $ printf '\357\273\277\r\n \n{"id":98765432109876543210,"text":"The\\u0000 old m
 $ (cat doc.jsonl; printf '\n{"text":7}') >seven.jsonl && qtool eval "$NANO" --data seven.jsonl --seqlen 5 -q
 ? 3
 >-
-2 seven\.jsonl: line 5 has no string "text"
+2 seven\.jsonl: line 5: "text" must be a string, not a real number
 $ printf 'Once upon a time there was a girl named Lily.' >whole.txt && printf '{"text":"Once upon a time"}\r\n \t\r\n\n{"id":7,"text":" there was a girl"}\n{"text":" named Lily."}' >lines.jsonl && qtool eval "$NANO" --data whole.txt --seqlen 4 -q --json >one && qtool eval "$NANO" --data lines.jsonl --seqlen 4 -q --json >two && cmp one two
 $ printf '{"text":"Once"}\n{"text":"upon}\n' >lines.jsonl && qtool eval "$NANO" --data lines.jsonl -q
 ? 3
-2 lines\.jsonl: line 2: line 1, column
+2 lines\.jsonl: line 2, column
 
 # Members of a .gz are concatenated; other data between or after them is an error.
 $ (head -c 1000 part.txt | gzip; tail -c +1001 part.txt | gzip) >members.txt.gz && qtool eval "$NANO" --data members.txt.gz --seqlen 64 -q --json >b && cmp a b
 $ cp part.txt plain.txt.gz && qtool eval "$NANO" --data plain.txt.gz --seqlen 64 -q
 ? 3
 >-
-2 plain\.txt\.gz: gzip: incorrect header check
+2 plain\.txt\.gz: not a gzip file, but plain text that begins with
 $ (cat part.txt.gz; echo junk) >junk.txt.gz && qtool eval "$NANO" --data junk.txt.gz --seqlen 64 -q
 ? 3
 >-
@@ -115,7 +115,7 @@ $ head -c 500 part.txt.gz >short.txt.gz && qtool eval "$NANO" --data short.txt.g
 2 short\.txt\.gz: gzip: ends too early
 $ : >none.txt.gz && qtool eval "$NANO" --data none.txt.gz --seqlen 64 -q
 ? 3
-2 none\.txt\.gz: gzip: ends too early
+2 none\.txt\.gz: the file is empty
 
 # w4ax activations and a 4-bit KV cache.
 $ qtool quantize "$NANO" -o w4ax --scheme w4ax -q

@@ -31,7 +31,8 @@ static int setup(void **state)
     dir = fixture_dir();
     expect_ok("backend", qt_backend_cpu_open(&be, &err), &err);
     expect_ok("checkpoint", qt_ckpt_open(&ckpt, NANO, &err), &err);
-    expect_ok("data", qt_data_read(&data, data_files, 1, NANO, 1024, &err), &err);
+    const struct qt_data_options opt = {.dir = NANO, .vocab = 1024};
+    expect_ok("data", qt_data_read(&data, data_files, 1, &opt, &err), &err);
     assert_false(data.bos);
     expect_ok("windows", qt_data_windows(&ids, &data, SAMPLES, SEQLEN, 0, &err), &err);
     qt_data_free(&data);

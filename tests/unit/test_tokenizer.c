@@ -440,7 +440,7 @@ static void test_match_limit(void **state)
 
     /* Many matches, each within any limit for one match, and a quadratic search. */
     static const char *const slow[] = {"(?:a|a|a|a){7}x|a", "a+x|a"};
-    enum { N = 200000 };
+    enum { N = 50000 };
     char *text = malloc(N);
     assert_non_null(text);
     memset(text, 'a', N);
@@ -750,6 +750,95 @@ static void test_long_word(void **state)
     fixture_remove(dir);
 }
 
+/* A long word is encoded in parts: the ids are those of the whole. */
+static void test_parts(void **state)
+{
+    /* Random words of these; the first ones are periodic, so that no place is a boundary at first
+     * sight. */
+    static const char *const alphabets[] = {
+        "a",
+        "ab",
+        "ha",
+        "=-",
+        "abcdefghijklmnopqrstuvwxyz",
+        "eatnoris",
+        "\xc4\xa0th",
+        "0123456789",
+        "\xe4\xb8\x80xy",
+    };
+    enum { N = 700000 };
+    struct qt_err err = {0};
+    json_t *root;
+    struct qt_bpe bpe;
+    char *word = malloc(N + 8);
+    uint64_t seed = 11;
+    (void)state;
+    assert_non_null(word);
+    expect_ok("json", qt_json_load(&root, "examples/nano-llama/tokenizer.json", 1 << 24, &err),
+              &err);
+    expect_ok("bpe", qt_bpe_load(&bpe, json_object_get(root, "model"), "f", &err), &err);
+    for (size_t a = 0; a < sizeof alphabets / sizeof *alphabets; a++) {
+        const char *letters = alphabets[a];
+        const size_t count = strlen(letters);
+        size_t size = 0;
+        while (size < N) {
+            const size_t at = count < 4 ? size % count : qt_splitmix64(&seed) % count;
+            if ((letters[at] & 0xc0) == 0x80)
+                continue; /* inside of a character */
+            word[size++] = letters[at];
+            for (size_t i = at + 1; i < count && (letters[i] & 0xc0) == 0x80; i++)
+                word[size++] = letters[i];
+        }
+        struct qt_bpe whole = bpe;
+        whole.longest = SIZE_MAX;
+        struct qt_bpe_work work = {0}, work_whole = {0};
+        struct qt_ids ids = {0}, want = {0};
+        expect_ok("parts", qt_bpe_encode(&ids, &work, &bpe, word, size, &err), &err);
+        expect_ok("whole", qt_bpe_encode(&want, &work_whole, &whole, word, size, &err), &err);
+        assert_int_equal(ids.count, want.count);
+        assert_memory_equal(ids.data, want.data, ids.count * sizeof *ids.data);
+        assert_true(work.symbol_capacity < N); /* it was in parts */
+        qt_free(ids.data);
+        qt_free(want.data);
+        qt_bpe_work_free(&work);
+        qt_bpe_work_free(&work_whole);
+    }
+    qt_bpe_free(&bpe);
+    json_decref(root);
+    free(word);
+}
+
+static bool stop_tokenizing(void)
+{
+    return true;
+}
+
+static void test_options(void **state)
+{
+    static const char text[] = "Once upon a time there was a girl.";
+    struct qt_encode_options opt = {.special = true, .most = 3};
+    struct qt_tokenizer *tok;
+    struct qt_err err = {0};
+    uint32_t *all, *ids;
+    size_t count, first;
+    (void)state;
+    expect_ok("open", qt_tokenizer_open(&tok, "examples/nano-llama", &err), &err);
+    expect_ok("all", qt_tokenizer_encode(&all, &count, tok, text, sizeof text - 1, true, &err),
+              &err);
+    expect_ok("first",
+              qt_tokenizer_encode_most(&ids, &first, tok, text, sizeof text - 1, &opt, &err), &err);
+    assert_int_equal(first, 3);
+    assert_true(count > first);
+    assert_memory_equal(ids, all, first * sizeof *ids);
+    qt_free(ids);
+    qt_free(all);
+    opt.interrupted = stop_tokenizing;
+    expect_error("stop",
+                 qt_tokenizer_encode_most(&ids, &first, tok, text, sizeof text - 1, &opt, &err),
+                 QT_E_INTERRUPTED, "interrupted while text was tokenized", &err);
+    qt_tokenizer_close(tok);
+}
+
 /* ---- allocation failures -------------------------------------------------------------------- */
 
 static const char everything[] =
@@ -840,6 +929,8 @@ int main(void)
         cmocka_unit_test(test_cases),
         cmocka_unit_test(test_patterns),
         cmocka_unit_test(test_patterns_refused),
+        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_options),
         cmocka_unit_test(test_windows),
         cmocka_unit_test(test_match_limit),
         cmocka_unit_test(test_byte_level),

@@ -9,7 +9,6 @@
 #include <string.h>
 
 enum {
-    DEFAULT_SEQLEN = 512,  /* tokens of a window */
     GROUP_TOKENS = 2048,   /* tokens per call of a decoder layer */
     LOGIT_POSITIONS = 256, /* positions whose logits are in memory at once */
 };
@@ -76,7 +75,7 @@ static int open_models(struct eval *ev, struct qt_err *err)
 /* seqlen 0: the default, or the maximum of both models if smaller. */
 static int choose_seqlen(struct eval *ev, size_t seqlen, struct qt_err *err)
 {
-    ev->seqlen = seqlen ? seqlen : DEFAULT_SEQLEN;
+    ev->seqlen = seqlen ? seqlen : QT_EVAL_SEQLEN;
     for (size_t i = 0; i < ev->nsides; i++) {
         const struct side *s = &ev->side[i];
         if (seqlen > s->info.max_positions)
