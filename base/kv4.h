@@ -14,13 +14,13 @@
 
 /*
  * Groups of tokens whose keys share a scale per channel: token 0 is a group of its own, because
- * models give it keys unlike all others and attend to it from everywhere; the following groups have
- * QT_KV_GROUP tokens each. Returns the first token of the group of token i.
+ * models give it keys unlike all others and attend to it from everywhere; the following groups end
+ * before each multiple of QT_KV_GROUP. Returns the first token of the group of token i.
  */
 enum { QT_KV_GROUP = 64 };
 static inline size_t qt_kv4_group(size_t i)
 {
-    return i == 0 ? 0 : (i - 1) / QT_KV_GROUP * QT_KV_GROUP + 1;
+    return i == 0 ? 0 : i < QT_KV_GROUP ? 1 : i / QT_KV_GROUP * QT_KV_GROUP;
 }
 
 struct qt_kv4_grid {

@@ -221,8 +221,9 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     struct qt_ckpt *ckpt = NULL;
     struct rules rules;
     enum qt_kv_keys kv;
-    int rc;
-    QT_TRY(kv_options_keys(&kv, &o->kv, err));
+    int rc = kv_options_keys(&kv, &o->kv, err);
+    if (rc < 0)
+        return rc;
     QT_TRY(rules_parse(&rules, &o->tensor, err));
     QT_TRY(checkpoint_open(&ckpt, args[0], err));
     QT_TRY(qt_ckpt_check_whole(ckpt, err));

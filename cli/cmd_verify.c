@@ -473,7 +473,7 @@ const struct command cmd_verify = {
         "of 32 and 64 channels) are compared with products of weights that are rounded in the same "
         "way. w4ax: "
         "quantized activations must match those of the CPU bit for bit, and their products must "
-        "match up to FP32 rounding. A 4-bit KV cache ('quantize --kv 4') has a row per layer: "
+        "match up to FP32 rounding. A 4-bit KV cache ('quantize --kv 4') has one row: "
         "appended tokens must match bit for bit, and attention is compared with FP64. The table "
         "shows relative errors (rounding the outputs alone gives about 2.07e-4 in FP16 and 1.66e-3 "
         "in BF16), "

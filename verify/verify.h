@@ -142,8 +142,9 @@ struct qt_device_report {
  * w4ax: activations that the GPU quantizes must equal those of qt_act_apply bit for bit; products
  * of these codes must match up to 1e-6 of the sum of absolute terms, and output rounding.
  *
- * KV cache (one row per layer, after the tensors): appended tokens must equal those of qt_kv_apply
- * bit for bit; attention must match FP64 with a relative error of 1.5e-3 (BF16: 3e-3).
+ * KV cache (one row, after the tensors, for the heads of the model): appended tokens must equal
+ * those of qt_kv_apply bit for bit; attention must match FP64 with a relative error of 1.5e-3 (BF16:
+ * 3e-3).
  *
  * Faults are counted in the report; the function still returns QT_OK. cpu: the CPU backend. log may
  * be NULL. The caller frees *out.

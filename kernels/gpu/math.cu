@@ -233,12 +233,12 @@ static __global__ void softmax_kernel(float *s, size_t rows, size_t keys, size_t
 
 /* ---- keys of a 4-bit cache ------------------------------------------------------------------ */
 
-/* The groups of base/kv4.h: 0 is token 0, n + 1 has KV_GROUP tokens from n * KV_GROUP + 1 on. */
+/* The groups of base/kv4.h: 0 is token 0, n > 0 ends before token n * KV_GROUP. */
 enum { KV_GROUP = 64 };
 
 static __host__ __device__ size_t kv_group_of(size_t token)
 {
-    return token ? (token - 1) / KV_GROUP + 1 : 0;
+    return token ? token / KV_GROUP + 1 : 0;
 }
 
 static __device__ unsigned char kv_code(float x, float scale, float minimum)
@@ -257,8 +257,8 @@ static __global__ void own_scores_kernel(const gpu_own_scores a)
         kv_grid[]; /* scales and minima [dim][2], then codes [KV_GROUP][pitch] */
     unsigned char *codes = (unsigned char *)(kv_grid + 2 * a.dim);
     const size_t pitch = a.dim + 4, group = kv_group_of(a.r0) + blockIdx.x, head = blockIdx.y;
-    const size_t first = group ? (group - 1) * KV_GROUP + 1 : 0;
-    const size_t end = min(group ? first + KV_GROUP : 1, a.r0 + a.rows);
+    const size_t first = group > 1 ? (group - 1) * KV_GROUP : group;
+    const size_t end = min(group ? group * KV_GROUP : 1, a.r0 + a.rows);
     const float *exact = a.exact + head * a.dim;
     float low[GPU_OWN_DIM / THREADS], high[GPU_OWN_DIM / THREADS];
     for (size_t i = first; i < end; i++) {

@@ -454,14 +454,14 @@ $ rm c/model.safetensors && ln -s /etc/passwd c/model.safetensors && qtool verif
 $ rm -r c good.json
 
 # ---- key scales of a KV cache
-$ qtool quantize "$NANO" -o k --scheme none --kv 4 --data "$NANO/calib.txt" --samples 1 --seqlen 64 -q && cp k/qtool.json good.json
+$ qtool quantize "$NANO" -o k --scheme none --kv 4 --kv-keys static --data "$NANO/calib.txt" --samples 1 --seqlen 64 -q && cp k/qtool.json good.json
 $ sed 's/"bits": 4/"bits": 8/' good.json >k/qtool.json && ! cmp -s good.json k/qtool.json && for x in inspect verify "eval --data $NANO/eval.txt --windows 1 --kv 4"; do qtool $x k; echo $?; done
 > ^3$
 >! ^[01245678]
 2 k: 'kv\.bits' must be 4
 $ sed 's/"scales": "static"/"scales": "other"/' good.json >k/qtool.json && ! cmp -s good.json k/qtool.json && qtool verify k
 ? 3
-2 k: 'kv' must have "static" key scales
+2 k: 'kv\.keys' and 'kv\.values' describe no cache
 $ sed 's/"kv": {/"lv": {/' good.json >k/qtool.json && ! cmp -s good.json k/qtool.json && qtool inspect k
 ? 3
 2 tensor kv\.layers\.0\.k_scale: is not listed in 'tensors', 'copied' or 'kv'

@@ -289,8 +289,9 @@ static void check_attention(size_t heads, size_t kv_heads, size_t dim, enum qtoo
         .k = memory,
         .v = memory,
         .v_param = memory,
-        .k_scale = memory,
-        .k_zero = memory,
+        .k_param = memory,
+        .k_first = memory,
+        .k_tail = memory,
     };
     int rc = qtool_kv_append(&cache, memory, memory, memory, memory, 100, QTOOL_F16, NULL);
     result("append", heads, kv_heads * dim, 100, launch_fault(rc));

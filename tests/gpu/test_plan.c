@@ -140,8 +140,9 @@ static void test_devices(void)
                                          .k = (void *)0x10000,
                                          .v = (void *)0x20000,
                                          .v_param = (void *)0x30000,
-                                         .k_scale = (void *)0x40000,
-                                         .k_zero = (void *)0x50000};
+                                         .k_param = (void *)0x40000,
+                                         .k_first = (void *)0x50000,
+                                         .k_tail = (void *)0x60000};
     const int ordinals[] = {-1, 1000};
     for (int i = 0; i < 2; i++) {
         const struct qtool_w4ax_options far = {.device = ordinals[i]};

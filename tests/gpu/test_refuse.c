@@ -513,8 +513,9 @@ static void kv4(void)
                                          .k = memory,
                                          .v = memory,
                                          .v_param = memory,
-                                         .k_scale = (const float *)memory,
-                                         .k_zero = (const float *)memory};
+                                         .k_param = memory,
+                                         .k_first = memory,
+                                         .k_tail = memory};
     const struct qtool_kv_options opt = {.batch = 4, .heads = 32, .max_length = 8192, .scale = 1};
     const int *const length = (const int *)memory;
     struct qtool_kv_cache other = cache;
@@ -528,6 +529,8 @@ static void kv4(void)
                                                     (int *)memory, 1, (enum qtool_dtype)2, NULL));
     refuses("no keys", qtool_kv_append(&cache, NULL, memory, (int *)memory, (int *)memory, 1,
                                        QTOOL_F16, NULL));
+    refuses("keys at 8", qtool_kv_append(&cache, memory + 8, memory, (int *)memory, (int *)memory,
+                                         1, QTOOL_F16, NULL));
     refuses("no positions",
             qtool_kv_append(&cache, memory, memory, (int *)memory, NULL, 1, QTOOL_F16, NULL));
     refuses("no q", qtool_kv_attention_run(&p, &cache, memory, NULL, length, memory, NULL));
@@ -544,6 +547,15 @@ static void kv4(void)
     other = cache;
     other.k = memory + 1;
     refuses("odd keys", qtool_kv_attention_run(&p, &other, memory, memory, length, memory, NULL));
+    other = cache;
+    other.k_tail = NULL;
+    refuses("no exact keys",
+            qtool_kv_attention_run(&p, &other, memory, memory, length, memory, NULL));
+    other = cache;
+    other.page_tokens = 32;
+    other.table_pitch = 512;
+    refuses("half a group per page",
+            qtool_kv_attention_run(&p, &other, memory, memory, length, memory, NULL));
     other = cache;
     other.table = NULL;
     refuses("longer than a page",

@@ -40,7 +40,7 @@ static inline struct qt_backend *open_cpu(void)
 /* Key j in a 4-bit cache whose last token is i, channel d; exact: key 0 of the sequence. */
 static inline float cached_key(const float *exact, size_t ldk, size_t i, size_t j, size_t d)
 {
-    size_t from = j == 0 ? 0 : (j - 1) / 64 * 64 + 1, end = j == 0 ? 1 : from + 64;
+    size_t from = j == 0 ? 0 : j < 64 ? 1 : j / 64 * 64, end = j == 0 ? 1 : j / 64 * 64 + 64;
     float low = INFINITY, high = -INFINITY;
     for (size_t t = from; t < end && t <= i; t++) {
         low = fminf(low, exact[t * ldk + d]);

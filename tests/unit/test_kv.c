@@ -105,8 +105,8 @@ static void check_caches(struct qt_backend *be, const struct qt_kv *kv, size_t s
         if (kv->keys != QT_KV_KEYS_CHANNEL)
             continue;
         /* Token 0 is a group of its own; keys are FP16 before they are rounded. */
-        size_t first = t == 0 ? 0 : (t - 1) / 64 * 64 + 1, n = 0;
-        for (size_t u = first; u < (t == 0 ? 1 : qt_min_size(first + 64, seqlen)); u++)
+        size_t first = t == 0 ? 0 : t < 64 ? 1 : t / 64 * 64, n = 0;
+        for (size_t u = first; u < (t == 0 ? 1 : qt_min_size(t / 64 * 64 + 64, seqlen)); u++)
             group[n++] = f16(clamp_f16(k[i + u * WIDTH - t * WIDTH]));
         assert_true(exact[i] == group[t - first]);
         assert_true(rk[i] == cached(group[t - first], group, n));

@@ -1,5 +1,5 @@
 /* Speed of attention over a 4-bit KV cache, with an FP16 cache and a cold read of the same bytes as
- * references. Caches hold random bits: values do not affect kernel times. */
+ * references. Caches hold random codes: values do not affect kernel times. */
 #include "verify/bench/context.h"
 
 #include <stdio.h>
@@ -13,17 +13,38 @@ static const struct {
     bool paged;
 } kinds[BENCH_CACHE_KINDS] = {{QTOOL_KV_F16, false}, {QTOOL_KV_INT4, false}, {QTOOL_KV_INT4, true}};
 
-/* Copies of one cache: keys, values, value parameters. */
+/* Copies of one cache: keys, values, parameters. */
 struct caches {
     struct gpu_copies copies;     /* bytes: data of the tokens; stride: capacity in whole pages */
     struct qtool_kv_cache *cache; /* [copies.count] */
-    struct gpu_buffer channels, table, lengths;
+    struct gpu_buffer first, tail, table, lengths;
 };
 
-static size_t token_bytes(const struct qt_bench_cache *shape, enum qtool_kv_format format)
+/* Bytes of the codes or numbers of `tokens` tokens, of keys or of values, and of their parameters. */
+static size_t code_bytes(const struct qt_bench_cache_row *row, size_t tokens)
 {
-    size_t dim = shape->head_dim;
-    return shape->kv_heads * (format == QTOOL_KV_INT4 ? dim + 4 : 4 * dim);
+    const struct qt_bench_cache *shape = row->shape;
+    return tokens * shape->kv_heads * shape->head_dim * 2 / (row->format == QTOOL_KV_INT4 ? 4 : 1);
+}
+
+static size_t value_param_bytes(const struct qt_bench_cache_row *row, size_t tokens)
+{
+    return row->format == QTOOL_KV_INT4 ? tokens * row->shape->kv_heads * 4 : 0;
+}
+
+static size_t key_param_bytes(const struct qt_bench_cache_row *row, size_t tokens)
+{
+    const struct qt_bench_cache *shape = row->shape;
+    return row->format == QTOOL_KV_INT4
+               ? qt_ceil_div(tokens, QTOOL_KV_GROUP) * shape->kv_heads * shape->head_dim * 4
+               : 0;
+}
+
+/* Bytes that attention reads of a sequence. */
+static size_t read_bytes(const struct qt_bench_cache_row *row)
+{
+    return 2 * code_bytes(row, row->length) + value_param_bytes(row, row->length) +
+           key_param_bytes(row, row->length);
 }
 
 /* Page table of all sequences; pages are in random order. */
@@ -58,40 +79,37 @@ done:
     return rc;
 }
 
-/* Scales, which also serve as zero-points, of keys: one constant. */
-static int upload_channels(struct gpu_buffer *out, struct qt_gpu *gpu, size_t count,
-                           struct qt_err *err)
-{
-    float *channel = NULL;
-    int rc;
-    QT_TRY(qt_array_new(&channel, count, sizeof *channel, err));
-    for (size_t i = 0; i < count; i++)
-        channel[i] = 0.25f;
-    QT_TRY(gpu_buffer_need(out, gpu, count * sizeof *channel, err));
-    QT_TRY(gpu->upload(gpu, out->data, channel, count * sizeof *channel, err));
-done:
-    qt_free(channel);
-    return rc;
-}
-
 static void describe(struct caches *c, const struct qt_bench_cache_row *row, size_t capacity)
 {
-    size_t rows = row->batch * row->shape->kv_heads * capacity;
-    size_t codes = rows * row->shape->head_dim * 2 / (row->format == QTOOL_KV_INT4 ? 4 : 1);
+    size_t tokens = row->batch * capacity, codes = code_bytes(row, tokens);
     for (size_t i = 0; i < c->copies.count; i++) {
         char *at = c->copies.base + i * c->copies.stride;
-        c->cache[i] = (struct qtool_kv_cache){.format = row->format,
-                                              .heads = row->shape->kv_heads,
-                                              .head_dim = row->shape->head_dim,
-                                              .page_tokens = row->paged ? PAGE : capacity,
-                                              .table = row->paged ? c->table.data : NULL,
-                                              .table_pitch = capacity / PAGE,
-                                              .k = at,
-                                              .v = at + codes,
-                                              .v_param = at + 2 * codes,
-                                              .k_scale = c->channels.data,
-                                              .k_zero = c->channels.data};
+        c->cache[i] =
+            (struct qtool_kv_cache){.format = row->format,
+                                    .heads = row->shape->kv_heads,
+                                    .head_dim = row->shape->head_dim,
+                                    .page_tokens = row->paged ? PAGE : capacity,
+                                    .table = row->paged ? c->table.data : NULL,
+                                    .table_pitch = capacity / PAGE,
+                                    .k = at,
+                                    .v = at + codes,
+                                    .v_param = at + 2 * codes,
+                                    .k_param = at + 2 * codes + value_param_bytes(row, tokens),
+                                    .k_first = c->first.data,
+                                    .k_tail = c->tail.data};
     }
+}
+
+/* Random bits would make parameters that are not finite: all are 0x2c2c, 0.065. */
+static int fill_params(struct caches *c, struct qt_gpu *gpu, const struct qt_bench_cache_row *row,
+                       size_t capacity, struct qt_err *err)
+{
+    size_t tokens = row->batch * capacity, at = 2 * code_bytes(row, tokens);
+    int rc = QT_OK;
+    for (size_t i = 0; rc == QT_OK && i < c->copies.count; i++)
+        rc = gpu->fill(gpu, c->copies.base + i * c->copies.stride + at, 0x2c, c->copies.stride - at,
+                       err);
+    return rc;
 }
 
 static int caches_new(struct caches *out, struct qt_gpu *gpu, struct qt_bench_cache_row *row,
@@ -99,12 +117,15 @@ static int caches_new(struct caches *out, struct qt_gpu *gpu, struct qt_bench_ca
 {
     const struct qt_bench_cache *shape = row->shape;
     size_t capacity = qt_round_up(row->length, PAGE), total;
+    size_t per_sequence = 2 * code_bytes(row, capacity) + value_param_bytes(row, capacity) +
+                          key_param_bytes(row, capacity);
+    size_t tail = row->batch * shape->kv_heads * QTOOL_KV_GROUP * shape->head_dim * 2;
     struct gpu_copies *c = &out->copies;
     void *base = NULL;
     int rc;
-    if (qt_mul_overflow(&c->stride, token_bytes(shape, row->format) * capacity, row->batch))
+    if (qt_mul_overflow(&c->stride, per_sequence, row->batch))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory");
-    c->bytes = row->bytes = token_bytes(shape, row->format) * row->length * row->batch;
+    c->bytes = row->bytes = read_bytes(row) * row->batch;
     c->count = c->bytes < large_bytes ? gpu_cold_count(gpu, c->bytes) : 1;
     if (qt_mul_overflow(&total, c->stride, c->count))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory");
@@ -112,7 +133,11 @@ static int caches_new(struct caches *out, struct qt_gpu *gpu, struct qt_bench_ca
     QT_TRY(gpu->alloc(gpu, &base, total, err));
     c->base = base;
     QT_TRY(gpu_fill_random(gpu, base, total, 1, err));
-    QT_TRY(upload_channels(&out->channels, gpu, shape->kv_heads * shape->head_dim, err));
+    if (row->format == QTOOL_KV_INT4)
+        QT_TRY(fill_params(out, gpu, row, capacity, err));
+    QT_TRY(gpu_buffer_need(&out->tail, gpu, tail, err));
+    QT_TRY(gpu_buffer_need(&out->first, gpu, tail / QTOOL_KV_GROUP, err));
+    QT_TRY(gpu_fill_random(gpu, out->first.data, tail / QTOOL_KV_GROUP, 1, err));
     QT_TRY(upload_table(&out->table, gpu, row->batch * capacity / PAGE, err));
     QT_TRY(upload_lengths(&out->lengths, gpu, row->batch, row->length, err));
     describe(out, row, capacity);
@@ -124,7 +149,8 @@ static void caches_free(struct caches *c, struct qt_gpu *gpu)
 {
     gpu_copies_free(&c->copies, gpu);
     qt_free(c->cache);
-    gpu_buffer_free(&c->channels, gpu);
+    gpu_buffer_free(&c->first, gpu);
+    gpu_buffer_free(&c->tail, gpu);
     gpu_buffer_free(&c->table, gpu);
     gpu_buffer_free(&c->lengths, gpu);
 }

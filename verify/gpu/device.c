@@ -36,37 +36,24 @@ done:
     return rc;
 }
 
-/* Appends a row per layer for its cache, named like the tensor of key scales. */
-static int check_caches(struct qt_device_report *out, struct device *d,
-                        const struct qt_container *container, const struct qt_kv *kv,
-                        const struct qt_model_info *model, struct qt_err *err)
+/* Appends the row of the cache. Its kernels take nothing from the container but the shape. */
+static int check_cache(struct qt_device_report *out, struct device *d, enum qt_kv_keys keys,
+                       const struct qt_model_info *model, struct qt_err *err)
 {
-    for (size_t l = 0; l < model->layers; l++) {
-        struct qt_device_tensor *t = &out->tensors[out->count++];
-        char *name;
-        int rc = qt_kv_tensor_name(&name, l, "scale", err);
-        if (rc < 0)
-            return rc;
-        const struct qt_tensor *scale = qt_ckpt_find(qt_container_ckpt(container), name);
-        qt_free(name);
-        *t = (struct qt_device_tensor){
-            .name = scale->name, .spec = "kv4", .n = model->kv_heads, .k = model->head_dim};
-        rc = finish_row(out, t, device_cache(t, d, kv, model, l, err), err);
-        if (rc < 0)
-            return rc;
-    }
-    return QT_OK;
+    struct qt_device_tensor *t = &out->tensors[out->count++];
+    *t = (struct qt_device_tensor){
+        .name = "KV cache", .spec = "kv4", .n = model->kv_heads, .k = model->head_dim};
+    return finish_row(out, t, device_cache(t, d, keys, model, err), err);
 }
 
 static int check_all(struct qt_device_report *out, struct device *d, const struct qt_container *c,
-                     const struct qt_kv *kv, const struct qt_model_info *model,
+                     enum qt_kv_keys keys, const struct qt_model_info *model,
                      const struct qt_log *log, struct qt_err *err)
 {
     size_t count = qt_container_count(c);
     double done = 0, total = 0;
     int rc;
-    QT_TRY(qt_array_new(&out->tensors, count + (model ? model->layers : 0), sizeof *out->tensors,
-                        err));
+    QT_TRY(qt_array_new(&out->tensors, count + (model ? 1 : 0), sizeof *out->tensors, err));
     for (size_t i = 0; i < count; i++)
         total += (double)qt_container_entry(c, i)->n * (double)qt_container_entry(c, i)->k;
     for (size_t i = 0; i < count; i++) {
@@ -76,7 +63,7 @@ static int check_all(struct qt_device_report *out, struct device *d, const struc
         qt_log_progress(log, "kernels", done, total);
     }
     if (model)
-        QT_TRY(check_caches(out, d, c, kv, model, err));
+        QT_TRY(check_cache(out, d, keys, model, err));
 done:
     return rc;
 }
@@ -96,7 +83,7 @@ int qt_verify_device(struct qt_device_report *out, const struct qt_container *c,
         info = qt_model_info(model);
         QT_TRY(qt_kv_open(&kv, c, info, err));
     }
-    QT_TRY(check_all(out, &d, c, &kv, info, log, err));
+    QT_TRY(check_all(out, &d, c, kv.keys, info, log, err));
 done:
     device_close(&d);
     qt_kv_free(&kv);

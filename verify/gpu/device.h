@@ -80,7 +80,7 @@ int device_matmul(struct qt_device_tensor *t, struct device *d, const struct qt_
                   uint64_t seed, struct qt_err *err);
 int device_w4ax(struct qt_device_tensor *t, struct device *d, const struct qt_packed *p,
                 uint64_t seed, struct qt_err *err);
-int device_cache(struct qt_device_tensor *t, struct device *d, const struct qt_kv *kv,
-                 const struct qt_model_info *model, size_t layer, struct qt_err *err);
+int device_cache(struct qt_device_tensor *t, struct device *d, enum qt_kv_keys keys,
+                 const struct qt_model_info *model, struct qt_err *err);
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * verify --device: checks the kernels of qtool_kv4.h with the key scales of a layer. Appended
- * tokens, decoded from the cache, must equal those of qt_kv_apply bit for bit, append must not
- * write elsewhere, and attention is compared with FP64.
+ * verify --device: checks the kernels of qtool_kv4.h for the heads of a model. Appended tokens,
+ * decoded from the cache, must equal those of qt_kv_apply bit for bit, whether they come in one call
+ * or in several, append must not write elsewhere, and attention is compared with FP64.
  */
 #include "verify/gpu/device.h"
 
@@ -9,7 +9,7 @@
 #include <string.h>
 
 enum { SEQUENCES = 4, PAGE = 64, CAPACITY = 704, TOKENS = 700 + 129 + 33 + 1 };
-static const int lengths[SEQUENCES] = {700, 129, 33, 1}; /* around page and split boundaries */
+static const int lengths[SEQUENCES] = {700, 129, 33, 1}; /* around groups, pages and splits */
 
 static const struct {
     const char *name;
@@ -24,21 +24,21 @@ static const struct {
  * or BF16. */
 static const double MAX_ERROR[] = {1.5e-3, 3e-3};
 
-enum { K, V, PARAM, ARRAYS };
+enum { K, V, K_PARAM, V_PARAM, K_FIRST, K_TAIL, ARRAYS };
 
 struct check {
     struct device *d;
     struct qt_device_tensor *out;
     const char *name;
     enum qtool_dtype dtype;
-    size_t heads, group, dim;  /* KV heads, query heads per KV head, channels of a head */
-    size_t pages, rows;        /* rows: capacity of the cache in tokens of one head */
-    const float *scale, *zero; /* [heads][dim] */
+    size_t heads, group, dim; /* KV heads, query heads per KV head, channels of a head */
+    size_t pages, rows;       /* rows: capacity of the cache in tokens of one head */
     int table[SEQUENCES * CAPACITY / PAGE];
     int sequence[TOKENS], position[TOKENS];
     float *k, *v;    /* [TOKENS][heads][dim], expected decoded values */
     uint16_t *input; /* keys or values to append; later queries */
-    struct gpu_buffer memory[ARRAYS], k_in, v_in, q, small[5]; /* small: scale, zero, table... */
+    struct gpu_buffer memory[ARRAYS], k_in, v_in, q,
+        small[3]; /* small: table, sequence or lengths, position */
     struct qtool_kv_cache cache;
     char *data[ARRAYS]; /* the arrays inside `memory` */
     unsigned char *got[ARRAYS];
@@ -49,7 +49,18 @@ struct check {
 
 static size_t array_bytes(const struct check *c, int array)
 {
-    return c->rows * (array == PARAM ? 4 : c->dim / 2);
+    switch (array) {
+    case K_PARAM:
+        return c->rows / QTOOL_KV_GROUP * c->dim * 4;
+    case V_PARAM:
+        return c->rows * 4;
+    case K_FIRST:
+        return SEQUENCES * c->heads * c->dim * 2;
+    case K_TAIL:
+        return SEQUENCES * c->heads * QTOOL_KV_GROUP * c->dim * 2;
+    default:
+        return c->rows * c->dim / 2;
+    }
 }
 
 /* Row of a token of one head in the arrays of the cache. */
@@ -90,8 +101,7 @@ static int upload(void **out, struct check *c, struct gpu_buffer *b, const void 
 
 static int make_cache(struct check *c, bool paged, struct qt_err *err)
 {
-    size_t width = c->heads * c->dim;
-    void *scale, *zero, *table;
+    void *table;
     int rc;
     c->pages = paged ? SEQUENCES * CAPACITY / PAGE : SEQUENCES;
     c->rows = SEQUENCES * CAPACITY * c->heads;
@@ -101,9 +111,7 @@ static int make_cache(struct check *c, bool paged, struct qt_err *err)
         QT_TRY(qt_array_new(&c->got[i], array_bytes(c, i), 1, err));
     }
     QT_TRY(qt_array_new(&c->used, c->rows, sizeof *c->used, err));
-    QT_TRY(upload(&scale, c, &c->small[0], c->scale, width * sizeof *c->scale, err));
-    QT_TRY(upload(&zero, c, &c->small[1], c->zero, width * sizeof *c->zero, err));
-    QT_TRY(upload(&table, c, &c->small[2], c->table, sizeof c->table, err));
+    QT_TRY(upload(&table, c, &c->small[0], c->table, sizeof c->table, err));
     c->cache = (struct qtool_kv_cache){.format = QTOOL_KV_INT4,
                                        .heads = c->heads,
                                        .head_dim = c->dim,
@@ -112,22 +120,23 @@ static int make_cache(struct check *c, bool paged, struct qt_err *err)
                                        .table_pitch = CAPACITY / PAGE,
                                        .k = c->data[K],
                                        .v = c->data[V],
-                                       .v_param = c->data[PARAM],
-                                       .k_scale = scale,
-                                       .k_zero = zero};
+                                       .k_param = c->data[K_PARAM],
+                                       .v_param = c->data[V_PARAM],
+                                       .k_first = c->data[K_FIRST],
+                                       .k_tail = c->data[K_TAIL]};
 done:
     return rc;
 }
 
 /* ---- append --------------------------------------------------------------------------------- */
 
-/* Keys cover the range of their codes and slightly more; values differ in magnitude per token. */
+/* Keys have channels of different size and offset; values differ in magnitude per token. */
 static float synthetic_value(const struct check *c, size_t i, bool key)
 {
     size_t width = c->heads * c->dim, channel = i % width;
     float u = gpu_random_unit(key ? 11 : 12, i);
     if (key)
-        return c->scale[channel] * (8.2f * (u + 1) - 0.5f - c->zero[channel]);
+        return ldexpf(u, (int)(channel % 5) - 2) + (float)(channel % 7) - 3;
     return ldexpf(u, (int)(gpu_random(13, i / width) % 7) - 3);
 }
 
@@ -142,21 +151,57 @@ static int make_input(void **out, struct check *c, struct gpu_buffer *b, float *
     return upload(out, c, b, c->input, count * sizeof *c->input, err);
 }
 
-static int append(struct check *c, const struct qt_kv *kv, size_t layer, struct qt_err *err)
+/* Rounds the expected keys and values of each sequence in place. */
+static int round_expected(struct check *c, struct qt_err *err)
 {
-    struct qt_attention a = {
-        .seqlen = TOKENS, .heads = c->heads * c->group, .kv_heads = c->heads, .head_dim = c->dim};
-    const struct qt_linear key = {.layer = layer};
+    struct qt_kv kv = {.keys = QT_KV_KEYS_CHANNEL};
+    const struct qt_linear key = {.layer = 0};
+    const size_t width = c->heads * c->dim;
+    float *exact = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&exact, TOKENS * width, sizeof *exact, err));
+    for (size_t s = 0, first = 0; s < SEQUENCES; first += (size_t)lengths[s++]) {
+        struct qt_attention a = {.seqlen = (size_t)lengths[s],
+                                 .heads = c->heads * c->group,
+                                 .kv_heads = c->heads,
+                                 .head_dim = c->dim};
+        QT_TRY(qt_kv_apply(&kv, c->d->cpu, c->k + first * width, c->v + first * width, exact, &key,
+                           &key, a.seqlen, &a, err));
+    }
+done:
+    qt_free(exact);
+    return rc;
+}
+
+/* The calls of append: in the first, sequence 0 has a part of its tokens; in the second it goes on
+ * over several groups; then it gets one token at a time. */
+enum { FIRST_CALL = 30, ONE_BY_ONE = 3 };
+
+static int append_tokens(struct check *c, const char *k, const char *v, const int *sequence,
+                         const int *position, size_t from, size_t to, struct qt_err *err)
+{
+    const size_t bytes = c->heads * c->dim * 2;
+    struct qt_gpu *gpu = c->d->gpu;
+    return gpu->kv_append(gpu, &c->cache, k + from * bytes, v + from * bytes, sequence + from,
+                          position + from, to - from, c->dtype, err);
+}
+
+static int append(struct check *c, struct qt_err *err)
+{
+    const size_t first = (size_t)lengths[0];
     struct qt_gpu *gpu = c->d->gpu;
     void *k, *v, *sequence, *position;
     int rc;
     QT_TRY(make_input(&k, c, &c->k_in, c->k, true, err));
     QT_TRY(make_input(&v, c, &c->v_in, c->v, false, err));
-    QT_TRY(upload(&sequence, c, &c->small[3], c->sequence, sizeof c->sequence, err));
-    QT_TRY(upload(&position, c, &c->small[4], c->position, sizeof c->position, err));
-    QT_TRY(gpu->kv_append(gpu, &c->cache, k, v, sequence, position, TOKENS, c->dtype, err));
-    QT_TRY(qt_kv_apply((void *)(uintptr_t)kv, c->d->cpu, c->k, c->v, NULL, &key, &key, TOKENS, &a,
-                       err));
+    QT_TRY(upload(&sequence, c, &c->small[1], c->sequence, sizeof c->sequence, err));
+    QT_TRY(upload(&position, c, &c->small[2], c->position, sizeof c->position, err));
+    QT_TRY(append_tokens(c, k, v, sequence, position, 0, FIRST_CALL, err));
+    QT_TRY(append_tokens(c, k, v, sequence, position, FIRST_CALL, first - ONE_BY_ONE, err));
+    for (size_t i = first - ONE_BY_ONE; i < first; i++)
+        QT_TRY(append_tokens(c, k, v, sequence, position, i, i + 1, err));
+    QT_TRY(append_tokens(c, k, v, sequence, position, first, TOKENS, err));
+    QT_TRY(round_expected(c, err));
     for (int i = 0; i < ARRAYS; i++) {
         QT_TRY(gpu->download(gpu, c->got[i], c->data[i], array_bytes(c, i), err));
         QT_TRY(device_check_guards(c->d, c->out, c->name, "cache", c->data[i], array_bytes(c, i),
@@ -166,24 +211,38 @@ done:
     return rc;
 }
 
+static float half_at(const unsigned char *array, size_t i)
+{
+    uint16_t half;
+    memcpy(&half, array + i * sizeof half, sizeof half);
+    return qt_f16_to_f32(half);
+}
+
 static float code_of(const unsigned char *codes, size_t i)
 {
     return (float)(codes[i / 2] >> i % 2 * 4 & 15);
+}
+
+static float key_code_of(const unsigned char *codes, size_t i)
+{
+    return code_of(codes, i / 8 * 8 + i % 8 / 2 + i % 2 * 4);
 }
 
 /* Counts the keys and values of one head of a token that differ from the expected ones. */
 static size_t count_wrong(const struct check *c, size_t token, size_t head)
 {
     size_t at = cache_row(c, token, head), wrong = 0;
+    size_t first = ((size_t)c->sequence[token] * c->heads + head) * c->dim;
     const float *k = c->k + (token * c->heads + head) * c->dim;
     const float *v = c->v + (token * c->heads + head) * c->dim;
-    uint16_t param[2];
-    memcpy(param, c->got[PARAM] + at * sizeof param, sizeof param);
-    float scale = qt_f16_to_f32(param[0]), least = qt_f16_to_f32(param[1]);
+    float scale = half_at(c->got[V_PARAM], 2 * at), minimum = half_at(c->got[V_PARAM], 2 * at + 1);
     for (size_t i = 0; i < c->dim; i++) {
-        size_t j = head * c->dim + i;
-        float key = (code_of(c->got[K], at * c->dim + i) - c->zero[j]) * c->scale[j];
-        float value = code_of(c->got[V], at * c->dim + i) * scale + least;
+        size_t param = at / QTOOL_KV_GROUP * 2 * c->dim + i;
+        float key = key_code_of(c->got[K], at * c->dim + i) * half_at(c->got[K_PARAM], param) +
+                    half_at(c->got[K_PARAM], param + c->dim);
+        if (c->position[token] == 0)
+            key = half_at(c->got[K_FIRST], first + i);
+        float value = code_of(c->got[V], at * c->dim + i) * scale + minimum;
         wrong += (size_t) !(key == k[i]) + (size_t) !(value == v[i]);
     }
     c->used[at] = true;
@@ -207,8 +266,7 @@ static void compare_cache(struct check *c)
         for (size_t h = 0; h < c->heads; h++)
             wrong += count_wrong(c, t, h);
     for (size_t row = 0; row < c->rows; row++)
-        stray += !c->used[row] &&
-                 !(is_poison(c, K, row) && is_poison(c, V, row) && is_poison(c, PARAM, row));
+        stray += !c->used[row] && !(is_poison(c, K, row) && is_poison(c, V, row));
     if (wrong)
         device_fault(c->out, "%s: %zu of %zu appended values wrong", c->name, wrong,
                      2 * TOKENS * c->heads * c->dim);
@@ -315,13 +373,13 @@ done:
     return rc;
 }
 
-/* Scaled so that all channels contribute alike to the scores, and the scores spread over about 1:
- * softmax is then neither flat nor a single peak. */
+/* Scaled so that all channels contribute alike to the scores, which spread over about 1: softmax is
+ * then neither flat nor a single peak. */
 static float synthetic_query(const struct check *c, size_t i)
 {
     size_t head = i / c->dim % (c->heads * c->group) / c->group;
-    float scale = c->scale[head * c->dim + i % c->dim];
-    return gpu_random_unit(14, i) * fminf(1 / (4 * scale), 1000);
+    size_t channel = head * c->dim + i % c->dim;
+    return ldexpf(gpu_random_unit(14, i), 2 - (int)(channel % 5));
 }
 
 static int check_attention(struct check *c, const struct qtool_kv_plan *plan, struct qt_err *err)
@@ -335,7 +393,7 @@ static int check_attention(struct check *c, const struct qtool_kv_plan *plan, st
     QT_TRY(qt_array_grow(&d->first, &d->first_capacity, count, sizeof *d->first, err));
     QT_TRY(qt_array_grow(&d->second, &d->second_capacity, count, sizeof *d->second, err));
     QT_TRY(upload(&q, c, &c->q, c->input, count * sizeof *c->input, err));
-    QT_TRY(upload(&length, c, &c->small[3], lengths, sizeof lengths, err));
+    QT_TRY(upload(&length, c, &c->small[1], lengths, sizeof lengths, err));
     QT_TRY(guarded_run(c, d->first, plan, q, length, count, err));
     QT_TRY(guarded_run(c, d->second, plan, q, length, count, err));
     c->out->runs++;
@@ -348,8 +406,7 @@ done:
 
 /* ---- checker -------------------------------------------------------------------------------- */
 
-static int check_case(struct check *c, const struct qt_kv *kv, size_t layer, bool paged,
-                      struct qt_err *err)
+static int check_case(struct check *c, bool paged, struct qt_err *err)
 {
     size_t count = TOKENS * c->heads * c->dim, queries = SEQUENCES * c->heads * c->group * c->dim;
     const struct qtool_kv_options opt = {.batch = SEQUENCES,
@@ -365,7 +422,7 @@ static int check_case(struct check *c, const struct qt_kv *kv, size_t layer, boo
     QT_TRY(qt_array_new(&c->input, count > queries ? count : queries, sizeof *c->input, err));
     QT_TRY(make_cache(c, paged, err));
     QT_TRY(c->d->gpu->kv_plan(c->d->gpu, &plan, &c->cache, &opt, err));
-    QT_TRY(append(c, kv, layer, err));
+    QT_TRY(append(c, err));
     compare_cache(c);
     QT_TRY(check_attention(c, &plan, err));
 done:
@@ -390,15 +447,17 @@ static void check_free(struct check *c)
     qt_free(c->input);
 }
 
-int device_cache(struct qt_device_tensor *t, struct device *d, const struct qt_kv *kv,
-                 const struct qt_model_info *model, size_t layer, struct qt_err *err)
+int device_cache(struct qt_device_tensor *t, struct device *d, enum qt_kv_keys keys,
+                 const struct qt_model_info *model, struct qt_err *err)
 {
-    /* The appended values are synthetic, so the container's value divisors do not apply. */
-    const struct qt_kv undivided = {.keys = kv->keys, .scale = kv->scale, .zero = kv->zero};
-    size_t width = model->kv_heads * model->head_dim;
     int rc = QT_OK;
     for (size_t i = 0; i < QT_DEVICE_TIMES; i++)
         t->us[i] = t->cublas_us[i] = NAN;
+    if (keys != QT_KV_KEYS_CHANNEL)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "the kernels take keys with scales per channel and group of tokens "
+                       "(--kv-keys channel), these have %s scales",
+                       qt_kv_keys_names[keys - QT_KV_KEYS_CHANNEL]);
     for (size_t i = 0; rc == QT_OK && i < sizeof cases / sizeof *cases; i++) {
         struct check c = {.d = d,
                           .out = t,
@@ -406,10 +465,8 @@ int device_cache(struct qt_device_tensor *t, struct device *d, const struct qt_k
                           .dtype = cases[i].dtype,
                           .heads = model->kv_heads,
                           .group = model->heads / model->kv_heads,
-                          .dim = model->head_dim,
-                          .scale = kv->scale + layer * width,
-                          .zero = kv->zero + layer * width};
-        rc = check_case(&c, &undivided, layer, cases[i].paged, err);
+                          .dim = model->head_dim};
+        rc = check_case(&c, cases[i].paged, err);
         check_free(&c);
     }
     return rc;

@@ -1,10 +1,19 @@
 /*
  * Quantizes the keys and values of new tokens and appends them to the KV cache.
  *
- *   grid    (tokens, KV heads); one warp per thread block
- *   lane    D / 32 adjacent channels of the key and of the value
+ *   grid    (tokens, KV heads)
+ *   block   INT4: 4 warps; F16: 1 warp
+ *   values  warp 0; a lane has D / 32 adjacent channels of the token
+ *   keys    INT4: the thread block of the last new token of a group quantizes the whole group, those
+ *           of other tokens none. A thread has 8 adjacent channels of every ROWS-th token. Keys of
+ *           earlier calls come from k_tail
  *
- * Traffic    2 * 2 * head_dim bytes read, head_dim + 4 bytes written, per token and head
+ * The thread block of a sequence's first group in this call also stores the keys of its last group
+ * to k_tail, after it has read its own earlier keys from there.
+ *
+ * Traffic    2 * 2 * head_dim bytes read, head_dim + 4 bytes written, per token and head; and per
+ *            group with new tokens up to 64 * 2 * head_dim read, 64 * head_dim / 2 + 4 * head_dim
+ *            written
  * Reference  the same arithmetic in plain C (tests/gpu/test_kv4.c), bit for bit
  * Used by    qtool_kv_append
  */
@@ -17,7 +26,7 @@ struct kv_append_args {
     kv_view cache;
     const void *k, *v; /* [tokens][heads][D] */
     const int *sequence, *position;
-    int dim, bf16, f16_cache;
+    int tokens, bf16;
 };
 
 static __device__ __forceinline__ float kv_clamp_f16(float v)
@@ -25,114 +34,309 @@ static __device__ __forceinline__ float kv_clamp_f16(float v)
     return fminf(fmaxf(v, -65504.0f), 65504.0f);
 }
 
-static __device__ __forceinline__ uint32_t kv_code(float v)
+/* Scale and minimum of numbers from low to high. */
+static __device__ __forceinline__ float2 kv_grid_of(float low, float high)
 {
-    return (uint32_t)fminf(fmaxf(rintf(v), 0), 15);
+    float scale = __half2float(__float2half(__fdiv_rn(high - low, 15)));
+    return make_float2(scale == 0 ? 1 : scale, __half2float(__float2half(low)));
 }
 
-/* Returns the key codes of a lane's PER channels, 4 bits each, in the low bits. */
-template <int PER>
-static __device__ __forceinline__ uint32_t kv_key_codes(const float *x, const float *scale,
-                                                        const float *zero)
+/*
+ * Returns a code in the low bits of the FP32 number 1.5 * 2^23 + code: conversion instructions are
+ * slower than additions. per: 1 / scale.
+ */
+enum { CODE_BASE = 0x4b400000 };
+static __device__ __forceinline__ uint32_t kv_code(float x, float minimum, float per)
 {
-    uint32_t codes = 0;
-#pragma unroll
-    for (int i = 0; i < PER; i++)
-        codes |= kv_code(__fmaf_rn(x[i], __frcp_rn(scale[i]), zero[i])) << 4 * i;
-    return codes;
+    const float code = fminf(fmaxf(__fmul_rn(x - minimum, per), 0), 15);
+    return __float_as_uint(__fadd_rn(code, 0x1.8p23f));
 }
 
-/* Returns the value codes of a lane's PER channels. *param: scale and minimum of the whole head. */
+/* Quantizes the value of the token at index `token` of the call; 32 threads, with PER channels each. */
 template <int PER>
-static __device__ __forceinline__ uint32_t kv_value_codes(const float *x, __half2 *param)
+static __device__ __forceinline__ void kv_append_value(const kv_append_args &a, int token, int head,
+                                                       size_t row)
 {
-    float low = INFINITY, high = -INFINITY;
+    enum { D = 32 * PER };
+    const int channel = (int)threadIdx.x * PER;
+    const size_t from = ((size_t)token * a.cache.heads + head) * D + channel;
+    float v[PER], low = INFINITY, high = -INFINITY;
 #pragma unroll
     for (int i = 0; i < PER; i++) {
-        low = fminf(low, x[i]);
-        high = fmaxf(high, x[i]);
+        v[i] = kv_clamp_f16(qt_widen(a.bf16, ((const uint16_t *)a.v)[from + i]));
+        low = fminf(low, v[i]);
+        high = fmaxf(high, v[i]);
     }
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
         low = fminf(low, __shfl_xor_sync(~0u, low, d));
         high = fmaxf(high, __shfl_xor_sync(~0u, high, d));
     }
-    __half minimum = __float2half(low), scale = __float2half(__fdiv_rn(high - low, 15));
-    if (__half2float(scale) == 0)
-        scale = __float2half(1);
-    *param = __halves2half2(scale, minimum);
-    float per = __frcp_rn(__half2float(scale));
+    const float2 grid = kv_grid_of(low, high);
+    const float per = __frcp_rn(grid.x);
     uint32_t codes = 0;
 #pragma unroll
     for (int i = 0; i < PER; i++)
-        codes |= kv_code(__fmul_rn(x[i] - __half2float(minimum), per)) << 4 * i;
-    return codes;
-}
-
-template <int PER> static __device__ __forceinline__ void kv_put(unsigned char *to, uint32_t codes)
-{
+        codes += (kv_code(v[i], grid.y, per) - CODE_BASE) << 4 * i;
+    unsigned char *to = a.cache.v + (row * D + channel) / 2;
     if (PER == 4)
         *(uint16_t *)to = (uint16_t)codes;
     else
         *to = (unsigned char)codes;
+    if (threadIdx.x == 0)
+        a.cache.param[row] = __floats2half2_rn(grid.x, grid.y);
 }
 
-template <int PER>
-__global__ void __launch_bounds__(32) kv_append_kernel(const __grid_constant__ kv_append_args a)
+/* Eight keys as FP16. */
+struct alignas(16) kv_keys {
+    __half2 x[4];
+};
+
+/* The keys from `channel` on of the token at an index of the call. */
+static __device__ __forceinline__ kv_keys kv_new_keys(const kv_append_args &a, int token, int head,
+                                                      int dim, int channel)
 {
-    const int lane = (int)threadIdx.x, head = (int)blockIdx.y, sequence = a.sequence[blockIdx.x];
-    const int position = a.position[blockIdx.x], channel = lane * PER;
-    const size_t from = ((size_t)blockIdx.x * a.cache.heads + head) * a.dim + channel;
-    const size_t row = kv_row(a.cache, kv_page(a.cache, sequence, position), head, position);
-    float k[PER], v[PER];
+    const size_t at = ((size_t)token * a.cache.heads + head) * dim + channel;
+    const uint4 bits = *(const uint4 *)((const uint16_t *)a.k + at);
+    const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+    kv_keys k;
 #pragma unroll
-    for (int i = 0; i < PER; i++) {
-        k[i] = qt_widen(a.bf16, ((const uint16_t *)a.k)[from + i]);
-        v[i] = kv_clamp_f16(qt_widen(a.bf16, ((const uint16_t *)a.v)[from + i]));
+    for (int i = 0; i < 4; i++)
+        k.x[i] = __floats2half2_rn(kv_clamp_f16(qt_widen(a.bf16, (uint16_t)words[i])),
+                                   kv_clamp_f16(qt_widen(a.bf16, (uint16_t)(words[i] >> 16))));
+    return k;
+}
+
+enum { APPEND_THREADS = 128 };
+
+/* Layout of a group in a thread block. */
+template <int D> struct kv_group {
+    enum {
+        CHUNKS = D / 8, /* threads per row */
+        ROWS = APPEND_THREADS / CHUNKS,
+        STEPS = QTOOL_KV_GROUP / ROWS,
+        WARPS = APPEND_THREADS / 32,
+    };
+};
+
+/* Codes of eight keys in the order of qtool_kv4.h. */
+static __device__ __forceinline__ uint32_t kv_key_codes(const kv_keys &k, const float2 grid[8],
+                                                        const float per[8])
+{
+    uint32_t codes = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 x = __half22float2(k.x[i]);
+        codes += (kv_code(x.x, grid[2 * i].y, per[2 * i]) - CODE_BASE) << 4 * i;
+        codes += (kv_code(x.y, grid[2 * i + 1].y, per[2 * i + 1]) - CODE_BASE) << (4 * i + 16);
     }
-    ptx_launch_dependents();
-    if (a.f16_cache) {
+    return codes;
+}
+
+/* Ranges of the thread's channels, from those of its own tokens. */
+template <int D> static __device__ __forceinline__ void kv_join_ranges(kv_keys *low, kv_keys *high)
+{
+    typedef kv_group<D> G;
+    __shared__ kv_keys ranges[2][G::WARPS][G::CHUNKS];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
 #pragma unroll
-        for (int i = 0; i < PER; i++) {
-            ((__half *)a.cache.k)[row * a.dim + channel + i] = __float2half(kv_clamp_f16(k[i]));
-            ((__half *)a.cache.v)[row * a.dim + channel + i] = __float2half(v[i]);
+    for (int d = G::CHUNKS; d < 32; d *= 2)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            low->x[i] = __hmin2(low->x[i], __shfl_xor_sync(~0u, low->x[i], d));
+            high->x[i] = __hmax2(high->x[i], __shfl_xor_sync(~0u, high->x[i], d));
         }
-        return;
+    if (lane < G::CHUNKS) {
+        ranges[0][warp][lane] = *low;
+        ranges[1][warp][lane] = *high;
     }
-    const size_t at = (row * a.dim + channel) / 2;
-    const int scale_at = head * a.dim + channel;
-    kv_put<PER>(a.cache.k + at,
-                kv_key_codes<PER>(k, a.cache.k_scale + scale_at, a.cache.k_zero + scale_at));
-    __half2 param;
-    kv_put<PER>(a.cache.v + at, kv_value_codes<PER>(v, &param));
-    if (lane == 0)
-        a.cache.param[row] = param;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < G::WARPS; w++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            low->x[i] = __hmin2(low->x[i], ranges[0][w][lane % G::CHUNKS].x[i]);
+            high->x[i] = __hmax2(high->x[i], ranges[1][w][lane % G::CHUNKS].x[i]);
+        }
+}
+
+/* Quantizes the group that ends, so far, with the token at index `token` of the call. row: of the
+ * group's token 0. at: place of the token in the group. begin: the first one whose keys are
+ * quantized, others have codes of 0. run:
+ * tokens of the group that are in the call. */
+template <int D>
+static __device__ __forceinline__ void kv_append_group(const kv_append_args &a, int token, int head,
+                                                       int sequence, size_t row, int at,
+                                                       int begin, int run)
+{
+    typedef kv_group<D> G;
+    const int channel = (int)threadIdx.x % G::CHUNKS * 8, own = (int)threadIdx.x / G::CHUNKS;
+    const __half *tail =
+        a.cache.k_tail + ((size_t)sequence * a.cache.heads + head) * (QTOOL_KV_GROUP * D) + channel;
+    const __half2 most = __float2half2_rn(65504);
+    kv_keys k[G::STEPS], low, high;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        low.x[i] = most;
+        high.x[i] = __hneg2(most);
+    }
+#pragma unroll
+    for (int s = 0; s < G::STEPS; s++) {
+        const int j = s * G::ROWS + own;
+        if (j < begin || j > at)
+            continue;
+        if (at - j < run)
+            k[s] = kv_new_keys(a, token - (at - j), head, D, channel);
+        else
+            k[s] = *(const kv_keys *)(tail + (size_t)j * D);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            low.x[i] = __hmin2(low.x[i], k[s].x[i]);
+            high.x[i] = __hmax2(high.x[i], k[s].x[i]);
+        }
+    }
+    kv_join_ranges<D>(&low, &high);
+    if (at < begin) { /* token 0 alone */
+        const __half2 zero = __float2half2_rn(0);
+        low = high = {{zero, zero, zero, zero}};
+    }
+    float2 grid[8];
+    float per[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const float2 l = __half22float2(low.x[i / 2]), h = __half22float2(high.x[i / 2]);
+        grid[i] = i % 2 ? kv_grid_of(l.y, h.y) : kv_grid_of(l.x, h.x);
+        per[i] = __frcp_rn(grid[i].x);
+    }
+#pragma unroll
+    for (int s = 0; s < G::STEPS; s++) {
+        const int j = s * G::ROWS + own;
+        if (j <= at)
+            *(uint32_t *)(a.cache.k + ((row + j) * D + channel) / 2) =
+                j >= begin ? kv_key_codes(k[s], grid, per) : 0;
+    }
+    if (own == 0) {
+        kv_keys *to = (kv_keys *)(a.cache.k_param + row / QTOOL_KV_GROUP * (4 * D) + channel * 2);
+        kv_keys scale, minimum;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            scale.x[i] = __floats2half2_rn(grid[2 * i].x, grid[2 * i + 1].x);
+            minimum.x[i] = __floats2half2_rn(grid[2 * i].y, grid[2 * i + 1].y);
+        }
+        to[0] = scale;
+        to[G::CHUNKS] = minimum;
+    }
+}
+
+/* Index of the last token of the sequence, whose tokens are adjacent, from index `token` on. */
+static __device__ __forceinline__ int kv_last_of(const kv_append_args &a, int token, int sequence)
+{
+    const auto has = [&](int index) { return index < a.tokens && a.sequence[index] == sequence; };
+    int count = 0;
+    do { /* in steps of a group, then of a token */
+        count = __syncthreads_count(has(token + ((int)threadIdx.x + 1) * QTOOL_KV_GROUP));
+        token += count * QTOOL_KV_GROUP;
+    } while (count == APPEND_THREADS);
+    return token + __syncthreads_count((int)threadIdx.x < QTOOL_KV_GROUP - 1 &&
+                                       has(token + (int)threadIdx.x + 1));
+}
+
+/* Tokens of the call in the group of the token at an index, up to that token. */
+static __device__ __forceinline__ int kv_run_of(const kv_append_args &a, int token, int sequence,
+                                                int at)
+{
+    const int index = token - (int)threadIdx.x;
+    return __syncthreads_count((int)threadIdx.x <= at && index >= 0 &&
+                               a.sequence[index] == sequence);
+}
+
+/* Stores the new keys, `run` of them, of the group of the token at index `last` to the tail. */
+template <int D>
+static __device__ __forceinline__ void kv_append_tail(const kv_append_args &a, int last, int run,
+                                                      int head, int sequence)
+{
+    typedef kv_group<D> G;
+    const int channel = (int)threadIdx.x % G::CHUNKS * 8, at = a.position[last] % QTOOL_KV_GROUP;
+    __half *tail = a.cache.k_tail +
+                   ((size_t)sequence * a.cache.heads + head) * (QTOOL_KV_GROUP * D) + channel;
+#pragma unroll 1
+    for (int i = (int)threadIdx.x / G::CHUNKS; i < run; i += G::ROWS)
+        *(kv_keys *)(tail + (size_t)(at - i) * D) = kv_new_keys(a, last - i, head, D, channel);
+}
+
+template <int D>
+__global__ void __launch_bounds__(APPEND_THREADS)
+    kv_append_int4(const __grid_constant__ kv_append_args a)
+{
+    const int token = (int)blockIdx.x, head = (int)blockIdx.y, sequence = a.sequence[token];
+    const int position = a.position[token], at = position % QTOOL_KV_GROUP;
+    const size_t row = kv_row(a.cache, kv_page(a.cache, sequence, position), head, position);
+    const bool more = token + 1 < a.tokens && a.sequence[token + 1] == sequence;
+    ptx_launch_dependents();
+    if (threadIdx.x < 32)
+        kv_append_value<D / 32>(a, token, head, row);
+    if (position == 0 && threadIdx.x < D / 8)
+        *(kv_keys *)(a.cache.k_first + ((size_t)sequence * a.cache.heads + head) * D +
+                     threadIdx.x * 8) = kv_new_keys(a, token, head, D, (int)threadIdx.x * 8);
+    if (more && at != QTOOL_KV_GROUP - 1)
+        return; /* the group has a later token */
+    int run = kv_run_of(a, token, sequence, at);
+    kv_append_group<D>(a, token, head, sequence, row - at, at, position < QTOOL_KV_GROUP, run);
+    const int before = token - run; /* of the sequence only if the whole group is in the call */
+    if (before >= 0 && a.sequence[before] == sequence)
+        return; /* not the sequence's first group of the call */
+    __syncthreads(); /* the tail has been read */
+    int last = token;
+    if (more) {
+        last = kv_last_of(a, token, sequence);
+        run = kv_run_of(a, last, sequence, a.position[last] % QTOOL_KV_GROUP);
+    }
+    kv_append_tail<D>(a, last, run, head, sequence);
+}
+
+template <int D>
+__global__ void __launch_bounds__(32) kv_append_f16(const __grid_constant__ kv_append_args a)
+{
+    const int token = (int)blockIdx.x, head = (int)blockIdx.y, sequence = a.sequence[token];
+    const int position = a.position[token];
+    const size_t row = kv_row(a.cache, kv_page(a.cache, sequence, position), head, position);
+    ptx_launch_dependents();
+#pragma unroll
+    for (int d = (int)threadIdx.x; d < D; d += 32) {
+        const size_t from = ((size_t)token * a.cache.heads + head) * D + d;
+        const float k = qt_widen(a.bf16, ((const uint16_t *)a.k)[from]);
+        const float v = qt_widen(a.bf16, ((const uint16_t *)a.v)[from]);
+        ((__half *)a.cache.k)[row * D + d] = __float2half(kv_clamp_f16(k));
+        ((__half *)a.cache.v)[row * D + d] = __float2half(kv_clamp_f16(v));
+    }
 }
 
 int qtool_kv_append(const struct qtool_kv_cache *cache, const void *k, const void *v,
                     const int *sequence, const int *position, size_t tokens, enum qtool_dtype dtype,
                     void *stream)
 {
+    static void (*const kernels[2][2])(kv_append_args) = {{kv_append_int4<64>, kv_append_int4<128>},
+                                                          {kv_append_f16<64>, kv_append_f16<128>}};
     kv_append_args a = {};
     if (qt_kv_cache_fault(cache) || tokens > 0x7fffffff || (unsigned)dtype > QTOOL_BF16)
         return QTOOL_UNSUPPORTED;
     if (tokens == 0)
         return QTOOL_OK;
-    if (!k || !v || !sequence || !position)
+    if (!k || !v || !sequence || !position || (size_t)k % 16)
         return QTOOL_UNSUPPORTED;
+    const bool f16 = cache->format == QTOOL_KV_F16;
     a.cache = qt_kv_view(cache);
     a.k = k;
     a.v = v;
     a.sequence = sequence;
     a.position = position;
-    a.dim = (int)cache->head_dim;
+    a.tokens = (int)tokens;
     a.bf16 = dtype == QTOOL_BF16;
-    a.f16_cache = cache->format == QTOOL_KV_F16;
     dim3 grid((unsigned)tokens, (unsigned)cache->heads);
     void *args[] = {&a};
-    const void *kernel = cache->head_dim == 128 ? (const void *)kv_append_kernel<4>
-                                                : (const void *)kv_append_kernel<2>;
-    return cudaLaunchKernel(kernel, grid, dim3(32), args, 0, (cudaStream_t)stream) == cudaSuccess
+    return cudaLaunchKernel((const void *)kernels[f16][cache->head_dim == 128], grid,
+                            dim3(f16 ? 32 : APPEND_THREADS), args, 0,
+                            (cudaStream_t)stream) == cudaSuccess
                ? QTOOL_OK
                : QTOOL_FAILED;
 }
@@ -150,16 +354,19 @@ const char *qt_kv_cache_fault(const struct qtool_kv_cache *c)
         return "head_dim must be 64 or 128";
     if (c->heads == 0 || c->heads > 65535)
         return "the number of KV heads must be 1 to 65535";
-    if (c->page_tokens == 0 || c->page_tokens % 16 || c->page_tokens > 1u << 30)
-        return "page_tokens must be a multiple of 16, from 16 to 2^30";
+    if (c->format != QTOOL_KV_INT4 && c->format != QTOOL_KV_F16)
+        return "unknown cache format";
+    if (c->page_tokens == 0 || c->page_tokens > 1u << 30 ||
+        c->page_tokens % (c->format == QTOOL_KV_INT4 ? QTOOL_KV_GROUP : 16))
+        return "page_tokens must be a multiple of 64 (F16: of 16), at most 2^30";
     if (c->table && (c->page_tokens & (c->page_tokens - 1)))
         return "page_tokens must be a power of two with a page table";
     if (!aligned(c->k) || !aligned(c->v))
         return "k and v must be set and 16-byte aligned";
-    if (c->format == QTOOL_KV_INT4 && (!aligned(c->v_param) || !c->k_scale || !c->k_zero))
-        return "a 4-bit cache needs v_param (16-byte aligned), k_scale and k_zero";
-    if (c->format != QTOOL_KV_INT4 && c->format != QTOOL_KV_F16)
-        return "unknown cache format";
+    if (c->format == QTOOL_KV_INT4 &&
+        (!aligned(c->k_param) || !aligned(c->v_param) || !aligned(c->k_first) ||
+         !aligned(c->k_tail)))
+        return "a 4-bit cache needs k_param, v_param, k_first and k_tail, 16-byte aligned";
     return NULL;
 }
 
@@ -169,8 +376,9 @@ kv_view qt_kv_view(const struct qtool_kv_cache *c)
     v.k = (unsigned char *)c->k;
     v.v = (unsigned char *)c->v;
     v.param = (__half2 *)c->v_param;
-    v.k_scale = c->format == QTOOL_KV_INT4 ? c->k_scale : NULL;
-    v.k_zero = c->k_zero;
+    v.k_param = (unsigned char *)c->k_param;
+    v.k_first = (__half *)c->k_first;
+    v.k_tail = (__half *)c->k_tail;
     v.table = c->table;
     v.table_pitch = (int)c->table_pitch;
     v.heads = (int)c->heads;

@@ -14,13 +14,13 @@ enum { STATIC_BYTES = 256 };
 struct kv_instance {
     enum qtool_kv_format format;
     size_t dim, heads; /* head_dim; query heads per thread block */
-    int warps, stages, stage_bytes;
+    int warps, stages, stage_bytes, first_bytes;
     void (*kernel)(kv_args);
 };
 
 #define INSTANCE(format, F, hq, depth)                                                             \
     {                                                                                              \
-        format, F::DIM, 4 * hq, F::warps(hq), depth, kv_stage<F>::BYTES,                           \
+        format, F::DIM, 4 * hq, F::warps(hq), depth, kv_stage<F>::BYTES, F::FIRST,                           \
             kv_attention_kernel<F, hq, depth>                                                      \
     }
 #define INT4(dim, depth)                                                                           \
@@ -39,7 +39,7 @@ static const kv_instance instances[] = {INT4(64, 3),  INT4(64, 4), INT4(128, 2),
 /* Dynamic shared memory of a kernel: the pipelines, or the partial results that replace them. */
 static size_t smem_bytes(const kv_instance *in)
 {
-    size_t pipelines = (size_t)in->warps * in->stages * in->stage_bytes;
+    size_t pipelines = (size_t)in->warps * in->stages * in->stage_bytes + in->first_bytes;
     size_t partial = (size_t)in->warps * in->heads * (in->dim + 4) * 4;
     return pipelines > partial ? pipelines : partial;
 }
@@ -132,7 +132,7 @@ static size_t partial_bytes(const struct qtool_kv_plan *p, const struct qtool_kv
 static void choose_split(struct qtool_kv_plan *p, const struct qtool_kv_cache *c,
                          const kv_instance *in, const kv_site *s)
 {
-    const double row_bytes = (double)c->head_dim * (c->format == QTOOL_KV_INT4 ? 1 : 4) + 4;
+    const double row_bytes = (double)c->head_dim * (c->format == QTOOL_KV_INT4 ? 1.0625 : 4) + 4;
     const double alone_us = (.3 + row_bytes / 660) * (in->heads > 8 ? 1.7 : 1);
     const double share_us = 128 * row_bytes / 33e3;
     const size_t length = p->options.max_length;

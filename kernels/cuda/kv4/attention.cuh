@@ -5,16 +5,18 @@
  *   grid          (splits, KV heads x tiles of 4 HQ query heads, sequences)
  *   thread block  F::warps(HQ) warps; each has a pipeline of its own, and the warps take the stages
  *                 of a split (TOKENS tokens each) in turn
- *   smem          [ pipeline of DEPTH stages per warp: keys, values, value parameters ]; at the end
+ *   smem          [ pipeline of DEPTH stages per warp: keys, values, their parameters ]
+ *                 [ keys of token 0 ]; at the end
  *                 the partial results of the warps are in the same place
  *
- *   warp          global -- cp.async --> stage --> codes as bytes --> S = K q (m16n8k32)
- *                 --> p = 2^(S - m) --> times the token's value scale --> FP16, transposed
- *                 --> O += V^T p, codes in FP16 mantissas (m16n8k16)
+ *   warp          global -- cp.async --> stage --> codes in FP16 mantissas --> S = K q
+ *                 (m16n8k16) --> p = 2^(S - m) --> times the value scale of the token --> FP16,
+ *                 transposed --> O += V^T p, codes in FP16 mantissas (m16n8k16)
  *
- * The key scales are multiplied into q. The key zero-points shift all scores of a query alike and
- * cancel in the softmax. A value is code * scale + minimum: the scale is multiplied into p, and the
- * minima times p are accumulated as one number per head.
+ * A key is code * scale + minimum, with scales and minima per channel and group: the scales are
+ * multiplied into q for each stage, and the minima times q are one number per head and stage. A
+ * value is code * scale + minimum: the scale is multiplied into p, and the minima times p are
+ * accumulated as one number per head.
  *
  * The softmax is online, with a running maximum m per warp and head, which is updated only if some
  * score exceeds it. Likewise v_unit, the power of two that keeps p * scale in the range of FP16.
@@ -24,7 +26,7 @@
  * Traffic    the cache once per tile of query heads, q once per split; splits > 1:
  *            (head_dim + 4) * 4 bytes per query head and split, written and read
  * Reference  FP64 attention over the dequantized cache; relative error <= 1.5e-3, BF16 3e-3
- *            (queries times key scales have 16 bits, p is FP16)
+ *            (queries times key scales are FP16, p is FP16)
  * Used by    attention.cu
  */
 #ifndef QT_KERNELS_CUDA_KV4_ATTENTION_CUH
@@ -162,23 +164,24 @@ static __device__ __forceinline__ float2 kv_param(uint32_t at)
     return __half22float2(*(const __half2 *)&v);
 }
 
-/* Processes one stage, whose first token is token0. own: token of the lane's row g in a tile. */
+/* Processes one stage, whose first token is token0. own: token of the lane's row g in a tile. first: keys of token 0. */
 template <class F, int HQ>
-static __device__ __forceinline__ void kv_stage_step(kv_state<F, HQ> *st,
-                                                     const kv_queries<F, HQ> &q, const F &format,
-                                                     uint32_t stage, int token0, int own, int end)
+static __device__ __forceinline__ void
+kv_stage_step(kv_state<F, HQ> *st, const kv_queries<F, HQ> &q, const F &format, uint32_t stage,
+              uint32_t first, int token0, int own, int end)
 {
     typedef kv_stage<F> S;
     float s[S::TILES][HQ][2];
     float2 param[S::TILES][2];
 #pragma unroll
-    for (int i = 0; i < S::TILES; i++) {
-        format.template multiply<HQ>(s[i], q.frag, stage, i);
+    for (int i = 0; i < S::TILES; i++)
 #pragma unroll
         for (int j = 0; j < 2; j++)
             if (F::PARAMS)
                 param[i][j] = kv_param(stage + S::PARAM_AT + (own + i * 16 + j * 8) * 4);
-    }
+    format.template multiply<HQ>(s, q.frag, stage);
+    if (F::FIRST && token0 == 0)
+        format.template replace_first<HQ>(s, q.frag, first);
     if (token0 + F::TOKENS > end)
         kv_mask<F, HQ>(s, end, token0 + own);
     kv_softmax<F, HQ>(st, q, s, param);
@@ -262,12 +265,15 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
 
     const kv_source source = kv_source_of<F>(a, w);
     const uint32_t stages = ptx_shared(kv_smem) + w.warp * DEPTH * BYTES;
+    const uint32_t first = ptx_shared(kv_smem) + WARPS * DEPTH * BYTES; /* keys of token 0 */
     const int stride = WARPS * F::TOKENS;
     int token = w.begin + w.warp * F::TOKENS, ahead = token;
 #pragma unroll 1
     for (int i = 0; i < DEPTH - 1; i++, ahead += stride) {
-        if (a.dependent && (unsigned)(length - 1 - ahead) < F::TOKENS) /* has the new token */
-            ptx_wait_previous();
+        if (a.dependent && ahead + F::TOKENS > (length - 1) / F::GROUP * F::GROUP)
+            ptx_wait_previous(); /* the stage has tokens that append rewrites */
+        if (ahead == 0)
+            kv_copy_first<F>(a, w, first);
         kv_copy<F>(a, source, w, stages + i * BYTES, ahead);
     }
     if (a.dependent) {
@@ -296,7 +302,7 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
         ptx_copy_wait<DEPTH - 2>();
         __syncwarp(); /* all lanes' copies have arrived; the free stage has been read */
         kv_copy<F>(a, source, w, stages + free_stage * BYTES, ahead);
-        kv_stage_step<F, HQ>(&st, q, format, stages + stage * BYTES, token, own, w.end);
+        kv_stage_step<F, HQ>(&st, q, format, stages + stage * BYTES, first, token, own, w.end);
         stage = stage + 1 == DEPTH ? 0 : stage + 1;
         free_stage = free_stage + 1 == DEPTH ? 0 : free_stage + 1;
     }

@@ -4,13 +4,17 @@
 
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/ptx_int.cuh"
+#include "kernels/include/qtool_kv4.h"
 
+#include <cuda_fp16.h>
 #include <math.h>
 
 struct kv_view {
     unsigned char *k, *v;
-    __half2 *param; /* scale, minimum */
-    const float *k_scale, *k_zero;
+    __half2 *param;         /* of values: scale, minimum */
+    unsigned char *k_param; /* of groups of keys: FP16 [2][head_dim], scales and minima */
+    __half *k_first;        /* [sequence][head][head_dim] */
+    __half *k_tail;         /* [sequence][head][QTOOL_KV_GROUP][head_dim] */
     const int *table;
     int table_pitch, heads, page_tokens;
     int page_shift; /* log2(page_tokens), with a table */
@@ -30,8 +34,8 @@ static __device__ __forceinline__ int kv_page(const kv_view &c, int sequence, in
 }
 
 /*
- * Formats. A stage of TOKENS tokens of one head is [ K rows | V rows | parameters ] in shared
- * memory; a tile is 16 of its tokens. Scores: keys are the A operand (rows = tokens, k = channels),
+ * Formats. A stage of TOKENS tokens of one head is [ K rows | V rows | value parameters | key
+ * parameters ] in shared memory; a tile is 16 of its tokens. Scores: keys are the A operand (rows = tokens, k = channels),
  * queries are B (n = heads). Output: transposed values are the A operand of m16n8k16 (rows =
  * channels, k = tokens), probabilities are B. The order of k is free if both operands agree, so
  * each format uses the order in which its words are stored.
@@ -41,12 +45,16 @@ static __device__ __forceinline__ int kv_page(const kv_view &c, int sequence, in
  * 2t and 2t + 1 of the n-th n8 tile are the heads of u = 2n and 2n + 1.
  *
  *     warps          warps of a thread block
- *     TILE_HEADS     heads in the eight columns of B
- *     QUERY_WORDS    words of a lane for these heads
+ *     GROUP          append may rewrite the tokens from the last multiple of GROUP on
+ *     PARAMS         bytes of a token's value parameters
+ *     GRID           bytes of the key parameters of a stage
+ *     FIRST          bytes of the keys of token 0, if they are apart
+ *     QUERY_WORDS    words of a lane for the eight columns of B
+ *     column         column of B, counted over all n8 tiles, of a head
  *     moved          address `rows` rows after a row among the first 8; rows is a constant
- *     query_channel  channel of value i, i < D / 32, that a lane prepares of a head for put_query
- *     query_factor   factor that queries are multiplied by, from their largest magnitude
- *     query_unit     factor that products with codes are multiplied by
+ *     query_channel  channel of value i, i < D / 32, that a lane prepares of a head: two a word
+ *     query_part     factor of a word of a query
+ *     query_exp2     log2 of the factor that queries are multiplied by, from their largest magnitude
  */
 
 /* Returns v, in a register that the compiler keeps: it would recompute the value for each stage,
@@ -61,16 +69,25 @@ template <class T> static __device__ __forceinline__ T *kv_kept(T *p)
     return (T *)__shfl_sync(~0u, (unsigned long long)p, threadIdx.x % 32);
 }
 
+/* Log2 of the factor that brings the largest magnitude `top` into [2^exponent, 2^(exponent + 1)). */
+static __device__ __forceinline__ float kv_exponent(float top, int exponent)
+{
+    return top > 0 && top < INFINITY ? (float)min(exponent - ilogbf(top), 100) : 0;
+}
+
 template <int D> struct kv_int4 {
     enum {
         DIM = D,
         TOKENS = 32,
         ROW = D / 2,
-        PARAMS = 1,
-        TILE_HEADS = 4,
-        QUERY_WORDS = D / 16,
+        GROUP = QTOOL_KV_GROUP,
+        PARAMS = 4,
+        GRID = 4 * D,
+        FIRST = 2 * D,
+        QUERY_WORDS = D / 8,
+        GRID_AT = TOKENS * (2 * ROW + PARAMS), /* in a stage */
     };
-    uint32_t key_lane, value_lane;
+    uint32_t key_lane, value_lane, grid_lane;
 
     /* With 16 heads, 8 warps would use so many registers that no second thread block fits on an
      * SM. */
@@ -83,6 +100,14 @@ template <int D> struct kv_int4 {
         key_lane = kv_kept(lane * (D / 8));
         value_lane =
             kv_kept(value_at(lane % 4, lane / 4 * (D / 16) / 16) + lane / 4 * (D / 16) % 16);
+        grid_lane = kv_kept(lane % 4 * 16);
+    }
+    /* Offset of 16 bytes of the key parameters (scales, then minima) or of the keys of token 0: the
+     * chunks of eight channels are in the order in which the lanes t read them. */
+    static __device__ __forceinline__ uint32_t grid_at(unsigned chunk)
+    {
+        const unsigned part = chunk / (D / 8), t = chunk / (D / 32) % 4, j = chunk % (D / 32);
+        return part * 2 * D + j * 64 + t * 16;
     }
     /* Offset of 16 bytes of a key. Among eight rows, row 2 t + h is token t + 4 h: see
      * tile_values. */
@@ -107,77 +132,116 @@ template <int D> struct kv_int4 {
 
     /* ---- scores ----
      *
-     * Codes are unsigned bytes of m16n8k32. One product takes the low nibbles of words 2 j and
-     * 2 j + 1 of a row; another, with accumulators of its own, takes the high nibbles, which are 16
-     * times their codes. Lane (g, t) has D/32 words of the key rows g and g + 8; nibble n of word j
-     * is channel t * D/4 + 8 j + n.
-     *
-     * Queries are 16-bit integers, 256 high + low. Column 2 i of B is the high part of head i,
-     * column 2 i + 1 its low part, so lane t gets both parts of head t.
+     * Lane (g, t) has D/32 words of the key rows g and g + 8: the channels from t * D/4 on. Codes
+     * are used as FP16 bit patterns: the subnormal code * 2^-24, which is exact, or 16 times that:
+     * odd words of queries are divided by 16.
+     * The scales of the group are multiplied into the queries. The products of the queries with the
+     * minima are the same for all tokens of the group.
      */
     static __device__ __forceinline__ int head(int u, int t)
     {
         return 4 * u + t;
     }
+    static __device__ __forceinline__ int column(int head)
+    {
+        return head / 8 * 8 + head % 4 * 2 + head / 4 % 2;
+    }
     static __device__ __forceinline__ int query_channel(int lane, int i)
     {
-        const int byte = lane * (D / 32) + i, word = byte / 4 % (D / 16); /* see multiply */
-        return byte / (D / 4) * (D / 4) + (word / 4 * 2 + word % 2) * 8 + byte % 4 * 2 +
-               word / 2 % 2;
+        return lane * (D / 32) + i;
     }
-    static __device__ __forceinline__ float query_factor(float top)
+    /* Queries are below 4: then their products with scales, at most 2 * 65504 / 15, fit FP16. */
+    static __device__ __forceinline__ float query_exp2(float top)
     {
-        /* Both are scaled down because __fdividef returns 0 for divisors from 2^126 on. */
-        return top > 1e-30f ? __fdividef(LARGEST * 0x1p-20f, top * 0x1p-20f) : 0;
+        return kv_exponent(top, 1);
     }
-    static __device__ __forceinline__ float query_unit(float top)
+    static __device__ __forceinline__ float query_part(int word)
     {
-        return top * (1 / (16 * LARGEST));
-    }
-    /* words: operand words of a head, [high, low][D bytes]. */
-    static __device__ __forceinline__ void put_query(uint32_t *words, int lane,
-                                                     const float v[D / 32])
-    {
-        uint32_t part[2] = {};
-#pragma unroll
-        for (int i = 0; i < D / 32; i++) {
-            const int q = __float2int_rn(v[i]), low = (int)(signed char)(q & 255);
-            part[0] |= (uint32_t)((q - low) >> 8 & 255) << 8 * i;
-            part[1] |= (uint32_t)(low & 255) << 8 * i;
-        }
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (D == 128)
-                words[i * (D / 4) + lane] = part[i];
-            else
-                ((uint16_t *)words)[i * (D / 2) + lane] = (uint16_t)part[i];
+        return word % 2 ? 1.f / 16 : 1;
     }
     template <int HQ>
-    __device__ __forceinline__ void multiply(float s[HQ][2], const uint32_t (*q)[QUERY_WORDS],
-                                             uint32_t stage, int tile) const
+    __device__ __forceinline__ void multiply(float s[TOKENS / 16][HQ][2],
+                                             const uint32_t (*q)[QUERY_WORDS], uint32_t stage) const
     {
-        const uint32_t nibble = 0x0f0f0f0f;
-        uint32_t w[2][D / 32];
+        enum { TILES = TOKENS / 16, COLUMNS = (HQ + 1) / 2 };
+        uint32_t w[TILES][2][D / 32];
+        vector least[COLUMNS] = {};
+        float sum[TILES][COLUMNS][4] = {};
 #pragma unroll
-        for (int h = 0; h < 2; h++)
-            load_words(w[h], stage + key_lane + (tile * 16 + h * 8) * ROW);
+        for (int i = 0; i < TILES; i++)
 #pragma unroll
-        for (int u = 0; u < HQ; u++) {
-            int low[4] = {}, high[4] = {};
+            for (int h = 0; h < 2; h++)
+                load_words(w[i][h], stage + key_lane + (i * 16 + h * 8) * ROW);
 #pragma unroll
-            for (int j = 0; j < D / 32; j += 2) {
-                uint32_t a[4] = {w[0][j] & nibble, w[1][j] & nibble, w[0][j + 1] & nibble,
-                                 w[1][j + 1] & nibble};
-                ptx_mma_u8(low, a, q[u][2 * j], q[u][2 * j + 1]);
-                uint32_t b[4] = {w[0][j] & ~nibble, w[1][j] & ~nibble, w[0][j + 1] & ~nibble,
-                                 w[1][j + 1] & ~nibble};
-                ptx_mma_u8(high, b, q[u][2 * j + 2], q[u][2 * j + 3]);
+        for (int j = 0; j < D / 32; j++) {
+            const uint4 scale = ptx_load_16(stage + GRID_AT + grid_lane + j * 64);
+            const uint4 low = ptx_load_16(stage + GRID_AT + grid_lane + j * 64 + 2 * D);
+#pragma unroll
+            for (int n = 0; n < COLUMNS; n++) {
+                const uint32_t *b = &q[n][4 * j];
+                const uint32_t scaled[4] = {times(b[0], scale.x), times(b[1], scale.y),
+                                            times(b[2], scale.z), times(b[3], scale.w)};
+                least[n].add(low, b);
+#pragma unroll
+                for (int i = 0; i < TILES; i++) {
+                    const uint32_t x = w[i][0][j], y = w[i][1][j];
+                    const uint32_t a[4] = {x & 0x000f000f, y & 0x000f000f, x >> 8 & 0x000f000f,
+                                           y >> 8 & 0x000f000f};
+                    const uint32_t c[4] = {x & 0x00f000f0, y & 0x00f000f0, x >> 8 & 0x00f000f0,
+                                           y >> 8 & 0x00f000f0};
+                    ptx_mma_f16(sum[i][n], a, scaled[0], scaled[2]);
+                    ptx_mma_f16(sum[i][n], c, scaled[1], scaled[3]);
+                }
             }
-#pragma unroll
-            for (int j = 0; j < 2; j++)
-                s[u][j] = (float)((16 * low[2 * j] + high[2 * j]) * 256 + 16 * low[2 * j + 1] +
-                                  high[2 * j + 1]);
         }
+#pragma unroll
+        for (int i = 0; i < TILES; i++)
+#pragma unroll
+            for (int u = 0; u < HQ; u++)
+#pragma unroll
+                for (int j = 0; j < 2; j++)
+                    s[i][u][j] =
+                        fmaf(sum[i][u / 2][2 * j + u % 2], 0x1p24f, least[u / 2].product(u % 2));
+    }
+    /* Products of queries with one vector of channels, in any row. Rows g of A have the even words of
+     * the vector, rows g + 8 the odd words: what lies in four consecutive registers anyway. Half of
+     * each accumulator has the products of even words with even words, or of odd with odd. */
+    struct vector {
+        float even[4], odd[4];
+
+        __device__ __forceinline__ void add(const uint4 &x, const uint32_t *b)
+        {
+            const uint32_t a[4] = {x.x, x.y, x.z, x.w};
+            ptx_mma_f16(even, a, b[0], b[2]);
+            ptx_mma_f16(odd, a, b[1], b[3]);
+        }
+        __device__ __forceinline__ float product(int column) const
+        {
+            return fmaf(odd[2 + column], 16, even[column]);
+        }
+    };
+    /* Replaces the scores of row 0: those of token 0, whose keys are at `first`. */
+    template <int HQ>
+    __device__ __forceinline__ void replace_first(float s[TOKENS / 16][HQ][2],
+                                                  const uint32_t (*q)[QUERY_WORDS],
+                                                  uint32_t first) const
+    {
+        vector sum[(HQ + 1) / 2] = {};
+#pragma unroll
+        for (int j = 0; j < D / 32; j++) {
+            const uint4 k = ptx_load_16(first + grid_lane + j * 64);
+#pragma unroll
+            for (int n = 0; n < (HQ + 1) / 2; n++)
+                sum[n].add(k, &q[n][4 * j]);
+        }
+#pragma unroll
+        for (int u = 0; u < HQ; u++)
+            s[0][u][0] = threadIdx.x % 32 < 4 ? sum[u / 2].product(u % 2) : s[0][u][0];
+    }
+    static __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b)
+    {
+        const __half2 v = __hmul2(*(const __half2 *)&a, *(const __half2 *)&b);
+        return *(const uint32_t *)&v;
     }
     static __device__ __forceinline__ void load_words(uint32_t *to, uint32_t from)
     {
@@ -234,8 +298,6 @@ template <int D> struct kv_int4 {
     {
         return upper ? 0x1p20f : 0x1p24f;
     }
-
-    static constexpr float LARGEST = 127 * 256; /* largest magnitude of an integer query */
 };
 
 template <int D> struct kv_f16 {
@@ -243,8 +305,10 @@ template <int D> struct kv_f16 {
         DIM = D,
         TOKENS = 16,
         ROW = D * 2,
+        GROUP = 1,
         PARAMS = 0,
-        TILE_HEADS = 8,
+        GRID = 0,
+        FIRST = 0,
         QUERY_WORDS = D / 8,
     };
     uint32_t key_lane, value_lane;
@@ -277,9 +341,17 @@ template <int D> struct kv_f16 {
         return (at ^ (rows & 7) * 16) + rows * ROW;
     }
 
+    static __device__ __forceinline__ uint32_t grid_at(unsigned)
+    {
+        return 0;
+    }
     static __device__ __forceinline__ int head(int u, int t)
     {
         return u / 2 * 8 + 2 * t + u % 2;
+    }
+    static __device__ __forceinline__ int column(int head)
+    {
+        return head;
     }
     /* The words of a head are [t][k-step][half], with two channels each. */
     static __device__ __forceinline__ int query_channel(int lane, int i)
@@ -287,31 +359,22 @@ template <int D> struct kv_f16 {
         const int word = lane * (D / 64) + i / 2;
         return word / 2 % (D / 16) * 16 + word % 2 * 8 + word / (D / 8) * 2 + i % 2;
     }
-    /* Log2 of the factor that scales the largest magnitude to 2^14. */
+    static __device__ __forceinline__ float query_part(int)
+    {
+        return 1;
+    }
     static __device__ __forceinline__ float query_exp2(float top)
     {
-        return top > 0 && top < INFINITY ? (float)min(14 - ilogbf(top), 100) : 0;
-    }
-    static __device__ __forceinline__ float query_factor(float top)
-    {
-        return exp2f(query_exp2(top));
-    }
-    static __device__ __forceinline__ float query_unit(float top)
-    {
-        return exp2f(-query_exp2(top));
-    }
-    static __device__ __forceinline__ void put_query(uint32_t *words, int lane,
-                                                     const float v[D / 32])
-    {
-#pragma unroll
-        for (int i = 0; i < D / 64; i++) {
-            const __half2 two = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
-            words[lane * (D / 64) + i] = *(const uint32_t *)&two;
-        }
+        return kv_exponent(top, 14);
     }
     template <int HQ>
-    __device__ __forceinline__ void multiply(float s[HQ][2], const uint32_t (*q)[QUERY_WORDS],
-                                             uint32_t stage, int) const
+    __device__ __forceinline__ void replace_first(float[1][HQ][2], const uint32_t (*)[QUERY_WORDS],
+                                                  uint32_t) const
+    {
+    }
+    template <int HQ>
+    __device__ __forceinline__ void multiply(float s[1][HQ][2], const uint32_t (*q)[QUERY_WORDS],
+                                             uint32_t stage) const
     {
         const uint32_t at = stage + key_lane;
         float sum[HQ / 2][4] = {};
@@ -327,7 +390,7 @@ template <int D> struct kv_f16 {
         for (int u = 0; u < HQ; u++)
 #pragma unroll
             for (int j = 0; j < 2; j++)
-                s[u][j] = sum[u / 2][2 * j + u % 2];
+                s[0][u][j] = sum[u / 2][2 * j + u % 2];
     }
 
     struct tile_values {

@@ -33,7 +33,8 @@ template <class F> struct kv_stage {
     enum {
         ROWS = F::TOKENS * F::ROW,
         PARAM_AT = 2 * ROWS,
-        BYTES = 2 * ROWS + F::PARAMS * F::TOKENS * 4,
+        GRID_AT = PARAM_AT + F::TOKENS * F::PARAMS,
+        BYTES = GRID_AT + F::GRID,
         TILES = F::TOKENS / 16,
         STEPS = F::DIM / 16,
     };
@@ -61,13 +62,14 @@ static __device__ __forceinline__ kv_work kv_work_open(const kv_args &a, int til
 /* ---- producer ------------------------------------------------------------------------------- */
 
 /* Addresses of a lane's copies. A lane copies 16 bytes of one of the rows that a warp copies at
- * once, and the value parameters of four tokens. A row index counts tokens in
- * [pages][heads][page_tokens]. */
+ * once, the value parameters of four tokens, and 16 bytes of the key parameters. A row index counts
+ * tokens in [pages][heads][page_tokens]. */
 struct kv_source {
     const unsigned char *k, *v; /* the lane's part of row 0 */
     const __half2 *param;
-    uint32_t k_to, v_to, param_to; /* offsets in a stage */
-    const int *pages;              /* page table of the sequence, or NULL */
+    const unsigned char *grid;              /* the lane's part of the first group */
+    uint32_t k_to, v_to, param_to, grid_to; /* offsets in a stage */
+    const int *pages;                       /* page table of the sequence, or NULL */
     uint32_t base;      /* row of the head's first token in page 0, or in the sequence's page */
     uint32_t page_rows; /* rows per page */
     int row;            /* the lane's row among those copied at once */
@@ -83,19 +85,32 @@ static __device__ __forceinline__ kv_source kv_source_of(const kv_args &a, const
     kv_source s;
     s.k = kv_kept(c.k + lane * 16);
     s.v = kv_kept(c.v + lane * 16);
-    s.param = kv_kept(c.param + lane % 4 * 4);
+    s.param = c.param + lane * 4;
+    s.grid = c.k_param + lane * 16;
     s.row = (int)kv_kept(lane / CHUNKS);
     s.k_to = kv_kept(F::key_at(lane / CHUNKS, lane % CHUNKS));
     s.v_to = kv_kept(F::value_at(lane / CHUNKS, lane % CHUNKS) + kv_stage<F>::ROWS);
     s.param_to = kv_kept(lane * 16 + kv_stage<F>::PARAM_AT);
+    s.grid_to = kv_kept(F::grid_at(lane) + kv_stage<F>::GRID_AT);
     s.pages = c.table ? c.table + (size_t)w.sequence * c.table_pitch : NULL;
     s.page_rows = page_rows;
     s.base = (uint32_t)(w.kv_head * c.page_tokens) + (c.table ? 0 : w.sequence * page_rows);
     return s;
 }
 
-/* Returns the row of `token`; the 16 tokens from there on are in one page. */
-static __device__ __forceinline__ uint32_t kv_group_row(const kv_args &a, const kv_source &s,
+/* Starts the copies of the keys of token 0, in the same cp.async group as what is copied next. */
+template <class F>
+static __device__ __forceinline__ void kv_copy_first(const kv_args &a, const kv_work &w,
+                                                     uint32_t dst)
+{
+    const size_t row = (size_t)w.sequence * a.cache.heads + w.kv_head;
+    if (F::FIRST && w.lane < F::FIRST / 16)
+        ptx_copy_16(dst + F::grid_at((unsigned)w.lane),
+                    a.cache.k_first + row * F::DIM + w.lane * 8);
+}
+
+/* Returns the row of a stage's first token. A stage is within one page, and within one group. */
+static __device__ __forceinline__ uint32_t kv_stage_row(const kv_args &a, const kv_source &s,
                                                         int token)
 {
     if (!s.pages)
@@ -110,31 +125,23 @@ template <class F>
 static __device__ __forceinline__ void kv_copy(const kv_args &a, const kv_source &s,
                                                const kv_work &w, uint32_t dst, int token0)
 {
-    enum { AT_ONCE = 32 * 16 / F::ROW, PER_GROUP = 16 / AT_ONCE, GROUPS = F::TOKENS / 16 };
+    enum { AT_ONCE = 32 * 16 / F::ROW };
     const int remaining = w.end - token0;
     if (remaining > 0) {
-        uint32_t group_row[GROUPS];
+        const uint32_t row = kv_stage_row(a, s, token0);
+        const unsigned char *k = s.k + (size_t)row * F::ROW, *v = s.v + (size_t)row * F::ROW;
 #pragma unroll
-        for (int g = 0; g < GROUPS; g++)
-            group_row[g] = kv_group_row(a, s, remaining > g * 16 ? token0 + g * 16 : token0);
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-            const unsigned char *k = s.k + (size_t)group_row[g] * F::ROW;
-            const unsigned char *v = s.v + (size_t)group_row[g] * F::ROW;
-#pragma unroll
-            for (int i = 0; i < PER_GROUP; i++) {
-                const int rows = g * 16 + i * AT_ONCE;
-                const uint32_t bytes = rows + s.row < remaining ? 16 : 0;
-                ptx_copy_16_zero(dst + F::moved(s.k_to, rows), k + i * 512, bytes);
-                ptx_copy_16_zero(dst + F::moved(s.v_to, rows), v + i * 512, bytes);
-            }
+        for (int i = 0; i < F::TOKENS / AT_ONCE; i++) {
+            const uint32_t bytes = i * AT_ONCE + s.row < remaining ? 16 : 0;
+            ptx_copy_16_zero(dst + F::moved(s.k_to, i * AT_ONCE), k + i * 512, bytes);
+            ptx_copy_16_zero(dst + F::moved(s.v_to, i * AT_ONCE), v + i * 512, bytes);
         }
         if (F::PARAMS && w.lane < F::TOKENS / 4) {
             const int count = min(max(remaining - w.lane * 4, 0), 4);
-            ptx_copy_16_zero(dst + s.param_to,
-                             s.param + (w.lane < 4 ? group_row[0] : group_row[GROUPS - 1]),
-                             (uint32_t)count * 4);
+            ptx_copy_16_zero(dst + s.param_to, s.param + row, (uint32_t)count * 4);
         }
+        if (F::GRID && w.lane < F::GRID / 16)
+            ptx_copy_16(dst + s.grid_to, s.grid + (size_t)(row / F::GROUP) * F::GRID);
     }
     ptx_copy_commit();
 }

@@ -7,10 +7,10 @@
 
 #include <math.h>
 
-/* B fragments of q * k_scale in the layout of the cache format. unit[]: factors that convert
+/* B fragments of the queries in the layout of the cache format. unit[]: factors that convert
  * products with the lane's heads to scores in log2 units. */
 template <class F, int HQ> struct kv_queries {
-    enum { TILES = 4 * HQ / F::TILE_HEADS };
+    enum { TILES = (HQ + 1) / 2 };
     alignas(16) uint32_t frag[TILES][F::QUERY_WORDS];
     float unit[HQ];
 };
@@ -19,39 +19,38 @@ template <class F, int HQ> struct kv_queries {
 template <class F> struct kv_query_part {
     enum { PER_LANE = F::DIM / 32 };
     uint16_t q[PER_LANE];
-    float scale[PER_LANE];
 
     __device__ __forceinline__ void load(const kv_args &a, const kv_work &w, int head)
     {
         const uint16_t *from =
             (const uint16_t *)a.q + ((size_t)w.sequence * a.heads + w.head0 + head) * F::DIM;
 #pragma unroll
-        for (int i = 0; i < PER_LANE; i++) {
-            const int c = F::query_channel(w.lane, i);
-            q[i] = from[c];
-            scale[i] = a.cache.k_scale ? a.cache.k_scale[w.kv_head * F::DIM + c] : 1;
-        }
+        for (int i = 0; i < PER_LANE; i++)
+            q[i] = from[F::query_channel(w.lane, i)];
     }
-    /* Writes the operand words to words[2 DIM / 4] in shared memory, and *unit (see kv_queries). */
+    /* Writes the operand words to words[DIM / 2] in shared memory, and *unit (see kv_queries). */
     __device__ __forceinline__ void prepare(const kv_args &a, const kv_work &w, uint32_t *words,
                                             float *unit) const
     {
         float v[PER_LANE], top = 0;
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
-            v[i] = scale[i] * qt_widen(a.bf16, q[i]);
+            v[i] = qt_widen(a.bf16, q[i]);
             top = v[i] == v[i] ? fmaxf(top, fabsf(v[i])) : INFINITY;
         }
 #pragma unroll
         for (int d = 1; d < 32; d *= 2)
             top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-        const float f = F::query_factor(top);
+        const float exponent = F::query_exp2(top);
 #pragma unroll
-        for (int i = 0; i < PER_LANE; i++)
-            v[i] *= f;
-        F::put_query(words, w.lane, v);
+        for (int i = 0; i < PER_LANE / 2; i++) {
+            const int word = w.lane * (PER_LANE / 2) + i;
+            const float f = exp2f(exponent) * F::query_part(word);
+            const __half2 two = __floats2half2_rn(v[2 * i] * f, v[2 * i + 1] * f);
+            words[word] = *(const uint32_t *)&two;
+        }
         if (w.lane == 0) { /* not 0, for a query of zeros: 0 times the maximum -inf is NaN */
-            const float u = a.scale_log2 * F::query_unit(top);
+            const float u = a.scale_log2 * exp2f(-exponent);
             *unit = u == 0 ? 1e-37f : u;
         }
     }
@@ -61,25 +60,29 @@ template <class F> struct kv_query_part {
  * Loads the queries of a thread block through shared memory, one head per warp at a time. The loop
  * keeps the code small: instructions that run once must be fetched from memory. first: the lane's
  * part of head w.warp, which was loaded before the copies of the cache so as not to queue behind
- * them. buffer: 4 HQ (2 DIM + 4) bytes of shared memory, free again on return.
+ * them. buffer: a stage of shared memory, free again on return.
  */
 template <class F, int HQ>
 static __device__ __forceinline__ void kv_load_queries(kv_queries<F, HQ> *q, const kv_args &a,
                                                        const kv_work &w, kv_query_part<F> first,
                                                        uint32_t *buffer)
 {
-    enum { HEADS = 4 * HQ, WORDS = F::DIM / 2, WARPS = F::warps(HQ) };
-    float *units = (float *)(buffer + HEADS * WORDS);
-    static_assert(HEADS * (WORDS + 1) * 4 <= kv_stage<F>::BYTES, "the buffer is a stage");
+    enum { COLUMNS = 8 * kv_queries<F, HQ>::TILES, WORDS = F::DIM / 2, WARPS = F::warps(HQ) };
+    float *units = (float *)(buffer + COLUMNS * WORDS);
+    static_assert(COLUMNS * (WORDS + 1) * 4 <= kv_stage<F>::BYTES, "the buffer is a stage");
 #pragma unroll 1
-    for (int head = w.warp; head < w.heads; head += WARPS) {
+    for (int head = w.warp; head < COLUMNS; head += WARPS) {
+        uint32_t *words = buffer + F::column(head) * WORDS;
+        if (head >= w.heads) {
+#pragma unroll
+            for (int i = 0; i < WORDS / 32; i++)
+                words[w.lane + 32 * i] = 0;
+            continue;
+        }
         if (head != w.warp)
             first.load(a, w, head);
-        first.prepare(a, w, buffer + head * WORDS, &units[head]);
+        first.prepare(a, w, words, &units[head]);
     }
-#pragma unroll 1
-    for (int i = w.heads * WORDS + (int)threadIdx.x; i < HEADS * WORDS; i += WARPS * 32)
-        buffer[i] = 0;
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < kv_queries<F, HQ>::TILES; n++) {
