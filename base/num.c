@@ -184,3 +184,83 @@ size_t qt_find_nonfinite(const float *x, size_t n)
     qt_parallel_for(qt_ceil_div(n, PIECE), search_piece, &s);
     return s.first;
 }
+
+/* ---- values of any dtype that are not finite ------------------------------------------------ */
+
+/* An element is not finite if its bits under the mask equal `bits`. mask = 0: all are finite. */
+struct nonfinite {
+    unsigned size; /* bytes of an element */
+    uint64_t mask, bits;
+};
+
+static struct nonfinite nonfinite_bits(enum qt_dtype t)
+{
+    static const struct nonfinite all[QT_DTYPE_COUNT] = {
+        [QT_F16] = {2, 0x7c00, 0x7c00},
+        [QT_BF16] = {2, 0x7f80, 0x7f80},
+        [QT_F32] = {4, 0x7f800000, 0x7f800000},
+        [QT_C64] = {4, 0x7f800000, 0x7f800000},
+        [QT_F64] = {8, 0x7ff0000000000000, 0x7ff0000000000000},
+        [QT_F8_E5M2] = {1, 0x7c, 0x7c},
+        [QT_F8_E4M3] = {1, 0x7f, 0x7f},
+        [QT_F8_E8M0] = {1, 0xff, 0xff},
+        [QT_F8_E4M3FNUZ] = {1, 0xff, 0x80},
+        [QT_F8_E5M2FNUZ] = {1, 0xff, 0x80},
+    };
+    return (unsigned)t < QT_DTYPE_COUNT ? all[t] : (struct nonfinite){0};
+}
+
+/* Loads may be unaligned, so elements are copied; compilers vectorize this. */
+#define COUNT_ELEMENTS(type)                                                                       \
+    for (size_t i = 0; i < n; i++) {                                                               \
+        type v;                                                                                    \
+        memcpy(&v, src + i * sizeof v, sizeof v);                                                  \
+        count += (v & (type)f.mask) == (type)f.bits;                                               \
+    }
+
+static size_t count_nonfinite(const unsigned char *src, struct nonfinite f, size_t n)
+{
+    size_t count = 0;
+    switch (f.size) {
+    case 1:
+        COUNT_ELEMENTS(uint8_t)
+        break;
+    case 2:
+        COUNT_ELEMENTS(uint16_t)
+        break;
+    case 4:
+        COUNT_ELEMENTS(uint32_t)
+        break;
+    case 8:
+        COUNT_ELEMENTS(uint64_t)
+        break;
+    }
+    return count;
+}
+
+struct count {
+    const unsigned char *src;
+    struct nonfinite f;
+    size_t n;
+    _Atomic size_t sum;
+};
+
+static void count_piece(void *ctx, size_t item)
+{
+    struct count *c = ctx;
+    const size_t at = item * PIECE, n = qt_min_size(PIECE, c->n - at);
+    const size_t found = count_nonfinite(c->src + at * c->f.size, c->f, n);
+    if (found)
+        c->sum += found;
+}
+
+size_t qt_count_nonfinite(const void *src, enum qt_dtype t, size_t n)
+{
+    struct count c = {.src = src, .f = nonfinite_bits(t), .n = t == QT_C64 ? 2 * n : n};
+    if (c.f.mask == 0)
+        return 0;
+    if (c.n <= PIECE)
+        return count_nonfinite(src, c.f, c.n);
+    qt_parallel_for(qt_ceil_div(c.n, PIECE), count_piece, &c);
+    return c.sum;
+}

@@ -96,5 +96,8 @@ uint16_t qt_f32_to_bf16(float f);
 
 /* Index of the first element that is inf or NaN, or n. Uses all threads for large n. */
 size_t qt_find_nonfinite(const float *x, size_t n);
+/* Number of elements of any dtype that are inf or NaN (of C64: halves). src may be unaligned. Uses
+ * all threads for large n. */
+size_t qt_count_nonfinite(const void *src, enum qt_dtype t, size_t n);
 
 #endif

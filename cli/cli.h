@@ -293,6 +293,19 @@ const char *kv_keys_name(enum qt_kv_keys keys);
 /* Adds a row about a cache. head_dim: 0 if unknown. */
 void kv_row(struct table *t, enum qt_kv_keys keys, size_t head_dim);
 
+/* ---- share.c -------------------------------------------------------------------------------- */
+
+const char *text_share(char buf[TEXT_SIZE], const struct qt_share *share); /* "98.5 %", or "-" */
+/* Rows and members with the share of the linear weights that is quantized, and the reasons why
+ * tensors are copied (left[n]). */
+void share_rows(struct table *t, const struct qt_share *share, const struct qt_left *left,
+                size_t n);
+void doc_share(struct cli *cli, const struct qt_share *share, const struct qt_left *left, size_t n);
+/* The same for copied values that are not finite: `first` is NULL and there is no row if there are
+ * none. */
+void nonfinite_row(struct table *t, const char *first, size_t tensors, uint64_t values);
+void doc_nonfinite(struct cli *cli, const char *first, size_t tensors, uint64_t values);
+
 /* ---- inspect (inspect_qcal.c) --------------------------------------------------------------- */
 
 /* Runs inspect on a calibration file. */

@@ -60,7 +60,9 @@ static int print_report(const struct qt_eval_report *r, struct qt_err *err)
               (unsigned long long)r->scored_tokens);
     table_row(&t, r->ppl < 1e6 ? "perplexity\t%.4f" : "perplexity\t%.4g", r->ppl);
     if (r->has_ref) {
-        table_row(&t, "reference\t%.4f (%+.3f %%)", r->ref_ppl, 100 * (r->ppl / r->ref_ppl - 1));
+        const double change = 100 * (r->ppl / r->ref_ppl - 1);
+        table_row(&t, isnan(change) ? "reference\t%.4f" : "reference\t%.4f (%+.3f %%)", r->ref_ppl,
+                  change);
         table_row(&t, "KL divergence\t%.6f mean, %.6f median, %.6f 99.9 %% (nats)", r->kld_mean,
                   r->kld_median, r->kld_p999);
         table_row(&t, "same top token\t%.3f %%", 100 * r->same_top);

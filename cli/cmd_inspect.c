@@ -79,6 +79,54 @@ static double error_sqnr(const struct qt_entry *e)
     return error_figure(e, "mse") == 0 ? INFINITY : error_figure(e, "sqnr_db");
 }
 
+/* ---- what quantize could do ----------------------------------------------------------------- */
+
+enum { WHY_SIZE = 2048 };
+
+struct outlook {
+    struct qt_share share;
+    char refused[WHY_SIZE]; /* why quantize refuses the checkpoint; empty: it does not */
+};
+
+/* With a scheme that every large matrix supports. */
+static void try_plan(struct outlook *out, const struct qt_ckpt *ckpt)
+{
+    const struct qt_plan_options opt = {.scheme = "nf4"};
+    struct qt_plan plan;
+    struct qt_err err = {0};
+    *out = (struct outlook){0};
+    if (qt_plan_new(&plan, ckpt, &opt, &err) < 0) {
+        qt_err_format(out->refused, WHY_SIZE, &err);
+        return;
+    }
+    out->share = plan.share;
+    qt_plan_free(&plan);
+}
+
+static void outlook_row(struct table *t, const struct qt_ckpt *ckpt)
+{
+    struct outlook o;
+    char bytes[TEXT_SIZE], ratio[TEXT_SIZE];
+    try_plan(&o, ckpt);
+    if (o.refused[0])
+        table_row(t, "quantize\trefuses this: %s", o.refused);
+    else
+        table_row(t, "linears\t%s, of which nf4 can quantize %s", text_bytes(bytes, o.share.linear),
+                  text_share(ratio, &o.share));
+}
+
+static void outlook_doc(struct cli *cli, const struct qt_ckpt *ckpt)
+{
+    struct outlook o;
+    try_plan(&o, ckpt);
+    if (o.refused[0]) {
+        doc_set(cli, cli->doc, "refused", doc_text(o.refused));
+        return;
+    }
+    doc_set(cli, cli->doc, "linear_bytes", doc_size(o.share.linear));
+    doc_set(cli, cli->doc, "linear_bytes_quantized", doc_size(o.share.quantized));
+}
+
 /* ---- text ----------------------------------------------------------------------------------- */
 
 static int print_entries(const struct source *s, struct qt_err *err)
@@ -148,6 +196,8 @@ static int print_totals(const struct source *s, const struct qt_model_info *mode
     table_row(&t, "parameters\t%llu", (unsigned long long)sum.elements);
     table_row(&t, "size\t%s (%llu bytes)", text_bytes(bytes, sum.bytes),
               (unsigned long long)sum.bytes);
+    if (!s->container)
+        outlook_row(&t, s->ckpt);
     if (s->container) {
         table_row(&t, "bpw\t%.4f bits per quantized weight", totals_bpw(&sum));
         table_paper_bpw(&t, sum.paper_bits / (double)sum.weights);
@@ -257,13 +307,12 @@ static void fill_doc(struct cli *cli, const struct source *s, const struct qt_mo
         doc_set(cli, cli->doc, "copied", tensors);
     } else {
         json_decref(quantized);
+        outlook_doc(cli, s->ckpt);
         doc_set(cli, cli->doc, "tensors", tensors);
     }
 }
 
 /* ---- the command ---------------------------------------------------------------------------- */
-
-enum { WHY_SIZE = 2048 };
 
 /* Opens the model if eval can run it. Otherwise *out is NULL; `why` has the reason, or is empty if
  * there is no config.json. */

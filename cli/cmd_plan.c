@@ -9,6 +9,7 @@ struct plan_options {
     const char *scheme;
     struct opt_list tensor;
     struct kv_options kv;
+    bool strict;
 };
 
 /* ---- one plan ------------------------------------------------------------------------------- */
@@ -16,7 +17,7 @@ struct plan_options {
 static void item_row(struct table *t, const struct qt_plan_item *item)
 {
     const struct qt_tensor *tensor = item->tensor;
-    char shape[TEXT_SIZE], before[TEXT_SIZE], after[TEXT_SIZE];
+    char shape[TEXT_SIZE], before[TEXT_SIZE], after[TEXT_SIZE], why[QT_WHY_SIZE];
     text_shape(shape, tensor->ndim, tensor->shape);
     text_bytes(before, tensor->nbytes);
     if (!item->copied)
@@ -25,7 +26,7 @@ static void item_row(struct table *t, const struct qt_plan_item *item)
                   text_bytes(after, qt_packed_bytes(&item->packed)));
     else
         table_row(t, "%s\t%s\t%s\tcopied: %s\t\t%s\t%s", tensor->name, qt_dtype_name(tensor->dtype),
-                  shape, item->why, before, before);
+                  shape, qt_plan_item_why(why, item), before, before);
 }
 
 static int print_plan(const struct qt_plan *plan, struct qt_err *err)
@@ -37,6 +38,8 @@ static int print_plan(const struct qt_plan *plan, struct qt_err *err)
         item_row(&t, &plan->items[i]);
     table_row(&sum, "tensors\t%zu quantized, %zu copied", plan->quantized,
               plan->count - plan->quantized);
+    struct qt_left left[QT_LEFT_MAX];
+    share_rows(&sum, &plan->share, left, qt_plan_left(left, plan));
     table_row(&sum, "bpw\t%.4f bits per quantized weight", qt_plan_bpw(plan));
     table_paper_bpw(&sum, qt_plan_paper_bpw(plan));
     if (plan->kv.keys)
@@ -63,6 +66,7 @@ static int print_plan(const struct qt_plan *plan, struct qt_err *err)
 static json_t *item_doc(struct cli *cli, const struct qt_plan_item *item)
 {
     const struct qt_tensor *t = item->tensor;
+    char why[QT_WHY_SIZE];
     json_t *o = json_object();
     doc_set(cli, o, "name", doc_text(t->name));
     doc_set(cli, o, "dtype", doc_text(qt_dtype_name(t->dtype)));
@@ -75,7 +79,7 @@ static json_t *item_doc(struct cli *cli, const struct qt_plan_item *item)
             doc_set(cli, o, "paper_bpw", doc_real(qt_packed_paper_bpw(&item->packed)));
         doc_set(cli, o, "bytes", doc_size(qt_packed_bytes(&item->packed)));
     } else {
-        doc_set(cli, o, "copied", doc_text(item->why));
+        doc_set(cli, o, "copied", doc_text(qt_plan_item_why(why, item)));
         doc_set(cli, o, "bytes", doc_size(t->nbytes));
     }
     return o;
@@ -115,15 +119,18 @@ static void fill_doc(struct cli *cli, const struct qt_plan *plan)
     doc_set(cli, cli->doc, "needs_data", json_boolean(need == QT_NEEDS_DATA));
     doc_set(cli, cli->doc, "needs_hessian", json_boolean(need != QT_NEEDS_NOTHING));
     doc_set(cli, cli->doc, "working_bytes", doc_size(plan->working_bytes));
+    struct qt_left left[QT_LEFT_MAX];
+    doc_share(cli, &plan->share, left, qt_plan_left(left, plan));
     doc_set(cli, cli->doc, "tensors", items);
 }
 
 static int show_plan(struct cli *cli, const struct qt_ckpt *ckpt, const struct qt_plan_options *opt,
-                     struct qt_err *err)
+                     bool strict, struct qt_err *err)
 {
     struct qt_plan plan = {0};
     int rc;
     QT_TRY(qt_plan_new(&plan, ckpt, opt, err));
+    QT_TRY(qt_plan_review(&plan, ckpt, strict, &cli->log, err));
     QT_TRY(qt_plan_check_model(&plan, ckpt, err));
     if (cli->doc)
         fill_doc(cli, &plan);
@@ -139,15 +146,19 @@ done:
 struct overview {
     struct table table;
     json_t *array; /* with --json, instead of the table */
+    size_t possible;
+    struct qt_err first; /* reason of the first refusal */
 };
 
 static void overview_add(struct cli *cli, struct overview *o, const char *name,
                          const struct qt_plan *plan)
 {
-    char bytes[TEXT_SIZE];
+    char bytes[TEXT_SIZE], share[TEXT_SIZE];
+    o->possible++;
     if (!o->array) {
-        table_row(&o->table, "%s\t%.4f\t%s\t%zu", name, qt_plan_bpw(plan),
-                  text_bytes(bytes, plan->output_bytes), plan->quantized);
+        table_row(&o->table, "%s\t%.4f\t%s\t%zu\t%s", name, qt_plan_bpw(plan),
+                  text_bytes(bytes, plan->output_bytes), plan->quantized,
+                  text_share(share, &plan->share));
         return;
     }
     json_t *row = json_object();
@@ -155,6 +166,8 @@ static void overview_add(struct cli *cli, struct overview *o, const char *name,
     doc_set(cli, row, "bpw", doc_real(qt_plan_bpw(plan)));
     doc_set(cli, row, "bytes", doc_size(plan->output_bytes));
     doc_set(cli, row, "quantized", doc_size(plan->quantized));
+    doc_set(cli, row, "linear_bytes", doc_size(plan->share.linear));
+    doc_set(cli, row, "linear_bytes_quantized", doc_size(plan->share.quantized));
     doc_append(cli, o->array, row);
 }
 
@@ -163,8 +176,10 @@ static void overview_refuse(struct cli *cli, struct overview *o, const char *nam
 {
     char text[2048];
     qt_err_format(text, sizeof text, why);
+    if (!o->first.status)
+        o->first = *why;
     if (!o->array) {
-        table_row(&o->table, "%s\t\t\t\trefused: %s", name, text);
+        table_row(&o->table, "%s\t\t\t\t\trefused: %s", name, text);
         return;
     }
     json_t *row = json_object();
@@ -194,16 +209,21 @@ static int compare_scheme(struct cli *cli, struct overview *o, const struct qt_c
 static int compare_schemes(struct cli *cli, const struct qt_ckpt *ckpt, struct qt_plan_options opt,
                            struct qt_err *err)
 {
-    struct overview o = {.table = {.align = "lrrrl"}, .array = cli->doc ? json_array() : NULL};
+    struct overview o = {.table = {.align = "lrrrrl"}, .array = cli->doc ? json_array() : NULL};
     const struct qt_scheme *s;
     const struct qt_preset *preset;
     int rc = QT_OK;
-    table_row(&o.table, "SCHEME\tBPW\tSIZE\tTENSORS QUANTIZED\t");
+    table_row(&o.table, "SCHEME\tBPW\tSIZE\tTENSORS QUANTIZED\tOF LINEARS\t");
     for (size_t i = 0; (s = qt_scheme_at(i)) != NULL; i++)
         for (size_t j = 0; (preset = qt_scheme_preset(s, j)) != NULL; j++) {
             opt.scheme = preset->name;
             QT_TRY(compare_scheme(cli, &o, ckpt, &opt, err));
         }
+    if (o.possible == 0) { /* the checkpoint is at fault, not the schemes */
+        *err = o.first;
+        rc = o.first.status;
+        goto done;
+    }
     if (!cli->doc)
         QT_TRY(table_print(&o.table, err));
 done:
@@ -233,7 +253,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
                                         .calibrated = kv == QT_KV_KEYS_STATIC, /* needs data */
                                         .kv = kv};
     if (o->scheme || rules.count)
-        QT_TRY(show_plan(cli, ckpt, &opt, err));
+        QT_TRY(show_plan(cli, ckpt, &opt, o->strict, err));
     else
         QT_TRY(compare_schemes(cli, ckpt, opt, err));
 done:
@@ -257,6 +277,10 @@ static const struct opt opts[] = {
      .metavar = "'REGEX=S'",
      .help = "scheme of the tensors whose name matches REGEX; the last match decides"},
     KV_OPTS(struct plan_options, kv, "also plan a 4-bit KV cache", KV_KEYS_HELP "channel"),
+    {.name = "strict",
+     .kind = OPT_FLAG,
+     .offset = offsetof(struct plan_options, strict),
+     .help = "fail if less than 90 % of the bytes of linear weights would be quantized"},
     {0},
 };
 
@@ -275,6 +299,10 @@ const struct command cmd_plan = {
         "stand for gptq instead of search. For schemes that need calibration (w4ax, learn=1, "
         "method=gptq), and with --kv, the model must be one that qtool can run. Nothing is "
         "written. Without --scheme and --tensor, all schemes are compared, one per line.\n\n"
+        "Linear weights are the matrices of the decoder layers, and experts that are stored "
+        "stacked in one tensor, which cannot be quantized. A warning says if less than 90 % of "
+        "their bytes would be quantized. A matrix that its scheme would make larger is copied "
+        "unless --tensor names it.\n\n"
         "--tensor is split at its first '='; write \\x3d for a '=' in the regular expression "
         "(PCRE2, matched anywhere in the name). Vectors that match (norms and biases) are copied; "
         "a regular expression that matches nothing else is an error. The scheme 'none' copies.",

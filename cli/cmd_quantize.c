@@ -134,6 +134,8 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
             doc_set(cli, cli->doc, "paper_bpw", doc_real(r->paper_bpw));
         doc_set(cli, cli->doc, "bytes", doc_size(r->bytes));
         doc_set(cli, cli->doc, "source_bytes", doc_size(source_bytes));
+        doc_share(cli, &r->share, r->left, r->nleft);
+        doc_nonfinite(cli, r->nonfinite, r->nonfinite_tensors, r->nonfinite_values);
         doc_set(cli, cli->doc, "report", json_incref(r->document));
         return QT_OK;
     }
@@ -145,6 +147,8 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
     if (data->samples)
         table_row(&t, "data\t%zu windows of %zu tokens", data->samples, data->seqlen);
     table_row(&t, "tensors\t%zu quantized, %zu copied", r->quantized, r->copied);
+    nonfinite_row(&t, r->nonfinite, r->nonfinite_tensors, r->nonfinite_values);
+    share_rows(&t, &r->share, r->left, r->nleft);
     table_row(&t, "bpw\t%.4f bits per quantized weight", r->bpw);
     table_paper_bpw(&t, r->paper_bpw);
     table_row(&t, "size\t%s (%llu bytes), source %s", text_bytes(after, r->bytes),
@@ -189,11 +193,6 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     if (calibration.data.samples || calibration.file)
         opt.calibration = &calibration.data;
     opt.plan.calibrated = opt.calibration != NULL;
-    if (o->strict && !opt.calibration) {
-        rc = qt_fail(err, QT_E_USAGE, NULL, NULL,
-                     "--strict needs --data or --calib: without them no tensor has a Hessian");
-        goto done;
-    }
     QT_TRY(qt_quantize(&report, ckpt, &opt, err));
     QT_TRY(print_report(cli, o, ckpt, &calibration.data, &report, err));
 done:
@@ -265,7 +264,9 @@ static const struct opt opts[] = {
     {.name = "strict",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, strict),
-     .help = "fail if a tensor can only be quantized without its Hessian"},
+     .help = "fail if less than 90 % of the bytes of linear weights can be quantized, if a copied "
+             "tensor has a value that is NaN or infinity, or if with calibration data a tensor can "
+             "only be quantized without its Hessian"},
     {0},
 };
 
@@ -300,7 +301,12 @@ const struct command cmd_quantize = {
         "--tensor is split at its first '='; write \\x3d for a '=' in the regular expression "
         "(PCRE2, matched anywhere in the name, also of multimodal tensors). Vectors that match "
         "(norms and biases) are copied; a regular expression that matches nothing else is an "
-        "error. The scheme 'none' copies.\n\n"
+        "error. The scheme 'none' copies. A matrix that its scheme would make larger is copied "
+        "unless --tensor names it.\n\n"
+        "Linear weights are the matrices of the decoder layers, and experts that are stored "
+        "stacked in one tensor, which are copied. A warning says if less than 90 % of their bytes "
+        "are quantized. Checkpoints that are quantized already, adapters, and checkpoints without "
+        "any such matrix are refused.\n\n"
         "The table on stderr has a row per quantized tensor. H BEFORE and H AFTER are the error "
         "under the Hessian after rounding to nearest and at the end; MS is the time in "
         "milliseconds.\n\n"

@@ -7,6 +7,7 @@
 struct verify_options {
     struct common_options common;
     const char *source, *gate;
+    bool strict;
 };
 
 /* Measurements: `report` always, `device` if on_gpu. */
@@ -199,6 +200,8 @@ static int print_report(const struct results *r, const struct qt_gpu *gpu,
     if (r->report.tuned)
         snprintf(tuned, sizeof tuned, ", %zu tuned", r->report.tuned);
     table_row(&t, "tensors\t%zu quantized, %zu copied%s", r->report.count, r->report.copied, tuned);
+    nonfinite_row(&t, r->report.nonfinite, r->report.nonfinite_tensors,
+                  r->report.nonfinite_values);
     table_row(&t, "size\t%s (%llu bytes)", text_bytes(bytes, r->report.bytes),
               (unsigned long long)r->report.bytes);
     for (size_t i = 0; i < n; i++)
@@ -260,6 +263,8 @@ static void fill_doc(struct cli *cli, const struct results *r, const struct qt_g
     doc_set(cli, cli->doc, "quantized", doc_size(r->report.count));
     doc_set(cli, cli->doc, "copied", doc_size(r->report.copied));
     doc_set(cli, cli->doc, "tuned", doc_size(r->report.tuned));
+    doc_nonfinite(cli, r->report.nonfinite, r->report.nonfinite_tensors,
+                  r->report.nonfinite_values);
     doc_set(cli, cli->doc, "tensors", tensors);
     if (!r->on_gpu)
         return;
@@ -395,6 +400,16 @@ static int measure_kernels(struct cli *cli, struct results *r, const struct qt_c
     return rc;
 }
 
+static int check_strict(const struct qt_verify_report *r, const char *dir, struct qt_err *err)
+{
+    return r->nonfinite_tensors == 0
+               ? QT_OK
+               : qt_fail(err, QT_E_INPUT, dir, r->nonfinite,
+                         "has values that are NaN or infinity (%llu in all copied tensors); "
+                         "--strict refuses them",
+                         (unsigned long long)r->nonfinite_values);
+}
+
 static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
 {
     const struct verify_options *o = options;
@@ -421,6 +436,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         fill_doc(cli, &r, gpu, figures, n);
     else
         QT_TRY(print_report(&r, gpu, figures, n, err));
+    if (o->strict)
+        QT_TRY(check_strict(&r.report, args[0], err));
     QT_TRY(apply_gates(o->gate, &r, container, figures, n, err));
 done:
     qt_device_free(&r.device);
@@ -447,6 +464,10 @@ static const struct opt opts[] = {
      .metavar = "EXPR",
      .help = "conditions on the figures, for example 'bpw<=4.3,sqnr_min>=18'; exit status 5 if "
              "one fails"},
+    {.name = "strict",
+     .kind = OPT_FLAG,
+     .offset = offsetof(struct verify_options, strict),
+     .help = "fail if a copied tensor has a value that is NaN or infinity"},
     {0},
 };
 
@@ -462,8 +483,9 @@ const struct command cmd_verify = {
         "Reads the whole container and checks that checksums (also SHA256SUMS) are right, that "
         "manifest and tensors agree, that sections have the form their scheme requires, that every "
         "quantized weight decodes to a finite number, that packing the codes again gives the "
-        "stored bytes, and that w4ax tensors with a common input agree. The values of copied "
-        "tensors are not checked without --source.\n\n"
+        "stored bytes, and that w4ax tensors with a common input agree. Copied tensors "
+        "are compared with --source; values in them that are NaN or infinity, which the source "
+        "has too, are counted and named in a warning.\n\n"
         "With --device cuda every quantized tensor also runs through its fused GPU kernel, with 1 "
         "to 128 tokens and random and heavy-tailed activations in FP16 and BF16, and is compared "
         "with CPU products of the decoded weights (FP32, some rows in FP64). Every product runs "

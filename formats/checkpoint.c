@@ -401,6 +401,11 @@ const struct qt_tensor *qt_ckpt_tensor(const struct qt_ckpt *ckpt, size_t i)
     return &ckpt->in_file_order[i]->info;
 }
 
+const char *qt_ckpt_shares(const struct qt_ckpt *ckpt, size_t i)
+{
+    return ckpt->in_file_order[i]->shares;
+}
+
 static const struct qt_slot *find_slot(const struct qt_ckpt *ckpt, const char *name)
 {
     struct qt_slot key = {.info.name = name};

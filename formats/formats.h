@@ -169,6 +169,9 @@ const char *qt_side_file(size_t i);
 /* Tensors in file order: files by name, then by data offset. */
 size_t qt_ckpt_count(const struct qt_ckpt *ckpt);
 const struct qt_tensor *qt_ckpt_tensor(const struct qt_ckpt *ckpt, size_t i);
+/* Name of an earlier tensor that has data in common with tensor i, as views of one PyTorch storage
+ * have; NULL: there is none. */
+const char *qt_ckpt_shares(const struct qt_ckpt *ckpt, size_t i);
 /* NULL if absent; O(log n). */
 const struct qt_tensor *qt_ckpt_find(const struct qt_ckpt *ckpt, const char *name);
 /* The weight files of the checkpoint by name: returns the path, sets *size. */

@@ -80,6 +80,7 @@ struct qt_slot {
     struct qt_zip_entry *entry; /* torch: the storage; safetensors: NULL */
     size_t offset;              /* bytes from the start of the file, or of the storage */
     size_t stride[QT_MAX_DIMS]; /* torch: in elements */
+    const char *shares;         /* torch: name of an earlier tensor with common data; NULL */
 };
 
 /* One open weight file of a checkpoint. */

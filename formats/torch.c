@@ -164,6 +164,35 @@ static int add_tensor(struct qt_shard *shard, const struct qt_pickle_tensor *p,
     return rc;
 }
 
+/* Bytes from the first to the last element of a view; 0 if it leaves any out in between. */
+static size_t dense_bytes(const struct qt_slot *slot)
+{
+    const struct qt_tensor *t = &slot->info;
+    size_t last = 0;
+    for (int d = 0; d < t->ndim && t->count; d++)
+        last += (t->shape[d] - 1) * slot->stride[d]; /* check_view: no overflow */
+    return last + 1 == t->count ? t->nbytes : 0;
+}
+
+/* Marks the tensors that share data with an earlier one, in the order of qt_shard_sort. */
+static void mark_shared(struct qt_shard *shard)
+{
+    const struct qt_slot *widest = NULL; /* reaches furthest in its storage */
+    size_t end = 0;
+    for (size_t i = 0; i < shard->count; i++) {
+        struct qt_slot *slot = &shard->slots[i];
+        const size_t bytes = dense_bytes(slot);
+        if (bytes == 0)
+            continue;
+        if (widest && widest->entry == slot->entry && slot->offset < end)
+            slot->shares = widest->info.name;
+        if (!widest || widest->entry != slot->entry || slot->offset + bytes > end) {
+            widest = slot;
+            end = slot->offset + bytes;
+        }
+    }
+}
+
 int qt_torch_open(struct qt_shard *shard, struct qt_err *err)
 {
     int rc;
@@ -186,6 +215,7 @@ int qt_torch_open(struct qt_shard *shard, struct qt_err *err)
     for (size_t i = 0; i < count; i++)
         QT_TRY(add_tensor(shard, &tensors[i], pickle, err));
     qt_shard_sort(shard);
+    mark_shared(shard);
 done:
     qt_free(tensors);
     qt_blob_free(&text);

@@ -178,6 +178,21 @@ done:
     return rc;
 }
 
+/* Values that are not finite are copied like all others, with a warning. */
+static int report_nonfinite(const struct qt_run *run, const struct qt_tensor *t, size_t nonfinite,
+                            struct qt_err *err)
+{
+    if (nonfinite == 0)
+        return QT_OK;
+    if (run->opt->strict)
+        return qt_fail(err, QT_E_INPUT, t->file, t->name, QT_NONFINITE "; --strict refuses them",
+                       nonfinite, t->count);
+    qt_log_message(run->opt->log, QT_LOG_WARNING,
+                   "%s: tensor %s: " QT_NONFINITE ": they are copied as they are", t->file, t->name,
+                   nonfinite, t->count);
+    return QT_OK;
+}
+
 /* Copies in pieces and returns their pages to the kernel, so that large embeddings do not stay
  * resident. */
 int qt_run_copy_item(struct qt_run *run, size_t i, struct qt_err *err)
@@ -185,21 +200,27 @@ int qt_run_copy_item(struct qt_run *run, size_t i, struct qt_err *err)
     enum { PIECE = 1 << 24 };
     const struct qt_tensor *t = run->plan.items[i].tensor;
     struct qt_blob blob;
+    const size_t bits = qt_dtype_bits(t->dtype);
     uint32_t crc = 0;
+    size_t nonfinite = 0;
     int rc = qt_ckpt_read(&blob, run->ckpt, t, err);
     if (rc < 0)
         return rc;
     for (size_t at = 0; at < blob.size; at += PIECE) {
         size_t n = qt_min_size(PIECE, blob.size - at);
         crc = qt_crc32(crc, blob.data + at, n);
+        nonfinite += qt_count_nonfinite(blob.data + at, t->dtype, 8 * n / bits);
         QT_TRY(qt_writer_put(run->writer, run->first[i], blob.data + at, n, at, err));
         if (blob.map)
             qt_map_drop(blob.map, blob.data + at, n);
     }
-    QT_TRY(commit_item(run, i,
-                       json_pack("{s:s, s:o, s:o}", "dtype", qt_dtype_name(t->dtype), "shape",
-                                 shape_json(t->shape, t->ndim), "crc32", qt_crc_json(crc)),
-                       err));
+    QT_TRY(report_nonfinite(run, t, nonfinite, err));
+    QT_TRY(
+        commit_item(run, i,
+                    json_pack("{s:s, s:o, s:o, s:o*}", "dtype", qt_dtype_name(t->dtype), "shape",
+                              shape_json(t->shape, t->ndim), "crc32", qt_crc_json(crc), "nonfinite",
+                              nonfinite ? json_integer((json_int_t)nonfinite) : NULL),
+                    err));
 done:
     qt_blob_free(&blob);
     return rc;

@@ -330,9 +330,28 @@ struct qt_plan_options {
 struct qt_plan_item {
     const struct qt_tensor *tensor;
     bool copied;             /* stored as in the source; else quantized */
+    bool linear;             /* a linear weight of a decoder layer, quantized or not */
+    bool named;              /* a --tensor rule decides, not the default scheme */
+    float grown_bpw;         /* not 0: packed, the matrix would not be smaller; its bits per weight */
     const char *why;         /* reason for copying: "embedding", "vector", ...; static string */
     struct qt_packed packed; /* if quantized: sections and sizes, without data */
 };
+
+/* Source bytes of linear weights: matrices of decoder layers and stacked experts. */
+struct qt_share {
+    uint64_t linear;    /* all */
+    uint64_t quantized; /* those that are quantized */
+    uint64_t chosen;    /* those that the scheme none copies, as the user asked */
+};
+/* Copied tensors with the same reason. */
+struct qt_left {
+    const char *why; /* static string */
+    bool linear;     /* linear weights */
+    size_t count;
+    uint64_t bytes;
+};
+enum { QT_LEFT_MAX = 32 };
+#define QT_WHY_NONE "scheme none"
 
 struct qt_plan {
     struct qt_plan_item *items; /* one per source tensor, in source order */
@@ -343,6 +362,7 @@ struct qt_plan {
     uint64_t source_bytes;  /* all tensors */
     uint64_t output_bytes;  /* all tensors, packed and copied, and KV cache scales */
     uint64_t working_bytes; /* largest memory for one tensor without Hessian, beyond mapped files */
+    struct qt_share share;
     struct {
         enum qt_kv_keys keys;
         /* Set by qt_plan_check_model. bytes: of static key scales, tensors kv.layers.L.k_scale and
@@ -352,13 +372,27 @@ struct qt_plan {
     } kv;
 };
 
-/* Chooses a scheme for every tensor and checks every shape before any work. QT_E_USAGE: bad spec or
- * regex, or a regex that matches nothing; QT_E_UNSUPPORTED: a shape that the scheme does not
- * support, or a regex that matches only vectors (vectors are copied if the regex matches a matrix
- * as well). */
+/* Chooses a scheme for every tensor and checks every shape before any work. A matrix that its scheme
+ * would not make smaller is copied, unless a rule names it. QT_E_USAGE: bad spec or regex, or a
+ * regex that matches nothing; QT_E_UNSUPPORTED: a shape that the scheme does not support, a regex
+ * that matches only vectors (vectors are copied if the regex matches a matrix as well), or a
+ * checkpoint that should not be quantized: quantized already, an adapter, nothing that could be
+ * quantized; QT_E_INPUT: config.json cannot be read, or a matrix has no elements. */
 int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt_plan_options *opt,
                 struct qt_err *err);
 void qt_plan_free(struct qt_plan *plan);
+/* Writes the reason why an item is copied, with numbers if it has any, and returns buf. */
+enum { QT_WHY_SIZE = 80 };
+const char *qt_plan_item_why(char buf[QT_WHY_SIZE], const struct qt_plan_item *item);
+/* Groups the copied tensors by reason, the most bytes first. Returns the number of groups. */
+size_t qt_plan_left(struct qt_left out[QT_LEFT_MAX], const struct qt_plan *plan);
+/* Share of the linear weights that is quantized, 0 to 1; NaN if there are none. */
+double qt_share_ratio(const struct qt_share *share);
+/* Warns if less than 90 % of the bytes of linear weights are quantized although no one asked for
+ * that, if a rule makes a matrix larger, and if tensors share their data, which the container
+ * stores twice. strict: QT_E_UNSUPPORTED instead of the first of these warnings. */
+int qt_plan_review(const struct qt_plan *plan, const struct qt_ckpt *ckpt, bool strict,
+                   const struct qt_log *log, struct qt_err *err);
 /* The item of a tensor; NULL if there is no tensor of that name. */
 const struct qt_plan_item *qt_plan_find(const struct qt_plan *plan, const char *name);
 /* What quantizing an item, or a plan, requires. */
@@ -432,7 +466,8 @@ struct qt_quantize_options {
     const char *const *inputs; /* further files that the caller reads: data, calibration file */
     size_t ninputs;
     bool force, resume;
-    bool strict; /* fallbacks are errors */
+    bool strict; /* fallbacks, copied values that are not finite, and what qt_plan_review warns of
+                  * first are errors */
     const struct qt_log *log;
     /* Polled between tensors. If true, qt_quantize returns QT_E_INTERRUPTED and can be resumed. */
     bool (*interrupted)(void);
@@ -444,6 +479,12 @@ struct qt_quantize_report {
     size_t quantized, copied;
     double bpw, paper_bpw; /* as qt_plan_bpw, qt_plan_paper_bpw */
     uint64_t bytes;        /* of all stored tensors */
+    struct qt_share share;
+    struct qt_left left[QT_LEFT_MAX]; /* as qt_plan_left */
+    size_t nleft;
+    const char *nonfinite;     /* first copied tensor with values that are not finite; NULL */
+    size_t nonfinite_tensors;  /* these tensors */
+    uint64_t nonfinite_values; /* these values */
     bool reused;           /* resume: the output was complete, nothing was written */
 };
 

@@ -1,88 +1,11 @@
 /* Chooses a scheme for each tensor. Refuses here what can be refused before any work. */
+#include "pack/guard.h"
+#include "pack/roles.h"
 #include "pack/schemes/scheme.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum {
-    MIN_SIDE = 16, /* smaller matrices cost more in padding than they save */
-    MAX_CONFIG = 16 << 20,
-};
-
-/* ---- which tensors are linear weights of decoder layers ------------------------------------- */
-
-/* Length of the name up to its first component that is a number: "model.layers.3" of
- * "model.layers.3.mlp..."; 0 if there is none. */
-static size_t layer_prefix(const char *name)
-{
-    for (const char *p = name; (p = strchr(p, '.')) != NULL;) {
-        size_t digits = strspn(++p, "0123456789");
-        if (digits && p[digits] == '.')
-            return (size_t)(p - name) + digits;
-    }
-    return 0;
-}
-
-/* True for tensors of vision and audio modules: a word of the name begins with one of these. */
-static bool is_multimodal(const char *name)
-{
-    static const char *const parts[] = {
-        "vision",  "visual",    "image",   "video",     "audio",     "speech",    "siglip",
-        "clip",    "vit.",      "vpm.",    "apm.",      "sam_model", "mlp1.", /* of InternVL */
-        "qformer", "resampler", "aligner", "connector", "projector", "perceiver",
-    };
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        for (const char *at = name; (at = strstr(at, parts[i])) != NULL; at++)
-            if (at == name || at[-1] == '.' || at[-1] == '_')
-                return true;
-    return false;
-}
-
-/* True for tensors of MTP layers, which qtool does not run: a component of the name begins with
- * "mtp", or the layer has an eh_proj. */
-static bool is_mtp(const struct qt_ckpt *ckpt, const char *name)
-{
-    char eh_proj[512];
-    const size_t prefix = layer_prefix(name);
-    for (const char *at = name; (at = strstr(at, "mtp")) != NULL; at++)
-        if ((at == name || at[-1] == '.') && (at[3] == '.' || at[3] == '_'))
-            return true;
-    return prefix > 0 && prefix < sizeof eh_proj - sizeof ".eh_proj.weight" &&
-           snprintf(eh_proj, sizeof eh_proj, "%.*s.eh_proj.weight", (int)prefix, name) > 0 &&
-           qt_ckpt_find(ckpt, eh_proj) != NULL;
-}
-
-/* Reason to copy a tensor unless a rule names it; NULL for a linear weight to quantize. Uses names
- * and shapes only, so that it works for architectures that qtool cannot run. */
-static const char *reason_to_copy(const struct qt_ckpt *ckpt, const struct qt_tensor *t)
-{
-    if (!qt_dtype_is_weight(t->dtype))
-        return "dtype";
-    if (t->ndim != 2)
-        return t->ndim < 2 ? "vector" : "more than 2 dimensions";
-    if (is_multimodal(t->name))
-        return "multimodal tensor";
-    if (is_mtp(ckpt, t->name))
-        return "MTP layer";
-    if (strstr(t->name, "lm_head") || strstr(t->name, "embed_out"))
-        return "head";
-    if (strstr(t->name, "embed") || strstr(t->name, ".wte.") || strstr(t->name, ".wpe."))
-        return "embedding";
-    if (strstr(t->name, "norm") || strstr(t->name, "bias"))
-        return "not a linear weight";
-    if (strstr(t->name, "router") || qt_name_ends_in(t->name, ".gate.weight") ||
-        strstr(t->name, ".mlp.gate.") || /* parts of a router: gate.wg.weight */
-        qt_name_ends_in(t->name, ".shared_expert_gate.weight"))
-        return "router";
-    if (!qt_name_ends_in(t->name, ".weight"))
-        return "not named .weight";
-    if (!layer_prefix(t->name))
-        return "not in a decoder layer";
-    if (t->shape[0] < MIN_SIDE || t->shape[1] < MIN_SIDE)
-        return "small";
-    return NULL;
-}
 
 /* ---- rules ---------------------------------------------------------------------------------- */
 
@@ -173,6 +96,20 @@ static int rules_check_used(const struct rules *rules, const struct qt_plan_opti
 
 /* ---- the plan ------------------------------------------------------------------------------- */
 
+/* Copies a matrix that its scheme would not make smaller, unless a rule names it, or the scheme is
+ * w4ax: linears that share an input have the same scheme. */
+static void check_size(struct qt_plan_item *item)
+{
+    if (qt_packed_bytes(&item->packed) < item->tensor->nbytes)
+        return;
+    item->grown_bpw = (float)qt_packed_bpw(&item->packed);
+    if (item->named || item->packed.spec.scheme == &qt_scheme_w4ax)
+        return;
+    item->why = "would grow";
+    item->copied = true;
+    item->packed = (struct qt_packed){0};
+}
+
 static int plan_item(struct qt_plan_item *item, const struct qt_ckpt *ckpt,
                      const struct qt_spec *def, struct rules *rules, struct qt_err *err)
 {
@@ -183,73 +120,22 @@ static int plan_item(struct qt_plan_item *item, const struct qt_ckpt *ckpt,
     if (rc < 0)
         return rc;
     const struct qt_spec *spec = rule ? &rule->spec : def;
-    item->why = rule && !is_vector(t) ? NULL : reason_to_copy(ckpt, t);
+    const struct qt_role role = qt_role_of(ckpt, t);
+    item->linear = role.linear;
+    item->named = rule && !is_vector(t);
+    item->why = item->named ? NULL : role.why;
     if (!item->why && !spec->scheme)
-        item->why = "scheme none";
+        item->why = QT_WHY_NONE;
     item->copied = item->why != NULL;
     if (item->copied)
         return QT_OK;
     if (t->ndim != 2 || !qt_dtype_is_weight(t->dtype))
         return cannot_quantize(t, err);
     rc = qt_packed_describe(&item->packed, spec, t->shape[0], t->shape[1], &inner);
-    return rc < 0 ? qt_fail(err, inner.status, t->file, t->name, "%s: %s", spec->text, inner.reason)
-                  : QT_OK;
-}
-
-/* GPT-2 stores its linears as [input][output]. */
-static bool is_transposed(const struct qt_plan_item *item)
-{
-    static const char *const parts[] = {".c_attn.", ".c_proj.", ".c_fc."};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        if (!item->copied && strstr(item->tensor->name, parts[i]))
-            return true;
-    return false;
-}
-
-static bool holds_codes(const struct qt_tensor *t)
-{
-    return t->ndim >= 2 && !qt_dtype_is_weight(t->dtype);
-}
-
-static int check_items(const struct qt_plan *plan, const json_t *config, const char *path,
-                       struct qt_err *err)
-{
-    const char *type = json_string_value(json_object_get(config, "model_type"));
-    const bool transposed = type && (strcmp(type, "gpt2") == 0 || strcmp(type, "openai-gpt") == 0);
-    const bool quantized = json_is_object(json_object_get(config, "quantization_config"));
-    for (size_t i = 0; i < plan->count; i++) {
-        const struct qt_plan_item *item = &plan->items[i];
-        if (transposed && is_transposed(item))
-            return qt_fail(
-                err, QT_E_UNSUPPORTED, path, item->tensor->name,
-                "%s stores this matrix as [input][output]; only [output][input] is supported",
-                type);
-        if (quantized && holds_codes(item->tensor))
-            return qt_fail(
-                err, QT_E_UNSUPPORTED, path, item->tensor->name,
-                "the checkpoint is already quantized (quantization_config in config.json)");
-    }
-    return QT_OK;
-}
-
-/* Refuses what config.json rules out. A missing or unreadable config.json is no error here:
- * whatever runs the model reports it. */
-static int check_config(const struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err)
-{
-    struct qt_err inner = {0};
-    char *path;
-    json_t *config = NULL;
-    int rc = qt_path_join(&path, qt_ckpt_dir(ckpt), "config.json", err);
     if (rc < 0)
-        return rc;
-    const int loaded = qt_path_exists(path) ? qt_json_load(&config, path, MAX_CONFIG, &inner) : rc;
-    if (loaded == QT_E_RESOURCE)
-        rc = qt_fail(err, loaded, path, NULL, "%s", inner.reason);
-    else if (config)
-        rc = check_items(plan, config, path, err);
-    json_decref(config);
-    qt_free(path);
-    return rc;
+        return qt_fail(err, inner.status, t->file, t->name, "%s: %s", spec->text, inner.reason);
+    check_size(item);
+    return QT_OK;
 }
 
 static int check_section_names(const struct qt_plan_item *item, struct qt_err *err)
@@ -307,6 +193,13 @@ static int check_names(const struct qt_plan *plan, struct qt_err *err)
 static void plan_add(struct qt_plan *plan, const struct qt_plan_item *item)
 {
     plan->source_bytes += item->tensor->nbytes;
+    if (item->linear) {
+        plan->share.linear += item->tensor->nbytes;
+        if (!item->copied)
+            plan->share.quantized += item->tensor->nbytes;
+        else if (strcmp(item->why, QT_WHY_NONE) == 0)
+            plan->share.chosen += item->tensor->nbytes;
+    }
     if (item->copied) {
         plan->output_bytes += item->tensor->nbytes;
         return;
@@ -326,6 +219,15 @@ static void plan_add(struct qt_plan *plan, const struct qt_plan_item *item)
         plan->working_bytes = working;
 }
 
+/* True if the scheme found nothing to do, not even a matrix that it would make larger. */
+static bool has_no_linears(const struct qt_plan *plan)
+{
+    for (size_t i = 0; i < plan->count; i++)
+        if (plan->items[i].grown_bpw > 0)
+            return false;
+    return plan->quantized == 0 && plan->share.chosen == 0;
+}
+
 int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt_plan_options *opt,
                 struct qt_err *err)
 {
@@ -343,8 +245,8 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
         plan_add(out, &out->items[i]);
         out->count++;
     }
-    if (out->quantized || def.scheme) /* also if every tensor holds codes already */
-        QT_TRY(check_config(out, ckpt, err));
+    if (out->quantized || def.scheme)
+        QT_TRY(qt_guard_check(out, ckpt, has_no_linears(out), err));
     QT_TRY(check_names(out, err));
     QT_TRY(rules_check_used(&rules, opt, err));
 done:

@@ -316,6 +316,15 @@ static int report_new(struct qt_quantize_report *out, const struct qt_run *run, 
     out->bpw = qt_plan_bpw(&run->plan);
     out->paper_bpw = qt_plan_paper_bpw(&run->plan);
     out->bytes = run->plan.output_bytes;
+    out->share = run->plan.share;
+    out->nleft = qt_plan_left(out->left, &run->plan);
+    for (size_t i = 0; i < run->plan.count; i++) {
+        const json_t *nonfinite = json_object_get(run->entries[i], "nonfinite");
+        if (nonfinite && !out->nonfinite)
+            out->nonfinite = run->plan.items[i].tensor->name;
+        out->nonfinite_tensors += nonfinite != NULL;
+        out->nonfinite_values += (uint64_t)json_integer_value(nonfinite);
+    }
     out->document = out->reused ? qt_run_earlier_report(run) : NULL;
     return out->document ? QT_OK : qt_run_report(&out->document, run, start, err);
 }
@@ -357,6 +366,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
         qt_plan_needs(&run.plan, NULL) == QT_NEEDS_NOTHING)
         qt_log_message(opt->log, QT_LOG_WARNING,
                        "no scheme uses the calibration data: weights are the same without it");
+    QT_TRY(qt_plan_review(&run.plan, ckpt, opt->strict, opt->log, err));
     QT_TRY(check_data(&run, err));
     QT_TRY(qt_plan_check_model(&run.plan, ckpt, err));
     QT_TRY(qt_learn_open(&learner, &run, err));

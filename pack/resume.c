@@ -21,6 +21,10 @@ static int check_record(const struct qt_run *run, const struct qt_tensor *t, con
     if (run->opt->strict && fallback)
         return qt_fail(err, QT_E_RESUME, t->file, t->name,
                        "cannot resume with --strict: the earlier run fell back: %s", fallback);
+    if (run->opt->strict && json_object_get(record, "nonfinite"))
+        return qt_fail(err, QT_E_RESUME, t->file, t->name,
+                       "cannot resume with --strict: " QT_NONFINITE,
+                       (size_t)json_integer_value(json_object_get(record, "nonfinite")), t->count);
     int rc = qt_ckpt_read(&blob, run->ckpt, t, err);
     if (rc < 0)
         return rc;

@@ -42,6 +42,8 @@ bool qt_run_resume_item(struct qt_run *run, size_t i);
  * report to why[size] and logs a warning. With --strict it returns QT_E_UNSUPPORTED. */
 int qt_run_fall_back(char *why, size_t size, const struct qt_run *run, const struct qt_tensor *t,
                      const char *reason, struct qt_err *err);
+/* Message on a copied tensor: number of such values, number of all. */
+#define QT_NONFINITE "%zu of %zu values are NaN or infinity"
 /* Calibration results for an item. */
 struct qt_run_hessian {
     const struct qt_factor *factor; /* NULL: no Hessian */

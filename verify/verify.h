@@ -34,6 +34,9 @@ struct qt_verify_report {
     size_t count;
     size_t copied;  /* tensors stored unchanged */
     size_t tuned;   /* norms with learned values */
+    const char *nonfinite;     /* first of the copied tensors with values that are not finite; NULL */
+    size_t nonfinite_tensors;  /* these tensors */
+    uint64_t nonfinite_values; /* these values */
     double bpw;     /* bits per weight of all quantized tensors */
     uint64_t bytes; /* size of all stored tensors */
 };
@@ -43,8 +46,8 @@ struct qt_verify_report {
  * are finite, that packing the codes again gives the stored bytes, the scales of a KV cache, that
  * w4ax tensors that share an input agree, and that only norms are marked as tuned. With a source it
  * also measures the error per tensor, compares copied tensors byte for byte, and compares the CRC
- * of each source tensor. source and log may be NULL. QT_E_INPUT at the first violation, with the
- * name of the tensor. The caller frees *out.
+ * of each source tensor. Copied values that are not finite are counted, with a warning. source and
+ * log may be NULL. QT_E_INPUT at the first violation, with the name of the tensor. The caller frees *out.
  */
 int qt_verify(struct qt_verify_report *out, const struct qt_container *c,
               const struct qt_ckpt *source, const struct qt_log *log, struct qt_err *err);

@@ -319,6 +319,8 @@ static int find_decoder(struct config *cfg, struct source *src, struct qt_err *e
     const json_t *inner = json_object_get(src->root, "text_config");
     const char *type, *decoder;
     int rc = QT_OK;
+    if (qt_json_literal(inner))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'text_config' is not an object");
     QT_TRY(qt_json_need_string(&type, src->root, "model_type", src->path, err));
     decoder = arch_of_multimodal(type);
     cfg->multimodal = decoder != NULL;
@@ -365,7 +367,7 @@ int config_read(struct config *out, const char *dir, struct qt_err *err)
     int rc = QT_OK;
     *out = (struct config){0};
     QT_TRY(qt_path_join(&path, dir, "config.json", err));
-    QT_TRY(qt_json_load(&json, path, LIMIT_FILE, err));
+    QT_TRY(qt_json_load_lenient(&json, path, LIMIT_FILE, err));
     QT_TRY(read_all(out, &(struct source){json, json, path}, err));
 done:
     json_decref(json);

@@ -17,6 +17,8 @@ struct source {
 bool config_given(const json_t *obj, const char *key);
 /* True if the key is present and null. */
 bool config_null(const json_t *obj, const char *key);
+/* True if the key is present, not null and not an object: a literal such as NaN is none. */
+bool config_no_object(const json_t *obj, const char *key);
 /* Reads a size in 1..limit. *out holds the default for a missing or null key; 0: required key. */
 int config_read_size(size_t *out, const struct source *src, const char *key, size_t limit,
                      struct qt_err *err);

@@ -214,7 +214,7 @@ static int find_rope(const json_t **out, const struct source *src, const json_t 
     *out = empty;
     for (size_t i = 0; i < 2 && json_object_size(*out) == 0; i++) {
         const json_t *v = json_object_get(src->json, keys[i]);
-        if (config_given(src->json, keys[i]) && !json_is_object(v))
+        if (config_no_object(src->json, keys[i]))
             return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not an object", keys[i]);
         if (json_is_object(v))
             *out = v;
@@ -295,8 +295,8 @@ static int ropes_of_layers(const json_t **full, const json_t **local, const stru
     const json_t *scaling = json_object_get(src->json, "rope_scaling");
     const json_t *by_type = json_object_get(src->json, "rope_parameters");
     const bool old = json_object_size(scaling) > 0;
-    if ((config_given(src->json, "rope_scaling") && !json_is_object(scaling)) ||
-        (config_given(src->json, "rope_parameters") && !json_is_object(by_type)))
+    if (config_no_object(src->json, "rope_scaling") ||
+        config_no_object(src->json, "rope_parameters"))
         return qt_fail(err, QT_E_INPUT, src->path, NULL,
                        "'rope_scaling' or 'rope_parameters' is not an object");
     *full = old ? scaling : empty;

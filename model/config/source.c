@@ -12,6 +12,12 @@ bool config_null(const json_t *obj, const char *key)
     return json_is_null(json_object_get(obj, key));
 }
 
+bool config_no_object(const json_t *obj, const char *key)
+{
+    const json_t *v = json_object_get(obj, key);
+    return config_given(obj, key) && (!json_is_object(v) || qt_json_literal(v));
+}
+
 int config_read_size(size_t *out, const struct source *src, const char *key, size_t limit,
                      struct qt_err *err)
 {

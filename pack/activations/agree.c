@@ -14,7 +14,16 @@ struct agreement {
     struct qt_act_plan plan;       /* each input as its first linear quantizes it */
     const struct qt_entry **first; /* [layers][QT_INPUTS] first w4ax linear of each input */
     const struct qt_entry *any;    /* first w4ax linear of the model */
+    struct qt_spec spec;           /* its parameters */
 };
+
+bool qt_act_same_params(const struct qt_spec *a, const struct qt_spec *b)
+{
+    struct qt_spec x = *a, y = *b;
+    qt_spec_set_method(&x, QT_METHOD_AUTO);
+    qt_spec_set_method(&y, QT_METHOD_AUTO);
+    return strcmp(x.text, y.text) == 0;
+}
 
 static const struct qt_entry *w4ax_of(const struct agreement *a, const struct qt_linear *linear)
 {
@@ -32,6 +41,15 @@ static const char *differs(const struct qt_act *a, const struct qt_act *b)
                                                                             : NULL;
 }
 
+static int read_spec(struct qt_spec *out, const struct agreement *a, const struct qt_entry *e,
+                     struct qt_err *err)
+{
+    struct qt_err inner = {0};
+    const int rc = qt_spec_read(out, e->spec, &inner);
+    return rc < 0 ? qt_fail(err, QT_E_INPUT, qt_container_dir(a->c), e->name, "%s", inner.reason)
+                  : QT_OK;
+}
+
 static int join_input(struct agreement *a, const struct qt_linear *linear, struct qt_err *err)
 {
     const size_t v = linear->layer * QT_INPUTS + (size_t)linear->input;
@@ -46,8 +64,13 @@ static int join_input(struct agreement *a, const struct qt_linear *linear, struc
     in->n += linear->n;
     if (!e)
         return QT_OK;
-    a->any = a->any ? a->any : e;
-    if (strcmp(a->any->spec, e->spec) != 0)
+    struct qt_spec spec;
+    QT_TRY(read_spec(&spec, a, e, err));
+    if (!a->any) {
+        a->any = e;
+        a->spec = spec;
+    }
+    if (!qt_act_same_params(&a->spec, &spec))
         return qt_fail(err, QT_E_INPUT, dir, e->name,
                        "is %s, but '%s' is %s: all w4ax tensors of a model must have the same "
                        "parameters",

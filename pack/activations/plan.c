@@ -45,7 +45,7 @@ static int add_linear(struct qt_act_planner *p, const struct qt_plan_item *item,
     if (in->n && (in->k != 0) != is)
         return qt_fail(err, QT_E_UNSUPPORTED, file, linear->weight,
                        "either all or none of the linears that share an input must be w4ax");
-    if (is && p->spec && strcmp(p->spec->text, item->packed.spec.text) != 0)
+    if (is && p->spec && !qt_act_same_params(p->spec, &item->packed.spec))
         return qt_fail(err, QT_E_UNSUPPORTED, file, linear->weight,
                        "is %s, but others are %s: all w4ax tensors of a model must have the same "
                        "parameters",

@@ -60,6 +60,11 @@ int qt_act_plan_arrange(struct qt_arrange *out, const struct qt_act_plan *p,
                         struct qt_err *err);
 void qt_act_plan_arrange_free(struct qt_arrange *a);
 
+/* agree.c: true if w4ax matrices with these specs may be in one model: all parameters are equal except
+ * `method`, which only says how codes were found (a matrix without a usable Hessian is quantized by
+ * search). The planner and qt_act_agree both use it. */
+bool qt_act_same_params(const struct qt_spec *a, const struct qt_spec *b);
+
 /* act.c: reads a section of a container's tensor into dst; QT_E_INPUT if the section is missing or
  * its size is not `bytes`. */
 int qt_act_section(void *dst, size_t bytes, const struct qt_container *c, const struct qt_entry *e,

@@ -19,7 +19,7 @@ $ qtool plan $MODELS/glm4_moe_groups --scheme nf4
 > model.layers.3.shared_head.head.weight .*copied
 
 # A shared expert with a gate, and a layer without experts.
-$ qtool quantize $MODELS/qwen2_moe_some_dense -o gated --strict --scheme fp6:e=2 --data $MODELS/qwen2_moe_some_dense/ids.u16 --seqlen 8 -q
+$ qtool quantize $MODELS/qwen2_moe_some_dense -o gated --strict --scheme fp6:e=2 --tensor '_proj=fp6:e=2' --data $MODELS/qwen2_moe_some_dense/ids.u16 --seqlen 8 -q
 $ qtool verify gated -q
 $ qtool eval gated --ref $MODELS/qwen2_moe_some_dense --data $MODELS/qwen2_moe_some_dense/ids.u16 --seqlen 8 --gate 'kld_mean<=0.1' -q
 $ qtool inspect gated
@@ -30,7 +30,7 @@ $ qtool plan $MODELS/qwen2_moe --scheme nf4
 > model.layers.0.mlp.gate.weight .*copied: router
 
 # Experts in every second layer; the routing bias is a matrix with one row.
-$ qtool quantize $MODELS/ernie4_5_moe_interval -o second --strict --scheme fp6:e=2 --data $MODELS/ernie4_5_moe_interval/ids.u16 --seqlen 8 -q
+$ qtool quantize $MODELS/ernie4_5_moe_interval -o second --strict --scheme fp6:e=2 --tensor '_proj=fp6:e=2' --data $MODELS/ernie4_5_moe_interval/ids.u16 --seqlen 8 -q
 $ qtool verify second -q
 $ qtool eval second --ref $MODELS/ernie4_5_moe_interval --data $MODELS/ernie4_5_moe_interval/ids.u16 --seqlen 8 --gate 'kld_mean<=0.1' -q
 $ qtool inspect second

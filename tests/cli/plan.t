@@ -1,8 +1,8 @@
 # Comparison of all schemes.
 $ qtool plan "$NANO"
-> ^SCHEME +BPW +SIZE +TENSORS QUANTIZED$
-> ^nf4 +4\.[0-9]+ +1\.[0-9]+ MiB +21$
-> ^fp6 +6\.0556 +1\.78 MiB +21$
+> ^SCHEME +BPW +SIZE +TENSORS QUANTIZED +OF LINEARS$
+> ^nf4 +4\.[0-9]+ +1\.[0-9]+ MiB +21 +100\.0 %$
+> ^fp6 +6\.0556 +1\.78 MiB +21 +100\.0 %$
 2-
 
 $ qtool plan "$NANO" --scheme nf4:g=64 --tensor 'down_proj=fp6' --tensor 'layers\.2\..*down_proj=none'
@@ -37,7 +37,7 @@ $ qtool plan "$NANO" --scheme none --tensor 'layers\.0\.=fp6'
 >! needs
 
 # A tensor name that is too long for its section names.
-$ name=m.0.$(printf %0493d 0).weight; printf '%-704s' "{\"$name\":{\"dtype\":\"F16\",\"shape\":[16,16],\"data_offsets\":[0,512]}}" >header && { printf '\300\2\0\0\0\0\0\0'; cat header; head -c 512 /dev/zero; } >long.safetensors && qtool plan long.safetensors --scheme none && qtool plan long.safetensors --scheme nf4
+$ name=m.0.$(printf %0493d 0).weight; printf '%-704s' "{\"$name\":{\"dtype\":\"F16\",\"shape\":[16,64],\"data_offsets\":[0,2048]}}" >header && { printf '\300\2\0\0\0\0\0\0'; cat header; head -c 2048 /dev/zero; } >long.safetensors && qtool plan long.safetensors --scheme none && qtool plan long.safetensors --scheme nf4
 ? 4
 2 its name is too long
 
@@ -81,7 +81,7 @@ $ mv part/model-00001-of-00001.safetensors part/best-of-model-00001-of-00002.saf
 2 1 of the 2 files to which best-of-model-00001-of-00002\.safetensors belongs
 
 # config.json rules out quantization.
-$ mkdir conv && h='{"h.0.attn.c_attn.weight":{"dtype":"F16","shape":[16,16],"data_offsets":[0,512]},"codes":{"dtype":"I32","shape":[4,4],"data_offsets":[512,576]}}' && printf "\\$(printf %o ${#h})\\0\\0\\0\\0\\0\\0\\0%s" "$h" >conv/model.safetensors && head -c 576 /dev/zero >>conv/model.safetensors && echo '{"model_type":"gpt2"}' >conv/config.json && qtool plan conv --scheme nf4
+$ mkdir conv && h='{"h.0.attn.c_attn.weight":{"dtype":"F16","shape":[16,64],"data_offsets":[0,2048]},"codes":{"dtype":"I32","shape":[4,4],"data_offsets":[2048,2112]}}' && printf "\\$(printf %o ${#h})\\0\\0\\0\\0\\0\\0\\0%s" "$h" >conv/model.safetensors && head -c 2112 /dev/zero >>conv/model.safetensors && echo '{"model_type":"gpt2"}' >conv/config.json && qtool plan conv --scheme nf4
 ? 4
 2 conv/config\.json: tensor h\.0\.attn\.c_attn\.weight: gpt2 stores this matrix as \[input\]\[output\]
 $ echo '{"model_type":"gpt_bigcode","quantization_config":{"quant_method":"gptq"}}' >conv/config.json && qtool quantize conv -o x --scheme nf4 -q

@@ -111,10 +111,10 @@ $ qtool quantize "$NANO" -o nothing --scheme none
 2 nothing is quantized: all tensors are copied
 $ qtool verify nothing --source "$NANO" --gate 'sqnr_min>=1' -q
 ? 5
-2 sqnr_min is -?nan, required >= 1
+2 sqnr_min is undefined, required >= 1
 $ qtool verify nothing --gate 'bpw<=4' -q
 ? 5
-2 bpw is -?nan, required <= 4
+2 bpw is undefined, required <= 4
 
 # Not a container.
 $ qtool verify "$NANO"

@@ -190,6 +190,48 @@ static void test_many(void **state)
     free(bytes);
 }
 
+/* Every dtype, at every alignment, with and without threads. */
+static void test_count_nonfinite(void **state)
+{
+    static const struct {
+        enum qt_dtype dtype;
+        uint64_t bad[3], good[3];
+    } cases[] = {
+        {QT_F16, {0x7c00, 0xfc00, 0x7e01}, {0x7bff, 0xfbff, 0x0001}},
+        {QT_BF16, {0x7f80, 0xff80, 0xffff}, {0x7f7f, 0x8000, 0x0001}},
+        {QT_F32, {0x7f800000, 0xff800000, 0x7f800001}, {0x7f7fffff, 0x80000000, 1}},
+        {QT_F64,
+         {0x7ff0000000000000, 0xfff0000000000000, 0xffffffffffffffff},
+         {0x7fefffffffffffff, 0x8000000000000000, 1}},
+        {QT_F8_E5M2, {0x7c, 0xfc, 0x7f}, {0x7b, 0x80, 1}},
+        {QT_F8_E4M3, {0x7f, 0xff, 0x7f}, {0x7e, 0x80, 0xfe}},
+        {QT_F8_E8M0, {0xff, 0xff, 0xff}, {0x7f, 0x80, 0xfe}},
+        {QT_F8_E4M3FNUZ, {0x80, 0x80, 0x80}, {0x7f, 0xff, 0}},
+        {QT_I32, {0}, {0x7f800000, 0xffffffff, 0}},
+        {QT_BOOL, {0}, {0xff, 0x7f, 0x80}},
+    };
+    enum { N = 600001 };
+    unsigned char *data = malloc(8 * N + 8);
+    (void)state;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        const size_t size = qt_dtype_bits(cases[c].dtype) / 8;
+        const bool any = cases[c].bad[0] != 0;
+        for (size_t n = 7; n <= N; n += N - 7) {
+            unsigned char *x = data + c % 8;
+            for (size_t i = 0; i < n; i++)
+                memcpy(x + i * size, &cases[c].good[i % 3], size);
+            assert_int_equal(qt_count_nonfinite(x, cases[c].dtype, n), 0);
+            for (size_t i = 0; i < 3 && any; i++) /* little-endian */
+                memcpy(x + i * (n - 1) / 2 * size, &cases[c].bad[i], size);
+            assert_int_equal(qt_count_nonfinite(x, cases[c].dtype, n), any ? 3 : 0);
+            assert_int_equal(qt_count_nonfinite(x, cases[c].dtype, 0), 0);
+        }
+    }
+    const float c64[4] = {1, INFINITY, 2, 3};
+    assert_int_equal(qt_count_nonfinite(c64, QT_C64, 2), 1);
+    free(data);
+}
+
 static void test_find_nonfinite(void **state)
 {
     (void)state;
@@ -756,18 +798,31 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_threads), /* before OpenMP has started any */
-        cmocka_unit_test(test_per_thread),     cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_f16_all),        cmocka_unit_test(test_f16_rounding),
-        cmocka_unit_test(test_bf16),           cmocka_unit_test(test_to_f32),
-        cmocka_unit_test(test_find_nonfinite), cmocka_unit_test(test_many),
-        cmocka_unit_test(test_dtypes),         cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_arrays),         cmocka_unit_test(test_fail_after),
-        cmocka_unit_test(test_errors),         cmocka_unit_test(test_exit_codes),
-        cmocka_unit_test(test_parallel),       cmocka_unit_test(test_parallel_errors),
-        cmocka_unit_test(test_changed),        cmocka_unit_test(test_reading),
-        cmocka_unit_test(test_drop),           cmocka_unit_test(test_names),
-        cmocka_unit_test(test_writing),        cmocka_unit_test(test_write_error),
-        cmocka_unit_test(test_directories),    cmocka_unit_test(test_crc),
+        cmocka_unit_test(test_per_thread),
+        cmocka_unit_test(test_stop),
+        cmocka_unit_test(test_f16_all),
+        cmocka_unit_test(test_f16_rounding),
+        cmocka_unit_test(test_bf16),
+        cmocka_unit_test(test_to_f32),
+        cmocka_unit_test(test_find_nonfinite),
+        cmocka_unit_test(test_count_nonfinite),
+        cmocka_unit_test(test_many),
+        cmocka_unit_test(test_dtypes),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_arrays),
+        cmocka_unit_test(test_fail_after),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_exit_codes),
+        cmocka_unit_test(test_parallel),
+        cmocka_unit_test(test_parallel_errors),
+        cmocka_unit_test(test_changed),
+        cmocka_unit_test(test_reading),
+        cmocka_unit_test(test_drop),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_writing),
+        cmocka_unit_test(test_write_error),
+        cmocka_unit_test(test_directories),
+        cmocka_unit_test(test_crc),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,8 @@
 
 #include "kernels/kernels.h"
 #include "pack/pack.h"
+#include "random.h"
+#include "verify/verify.h"
 
 #include <math.h>
 
@@ -898,6 +900,108 @@ static void allocation_failures(void **state)
     qt_ckpt_close(ckpt);
 }
 
+/* ---- what quantize writes, verify accepts --------------------------------------------------- */
+
+static void fill(float *w, size_t count, size_t stride, float value)
+{
+    for (size_t i = 0; i < count; i++)
+        w[i * stride] = value;
+}
+
+/* Makes every other matrix of the decoder layers special in one of some ways. */
+static void make_special(const char *name, float *w, size_t count)
+{
+    const size_t k = strstr(name, "down_proj") ? 48 : 32, n = count / k;
+    if (!strstr(name, "_proj"))
+        return;
+    switch (random_u32() % 18) {
+    case 0:
+        fill(w, count, 1, 0);
+        break;
+    case 1:
+        fill(w, count, 1, 0.01f);
+        break;
+    case 2: /* a row, a column of zeros */
+        fill(w + random_u32() % n * k, k, 1, 0);
+        break;
+    case 3:
+        fill(w + random_u32() % k, n, k, 0);
+        break;
+    case 4: /* all but a row */
+        fill(w + k, count - k, 1, 0);
+        break;
+    case 5:
+        fill(w + random_u32() % n * k, k, 1, -0.02f);
+        break;
+    case 6:
+        for (size_t i = 0; i < count; i++)
+            w[i] *= 1e-30f;
+        break;
+    case 7:
+        w[random_u32() % count] = 50;
+        break;
+    case 8: /* subnormal in FP32 */
+        fill(w, count, 1, 1e-40f);
+        break;
+    }
+}
+
+static void verify_output(struct fixture *f, const struct qt_ckpt *ckpt, const char *scheme)
+{
+    struct qt_container *c;
+    struct qt_verify_report report;
+    expect_ok(scheme, qt_container_open(&c, f->out[0], &f->err), &f->err);
+    expect_ok(scheme, qt_verify(&report, c, ckpt, NULL, &f->err), &f->err);
+    assert_int_equal(report.nonfinite_values, 0);
+    qt_verify_free(&report);
+    qt_container_close(c);
+}
+
+static void zero_values(const char *name, float *w, size_t count)
+{
+    if (strstr(name, "layers.1.self_attn.v_proj"))
+        fill(w, count, 1, 0);
+}
+
+/* Without values, o_proj has no Hessian and falls back to another method than other matrices. */
+static void dead_values_leave_a_sound_container(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, zero_values);
+    struct qt_quantize_options opt = options(f, "a", "w4ax");
+    json_t *doc = quantize(f, ckpt, &opt);
+    assert_true(total(doc, "fallbacks") > 0);
+    json_decref(doc);
+    verify_output(f, ckpt, "w4ax");
+    qt_ckpt_close(ckpt);
+}
+
+/* Every scheme without data; some with data, all with QT_FULL. */
+static void every_output_is_sound(void **state)
+{
+    struct fixture *f = *state;
+    const bool full = getenv("QT_FULL") != NULL;
+    const struct qt_scheme *s;
+    const struct qt_preset *preset;
+    f->calibration.samples = 1;
+    for (int round = 0; round < (full ? 5 : 1); round++) {
+        struct qt_ckpt *ckpt = make_model(f, make_special);
+        for (size_t i = 0; (s = qt_scheme_at(i)) != NULL; i++)
+            for (size_t j = 0; (preset = qt_scheme_preset(s, j)) != NULL; j++) {
+                const bool needs = qt_scheme_needs_data(s);
+                const bool calibrated = needs || full || random_u32() % 4 == 0;
+                for (int data = needs; data <= calibrated; data++) {
+                    struct qt_quantize_options opt = options(f, "a", preset->name);
+                    opt.calibration = data ? &f->calibration : NULL;
+                    opt.plan.calibrated = data;
+                    json_decref(quantize(f, ckpt, &opt));
+                    verify_output(f, ckpt, preset->name);
+                }
+            }
+        qt_ckpt_close(ckpt);
+    }
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
@@ -927,6 +1031,9 @@ int main(void)
         TEST(infinite_keys_have_no_scales),
         TEST(windows_longer_than_the_model),
         TEST(allocation_failures),
+        TEST(dead_values_leave_a_sound_container),
+        TEST(every_output_is_sound),
     };
+    seed_init();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,6 +15,28 @@ static const struct {
     {"model.layers.0.mlp.shared_expert_gate.weight", "router"},
     {"model.layers.0.mlp.gate.wg.weight", "router"},
     {"model.layers.0.mlp.shared_expert.gate_proj.weight", NULL},
+    {"model.layers.0.mlp.experts.gate.weight", "router"},
+    {"model.layers.0.linear_attn.in_proj_a.weight", "gate"},
+    {"model.layers.0.linear_attn.in_proj_b.weight", "gate"},
+    {"model.layers.0.linear_attn.in_proj_ba.weight", "gate"},
+    {"model.layers.0.linear_attn.in_proj_qkvz.weight", NULL},
+    {"model.layers.0.attn.b_proj.weight", "gate"},
+    {"model.layers.0.self_attn.kv_b_proj.weight", NULL},
+    {"model.layers.0.self_attn.indexer.weights_proj.weight", "gate"},
+    {"model.layers.0.self_attn.indexer.wq_b.weight", "gate"},
+    {"model.layers.0.self_attn.indexer.wk.weight", "gate"},
+    {"model.layers.0.attn.wq_b.weight", NULL},
+    {"model.layers.0.hc_attn_fn.weight", "gate"},
+    {"model.layers.0.hyper_connection.fn.weight", "gate"},
+    {"merger.mlp.0.weight", "multimodal"},
+    {"model.merger.layers.0.weight", "multimodal"},
+    {"model.patch_merger.0.merging_layer.weight", "multimodal"},
+    {"model.deepstack_merger_list.0.linear_fc1.weight", "multimodal"},
+    {"model.layers.0.self_attn.q_proj.lora_magnitude_vector.weight", "adapter"},
+    {"model.layers.0.time_mix.w_lora.lora.0.weight", NULL},
+    {"optimizer.state.0.exp_avg.weight", "optimizer"},
+    {"model.layers.0.mlp.up_proj.exp_avg.weight", "optimizer"},
+    {"model.layers.0.mixer.conv1d.weight", "not a linear"},
     {"model.mtp_block.0.self_attn.q_proj.weight", "MTP"},
     {"model.mtp_linear_proj.0.weight", "MTP"},
     {"mtp.layers.0.mlp.up_proj.weight", "MTP"},
@@ -26,7 +48,7 @@ static const struct {
     {"model.visual.blocks.0.attn.qkv.weight", "multimodal"},
     {"visual.blocks.0.attn.qkv.weight", "multimodal"},
     {"thinker.audio_tower.layers.0.fc1.weight", "multimodal"},
-    {"model.layers.0.self_attn.q_proj.lora_A.speech.weight", "multimodal"},
+    {"model.layers.0.self_attn.q_proj.lora_A.speech.weight", "adapter"},
     {"vpm.encoder.layers.0.mlp.fc1.weight", "multimodal"},
     {"apm.layers.0.fc1.weight", "multimodal"},
     {"qformer.encoder.layer.0.output.dense.weight", "multimodal"},
@@ -40,7 +62,7 @@ static const struct {
     {"model.image_newline.0.weight", "multimodal"},
 };
 
-enum { CASES = sizeof cases / sizeof *cases, SIDE = 16, BYTES = SIDE * SIDE * 2 };
+enum { CASES = sizeof cases / sizeof *cases, N = 16, K = 64, BYTES = N * K * 2 };
 
 static void test_names(void **state)
 {
@@ -53,8 +75,7 @@ static void test_names(void **state)
     size_t size;
     (void)state;
     for (size_t i = 0; i < CASES; i++)
-        tensors[i] =
-            (struct qt_tensor){cases[i].name, NULL, QT_F16, 2, {SIDE, SIDE}, SIDE * SIDE, BYTES};
+        tensors[i] = (struct qt_tensor){cases[i].name, NULL, QT_F16, 2, {N, K}, N * K, BYTES};
     expect_ok("header", qt_safetensors_header(&header, &size, offsets, tensors, CASES, NULL, &err),
               &err);
     char *data = calloc(1, offsets[CASES]);

@@ -158,6 +158,28 @@ uint32_t __wrap_qt_crc32(uint32_t crc, const void *data, size_t size)
     return __real_qt_crc32(crc, data, size);
 }
 
+/* "embed" and "head" are the same view of a storage, "row" is a part of it. */
+static void test_shared(void **state)
+{
+    (void)state;
+    struct qt_ckpt *ckpt = open_ok(GOLDEN("shared.bin"));
+    size_t shared = 0;
+    for (size_t i = 0; i < qt_ckpt_count(ckpt); i++) {
+        const char *earlier = qt_ckpt_shares(ckpt, i);
+        shared += earlier != NULL;
+        if (strcmp(qt_ckpt_tensor(ckpt, i)->name, "embed") == 0)
+            assert_null(earlier);
+        else
+            assert_string_equal(earlier, "embed");
+    }
+    assert_int_equal(shared, 2);
+    qt_ckpt_close(ckpt);
+    ckpt = open_ok(GOLDEN("plain.bin"));
+    for (size_t i = 0; i < qt_ckpt_count(ckpt); i++)
+        assert_null(qt_ckpt_shares(ckpt, i));
+    qt_ckpt_close(ckpt);
+}
+
 /* A CRC per view would take hours for thousands of views of a large storage. */
 static void test_checked_once(void **state)
 {
@@ -814,15 +836,16 @@ static void test_other_files(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),        cmocka_unit_test(test_dtypes),
-        cmocka_unit_test(test_untyped),      cmocka_unit_test(test_views),
-        cmocka_unit_test(test_checked_once), cmocka_unit_test(test_modules),
-        cmocka_unit_test(test_sharded),      cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_pickles),      cmocka_unit_test(test_storages),
-        cmocka_unit_test(test_members),      cmocka_unit_test(test_archives),
-        cmocka_unit_test(test_bomb),         cmocka_unit_test(test_zip64_end),
-        cmocka_unit_test(test_zip64_extra),  cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_damage),       cmocka_unit_test(test_other_files),
+        cmocka_unit_test(test_plain),       cmocka_unit_test(test_dtypes),
+        cmocka_unit_test(test_untyped),     cmocka_unit_test(test_views),
+        cmocka_unit_test(test_shared),      cmocka_unit_test(test_checked_once),
+        cmocka_unit_test(test_modules),     cmocka_unit_test(test_sharded),
+        cmocka_unit_test(test_refused),     cmocka_unit_test(test_pickles),
+        cmocka_unit_test(test_storages),    cmocka_unit_test(test_members),
+        cmocka_unit_test(test_archives),    cmocka_unit_test(test_bomb),
+        cmocka_unit_test(test_zip64_end),   cmocka_unit_test(test_zip64_extra),
+        cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_other_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -204,6 +204,29 @@ static int check_entries(struct qt_verify_report *out, struct check *check, stru
     return QT_OK;
 }
 
+/* Counts the values of a copied tensor that are not finite. The source has the same ones, so they
+ * are no damage. */
+static int count_nonfinite(struct qt_verify_report *out, const struct check *check,
+                           const struct qt_tensor *t, struct qt_err *err)
+{
+    struct qt_blob blob;
+    int rc = qt_ckpt_read(&blob, check->stored, t, err);
+    if (rc < 0)
+        return rc;
+    const size_t n = qt_count_nonfinite(blob.data, t->dtype, t->count);
+    qt_blob_free(&blob);
+    if (n == 0)
+        return QT_OK;
+    if (!out->nonfinite)
+        out->nonfinite = t->name;
+    out->nonfinite_tensors++;
+    out->nonfinite_values += n;
+    qt_log_message(check->log, QT_LOG_WARNING,
+                   "%s: tensor %s: %zu of %zu values are NaN or infinity",
+                   qt_container_dir(check->container), t->name, n, t->count);
+    return QT_OK;
+}
+
 static int check_copies(struct qt_verify_report *out, struct check *check, struct qt_err *err)
 {
     for (size_t i = 0; i < qt_ckpt_count(check->stored); i++) {
@@ -215,6 +238,8 @@ static int check_copies(struct qt_verify_report *out, struct check *check, struc
         int rc = tuned ? check_tuned(check, t, err) : QT_OK;
         if (rc == QT_OK && check->source)
             rc = compare_copy(check, t, tuned, err);
+        if (rc == QT_OK)
+            rc = count_nonfinite(out, check, t, err);
         if (rc < 0)
             return rc;
         out->tuned += tuned;

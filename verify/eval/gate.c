@@ -170,10 +170,12 @@ enum { MAX_TEXT = 900 }; /* limit for failures; leaves space for "and N more ten
 static void fail_condition(struct verdict *v, const struct condition *c, const char *tensor,
                            double value)
 {
-    char text[QT_TENSOR_NAME_MAX + 200];
-    snprintf(text, sizeof text, "%s%s%s%s is %.9g, required %s %.9g", v->failed[0] ? "; " : "",
-             c->name, tensor ? " of " : "", tensor ? tensor : "", value, relation_text[c->relation],
-             c->limit);
+    char text[QT_TENSOR_NAME_MAX + 200], number[32] = "undefined";
+    if (!isnan(value)) /* printf writes NaN with a sign that means nothing */
+        snprintf(number, sizeof number, "%.9g", value);
+    snprintf(text, sizeof text, "%s%s%s%s is %s, required %s %.9g", v->failed[0] ? "; " : "",
+             c->name, tensor ? " of " : "", tensor ? tensor : "", number,
+             relation_text[c->relation], c->limit);
     if (v->more || strlen(v->failed) + strlen(text) > MAX_TEXT)
         v->more++;
     else

@@ -1,0 +1,58 @@
+/* How much of a model is quantized, and what is copied. */
+#include "cli/cli.h"
+
+#include <math.h>
+
+const char *text_share(char buf[TEXT_SIZE], const struct qt_share *share)
+{
+    const double ratio = qt_share_ratio(share);
+    if (isnan(ratio))
+        snprintf(buf, TEXT_SIZE, "-");
+    else
+        snprintf(buf, TEXT_SIZE, "%.1f %%", 100 * ratio);
+    return buf;
+}
+
+void share_rows(struct table *t, const struct qt_share *share, const struct qt_left *left, size_t n)
+{
+    char text[1024] = "", bytes[TEXT_SIZE], ratio[TEXT_SIZE];
+    size_t at = 0;
+    if (share->linear)
+        table_row(t, "linears\t%s of %s quantized", text_share(ratio, share),
+                  text_bytes(bytes, share->linear));
+    for (size_t i = 0; i < n && at < sizeof text; i++)
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%s %s", i ? ", " : "",
+                               text_bytes(bytes, left[i].bytes), left[i].why);
+    if (n)
+        table_row(t, "copied\t%s", text);
+}
+
+void doc_share(struct cli *cli, const struct qt_share *share, const struct qt_left *left, size_t n)
+{
+    json_t *array = json_array();
+    for (size_t i = 0; i < n; i++) {
+        json_t *o = json_object();
+        doc_set(cli, o, "reason", doc_text(left[i].why));
+        doc_set(cli, o, "linear", json_boolean(left[i].linear));
+        doc_set(cli, o, "tensors", doc_size(left[i].count));
+        doc_set(cli, o, "bytes", doc_size(left[i].bytes));
+        doc_append(cli, array, o);
+    }
+    doc_set(cli, cli->doc, "linear_bytes", doc_size(share->linear));
+    doc_set(cli, cli->doc, "linear_bytes_quantized", doc_size(share->quantized));
+    doc_set(cli, cli->doc, "left", array);
+}
+
+void nonfinite_row(struct table *t, const char *first, size_t tensors, uint64_t values)
+{
+    if (first)
+        table_row(t, "not finite\t%llu values in %zu copied tensors, first in %s",
+                  (unsigned long long)values, tensors, first);
+}
+
+void doc_nonfinite(struct cli *cli, const char *first, size_t tensors, uint64_t values)
+{
+    doc_set(cli, cli->doc, "nonfinite_first", doc_text(first));
+    doc_set(cli, cli->doc, "nonfinite_tensors", doc_size(tensors));
+    doc_set(cli, cli->doc, "nonfinite_values", doc_size(values));
+}
