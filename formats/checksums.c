@@ -184,7 +184,7 @@ static int check(const char *dir, bool small, struct qt_err *err)
     int rc;
     QT_TRY(qt_path_join(&path, dir, QT_CHECKSUMS_NAME, err));
     QT_TRY(qt_file_read(&text, &size, path, LIMIT, err));
-    for (at = text; *at;) {
+    for (at = text; at < text + size;) {
         name = parse_line(&hex, &at);
         line++;
         if (!name) {

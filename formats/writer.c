@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -33,6 +34,7 @@ struct qt_writer {
     struct qt_journal journal;
     json_t *unlisted; /* names of files that SHA256SUMS does not list */
     bool scrap;       /* DIR.partial holds nothing to resume from yet */
+    bool resumed;     /* the journal has records of an earlier run */
     struct shard *shards;
     size_t nshards;
     struct place *places;
@@ -312,6 +314,7 @@ int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tens
     if (opt->resume)
         QT_TRY(qt_journal_load(&found, &w->journal, digest, identity, err));
     QT_TRY(found ? continue_earlier(w, err) : start_over(w, digest, identity, err));
+    w->resumed = found;
     *out = w;
 done:
     qt_free(digest);
@@ -324,6 +327,18 @@ done:
 }
 
 /* ---- writing -------------------------------------------------------------------------------- */
+
+/* What only a wrong caller can cause; in a resumed run also wrong records of the journal. */
+static int contradiction(const struct qt_writer *w, const char *tensor, const char *what,
+                         struct qt_err *err)
+{
+    if (!w->resumed)
+        return qt_fail(err, QT_E_INTERNAL, w->out.dir, tensor, "%s", what);
+    return qt_fail(err, QT_E_RESUME, w->journal.path, tensor,
+                   "cannot resume: the records of the earlier run are wrong (%s); run again "
+                   "without --resume",
+                   what);
+}
 
 const json_t *qt_writer_done(const struct qt_writer *w, const char *unit)
 {
@@ -338,8 +353,8 @@ int qt_writer_put(struct qt_writer *w, size_t i, const void *data, size_t size, 
         return qt_fail(err, QT_E_INTERNAL, w->out.dir, NULL, "tensor %zu is not in the plan", i);
     struct place *p = &w->places[i];
     if (p->committed || offset > p->size || size > p->size - offset || size > p->size - p->written)
-        return qt_fail(err, QT_E_INTERNAL, w->out.dir, p->name,
-                       "data beyond the end of the tensor, or written twice");
+        return contradiction(w, p->name, "data beyond the end of the tensor, or written twice",
+                             err);
     if (size == 0)
         return QT_OK;
     struct shard *s = &w->shards[p->shard];
@@ -356,7 +371,7 @@ done:
 int qt_writer_get(const struct qt_writer *w, size_t i, void *data, size_t size, struct qt_err *err)
 {
     if (i >= w->count || !w->places[i].committed || size != w->places[i].size)
-        return qt_fail(err, QT_E_INTERNAL, w->out.dir, NULL, "tensor %zu is not finished", i);
+        return contradiction(w, i < w->count ? w->places[i].name : NULL, "it is not finished", err);
     struct shard *s = &w->shards[w->places[i].shard];
     int rc = s->fd < 0 ? qt_file_open(&s->fd, s->path, err) : QT_OK;
     return rc < 0 ? rc : qt_file_read_at(s->fd, s->path, data, size, w->places[i].offset, err);
@@ -583,7 +598,7 @@ static int check_complete(const struct qt_writer *w, struct qt_err *err)
     for (size_t i = 0; i < w->count; i++) {
         const struct place *p = &w->places[i];
         if (p->size != 0 && !p->committed)
-            return qt_fail(err, QT_E_INTERNAL, w->out.dir, p->name, "was never committed");
+            return contradiction(w, p->name, "was never committed", err);
     }
     return QT_OK;
 }
@@ -633,9 +648,11 @@ static int read_back(const struct qt_writer *w, struct qt_err *err)
             qt_fail(err, QT_E_RESOURCE, why.file, why.tensor,
                     "data read back differs from what was written (%s); run again without --resume",
                     why.reason);
-    else if (rc < 0)
-        rc = qt_fail(err, QT_E_INTERNAL, why.file, why.tensor,
-                     "the written container does not open: %s", why.reason);
+    else if (rc < 0) {
+        char what[sizeof why.reason + 40];
+        snprintf(what, sizeof what, "the written container does not open: %s", why.reason);
+        rc = contradiction(w, why.tensor, what, err);
+    }
     qt_container_close(c);
     return rc;
 }
