@@ -150,6 +150,20 @@ done:
     return rc;
 }
 
+/* w4ax tensors that share an input must agree, as 'verify' demands. */
+static int check_agreement(const struct source *s, struct qt_err *err)
+{
+    struct qt_model *model;
+    if (!s->container || !s->weights.fake_quant.input)
+        return QT_OK;
+    int rc = qt_model_open(&model, &s->weights, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_act_agree(s->container, model, err);
+    qt_model_close(model);
+    return rc;
+}
+
 /* Checks the CRCs of a container's weights and the checksums of its other files: damaged ones would
  * give plausible figures. */
 static int open_whole(struct source *out, const char *path, struct cli *cli, struct qt_err *err)
@@ -184,6 +198,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(open_whole(&model, args[0], cli, err));
     if (o->ref)
         QT_TRY(open_whole(&ref, o->ref, cli, err));
+    QT_TRY(check_agreement(&model, err));
+    QT_TRY(check_agreement(&ref, err));
     QT_TRY(evaluate(&report, cli, o, &model, &ref, err));
     size_t n = make_figures(figures, &report);
     if (cli->doc)

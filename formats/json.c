@@ -248,7 +248,11 @@ static int load_file(json_t **out, const char *path, size_t limit, const char *l
     int rc = qt_file_read(&text, &size, path, limit, err);
     if (rc < 0)
         return rc;
-    rc = parse(out, text, size, 0, 1, lone, path, err);
+    if (size >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0)
+        rc = qt_fail(err, QT_E_INPUT, path, NULL,
+                     "begins with a byte order mark: save it as UTF-8 without one");
+    else
+        rc = parse(out, text, size, 0, 1, lone, path, err);
     if (rc == QT_E_INPUT && qt_file_kind(text, size) != QT_KIND_TEXT)
         qt_kind_expect(QT_KIND_JSON, NULL, text, size, path, err); /* a better reason */
     else if (rc == QT_OK)

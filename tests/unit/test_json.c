@@ -212,6 +212,9 @@ static void test_load(void **state)
     expect_error("limit", qt_json_load(&root, path, 12, &err), QT_E_INPUT, "13 bytes, at most 12",
                  &err);
     assert_null(root);
+    path = fixture_write(dir, "b.json", "\xef\xbb\xbf{}", 5);
+    expect_error("mark", qt_json_load(&root, path, 12, &err), QT_E_INPUT,
+                 "b.json: begins with a byte order mark", &err);
     expect_error("absent", qt_json_load(&root, "/nonexistent/x", 100, &err), QT_E_INPUT,
                  "/nonexistent/x: cannot open", &err);
     fixture_remove(dir);
