@@ -188,7 +188,8 @@ struct qt_kv {
 /* Bits per key or value of a cache for heads of head_dim channels: codes, and scales and minima that
  * the cache holds. */
 double qt_kv_bits(enum qt_kv_keys keys, size_t head_dim);
-/* Bytes of exact keys that a cache holds for a sequence, in all layers. */
+/* Bytes of exact keys, of token 0 and of the last group, that a cache holds for a sequence, in all
+ * layers. */
 uint64_t qt_kv_tail_bytes(enum qt_kv_keys keys, size_t layers, size_t kv_heads, size_t head_dim);
 /* The cache of a container, which must stay open, for `model`, with static key scales if the
  * container has them. QT_E_INPUT naming file and tensor if they are invalid or belong to another

@@ -139,8 +139,8 @@ double qt_kv_bits(enum qt_kv_keys keys, size_t head_dim)
 
 uint64_t qt_kv_tail_bytes(enum qt_kv_keys keys, size_t layers, size_t kv_heads, size_t head_dim)
 {
-    return keys == QT_KV_KEYS_CHANNEL ? (uint64_t)layers * kv_heads * head_dim * QT_KV_GROUP * 2
-                                      : 0;
+    const uint64_t tokens = keys == QT_KV_KEYS_CHANNEL ? 1 + QT_KV_GROUP : 0;
+    return layers * kv_heads * head_dim * tokens * 2;
 }
 
 /* ---- containers ----------------------------------------------------------------------------- */

@@ -33,7 +33,7 @@ $ qtool plan "$NANO" --scheme fp6 --kv 4
 > ^kv cache +4 bits: key scales per channel and 64 tokens, value scales per token; 4\.5 bits with scales$
 >! ^needs
 $ qtool plan "$NANO" --scheme fp6 --kv 4 --json >planned && qtool inspect c --json | grep -q "$(sed -n 's/^  \("bytes": [0-9]*\),$/\1/p' planned)" && grep -A 9 '"kv": {' planned | tr -d ' \n'
-> "kv":\{"bits":4,"keys":"channel","layers":3,"kv_heads":2,"head_dim":64,"bytes":0,"bits_per_number":4\.5,"tail_bytes":49152\}
+> "kv":\{"bits":4,"keys":"channel","layers":3,"kv_heads":2,"head_dim":64,"bytes":0,"bits_per_number":4\.5,"tail_bytes":49920\}
 
 # Static scales.
 $ qtool quantize "$NANO" -o q --scheme fp6 --kv 4 --kv-keys static --data "$NANO/calib.txt" --samples 4 --seqlen 128 --progress plain

@@ -556,7 +556,7 @@ static void sizes_count_everything(void **state)
     assert_true(qt_kv_bits(QT_KV_KEYS_CHANNEL, 128) == (4.5 + 4.25) / 2);
     assert_true(qt_kv_bits(QT_KV_KEYS_STATIC, 64) == (4 + 4.5) / 2);
     assert_true(qt_kv_bits(QT_KV_KEYS_TOKEN, 64) == 4.5);
-    assert_int_equal(qt_kv_tail_bytes(QT_KV_KEYS_CHANNEL, 3, 8, 128), 3 * 8 * 128 * 64 * 2);
+    assert_int_equal(qt_kv_tail_bytes(QT_KV_KEYS_CHANNEL, 3, 8, 128), 3 * 8 * 128 * 65 * 2);
     assert_int_equal(qt_kv_tail_bytes(QT_KV_KEYS_STATIC, 3, 8, 128), 0);
 }
 
