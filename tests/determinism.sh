@@ -34,7 +34,7 @@ small() {
 }
 large() {
     model=examples/nano-llama threads="1 4" isas=${isas%% *}
-    data=(--data examples/nano-llama/calib.txt --samples 4 --seqlen 128 --kv 4)
+    data=(--data examples/nano-llama/calib.txt --samples 4 --seqlen 128 --kv 4 --kv-keys static)
 }
 
 # "NAME METHOD METHOD..." per preset, from the table of schemes.
