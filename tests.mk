@@ -3,6 +3,7 @@
 UNIT    := $(patsubst tests/unit/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c))
 FUZZ    := $(patsubst tests/fuzz/fuzz_%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
 REPLAY  := $(FUZZ:%=$(B)/tests/replay_%)
+ROBUST  := $(B)/tests/mutants $(B)/tests/damage
 BENCH   := $(patsubst tests/bench/%.c,$(B)/tests/%,$(wildcard tests/bench/bench_*.c))
 
 # ---- building ----------------------------------------------------------------------------------
@@ -38,10 +39,14 @@ $(B)/tests/replay_%: $(B)/tests/fuzz/fuzz_%.o $(B)/tests/fuzz/replay.o $(FUZZ_CO
     | $(B)/pkg.libs
 	$(LINK) $(WRAP)
 
+# Programs that run qtool on files made wrong on purpose.
+$(ROBUST): $(B)/tests/%: $(patsubst %,$(B)/tests/robust/%.o,robust mutate) $(B)/tests/robust/%.o | $(B)/pkg.libs
+	$(LINK)
+
 # ---- testing -----------------------------------------------------------------------------------
 
-tests: $(B)/qtool $(UNIT) $(REPLAY) $(BENCH)
-test: $(B)/qtool $(UNIT) $(REPLAY)
+tests: $(B)/qtool $(UNIT) $(REPLAY) $(ROBUST) $(BENCH)
+test: $(B)/qtool $(UNIT) $(REPLAY) $(ROBUST)
 	@tests/run.sh $(B)
 
 # The same tests under AddressSanitizer and UndefinedBehaviorSanitizer, without GPU code.

@@ -29,7 +29,7 @@ export OMP_WAIT_POLICY=passive
 # Longest first, or it would run alone at the end.
 names() {
     {
-        [ -n "${RUNNER-}" ] || printf '%s\n' cli kill_resume schema includes
+        [ -n "${RUNNER-}" ] || printf '%s\n' cli mutants damage kill_resume determinism schema includes
         printf '%s\n' test_faults test_calibrated test_mix24
         basename -s .c tests/unit/test_*.c tests/fuzz/fuzz_*.c | sed 's/^fuzz_/replay_/'
     } | awk '!seen[$0]++'
@@ -50,7 +50,9 @@ command_of() {
     includes) exec tests/includes.sh --test ;;
     cli) exec env QTOOL="$build/qtool" tests/cli/run.sh ;;
     schema) exec env QTOOL="$build/qtool" tests/cli/schema.sh ;;
-    kill_resume) exec env QTOOL="$build/qtool" tests/cli/kill_resume.sh 2 ;;
+    kill_resume) exec env QTOOL="$build/qtool" tests/cli/kill_resume.sh ;;
+    mutants | damage) exec "$build/tests/$1" "$build/qtool" ;;
+    determinism) exec tests/determinism.sh --quick "$build/qtool" ;;
     replay_*) exec ${RUNNER-} "$build/tests/$1" $(tests/fuzz/inputs.sh "${1#replay_}") ;;
     test_*) exec ${RUNNER-} "$build/tests/$1" ;;
     esac
