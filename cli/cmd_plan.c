@@ -22,8 +22,8 @@ static void item_row(struct table *t, const struct qt_plan_item *item)
     text_bytes(before, tensor->nbytes);
     if (!item->copied)
         table_row(t, "%s\t%s\t%s\t%s\t%.4f\t%s\t%s", tensor->name, qt_dtype_name(tensor->dtype),
-                  shape, item->packed.spec.text, qt_packed_bpw(&item->packed), before,
-                  text_bytes(after, qt_packed_bytes(&item->packed)));
+                  shape, item->packed->spec.text, qt_packed_bpw(item->packed), before,
+                  text_bytes(after, qt_packed_bytes(item->packed)));
     else
         table_row(t, "%s\t%s\t%s\tcopied: %s\t\t%s\t%s", tensor->name, qt_dtype_name(tensor->dtype),
                   shape, qt_plan_item_why(why, item), before, before);
@@ -73,11 +73,11 @@ static json_t *item_doc(struct cli *cli, const struct qt_plan_item *item)
     doc_set(cli, o, "shape", doc_shape(t->ndim, t->shape));
     doc_set(cli, o, "source_bytes", doc_size(t->nbytes));
     if (!item->copied) {
-        doc_set(cli, o, "scheme", doc_text(item->packed.spec.text));
-        doc_set(cli, o, "bpw", doc_real(qt_packed_bpw(&item->packed)));
-        if (!isnan(qt_packed_paper_bpw(&item->packed)))
-            doc_set(cli, o, "paper_bpw", doc_real(qt_packed_paper_bpw(&item->packed)));
-        doc_set(cli, o, "bytes", doc_size(qt_packed_bytes(&item->packed)));
+        doc_set(cli, o, "scheme", doc_text(item->packed->spec.text));
+        doc_set(cli, o, "bpw", doc_real(qt_packed_bpw(item->packed)));
+        if (!isnan(qt_packed_paper_bpw(item->packed)))
+            doc_set(cli, o, "paper_bpw", doc_real(qt_packed_paper_bpw(item->packed)));
+        doc_set(cli, o, "bytes", doc_size(qt_packed_bytes(item->packed)));
     } else {
         doc_set(cli, o, "copied", doc_text(qt_plan_item_why(why, item)));
         doc_set(cli, o, "bytes", doc_size(t->nbytes));

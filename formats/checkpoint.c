@@ -206,7 +206,7 @@ static int open_index(struct qt_ckpt *ckpt, const char *name, struct qt_err *err
     json_t *index = NULL;
     struct names names = {0};
     QT_TRY(qt_path_join(&path, ckpt->dir, name, err));
-    QT_TRY(qt_json_load(&index, path, MAX_INDEX, err));
+    QT_TRY(qt_json_load_lenient(&index, path, MAX_INDEX, err));
     QT_TRY(list_index(&names, index, path, err));
     names_sort_unique(&names);
     QT_TRY(open_shards(ckpt, &names, index, path, err));

@@ -7,6 +7,8 @@
  */
 #include "formats/formats_internal.h"
 
+#include <stdlib.h>
+
 /* ---- reading -------------------------------------------------------------------------------- */
 
 static int bad(const struct qt_tensor *t, struct qt_err *err, const char *what)
@@ -47,10 +49,11 @@ static int read_offsets(struct qt_slot *slot, const json_t *pair, size_t data, s
     if (begin > end)
         return bad(t, err, "'data_offsets' run backwards");
     if (end > room)
-        return qt_fail(err, QT_E_INPUT, t->file, t->name,
-                       "data ends at byte %zu, but the file has only %zu bytes of data: the file is "
-                       "truncated",
-                       end, room);
+        return qt_fail(
+            err, QT_E_INPUT, t->file, t->name,
+            "data ends at byte %zu, but the file has only %zu bytes of data: the file is "
+            "truncated",
+            end, room);
     if (end - begin != t->nbytes)
         return qt_fail(err, QT_E_INPUT, t->file, t->name,
                        "dtype and shape need %zu bytes, but 'data_offsets' span %zu", t->nbytes,
@@ -126,39 +129,193 @@ static int header_size(size_t *out, const struct qt_map *map, const char *file, 
                        "a header of %llu bytes: not a safetensors file (2 to %d expected)",
                        (unsigned long long)size, QT_MAX_HEADER);
     if (size > map->size - sizeof size)
-        return qt_fail(err, QT_E_INPUT, file, NULL,
-                       "the header of %llu bytes goes beyond the end of the file (%zu bytes): the file "
-                       "is truncated",
-                       (unsigned long long)size, map->size);
+        return qt_fail(
+            err, QT_E_INPUT, file, NULL,
+            "the header of %llu bytes goes beyond the end of the file (%zu bytes): the file "
+            "is truncated",
+            (unsigned long long)size, map->size);
     if (map->data[sizeof size] != '{')
         return qt_fail(err, QT_E_INPUT, file, NULL, "the header does not start with '{'");
     *out = (size_t)size;
     return QT_OK;
 }
 
-int qt_safetensors_open(struct qt_shard *shard, struct qt_err *err)
+/* ---- header, member by member --------------------------------------------------------------- */
+
+/*
+ * The JSON values of a million tensors take a gigabyte. So the header is cut at the commas between
+ * its members, and each is parsed by itself. If that fails, or a name occurs twice, the whole is
+ * parsed, which finds the fault and its line and column.
+ */
+struct cutter {
+    const char *at, *end;
+};
+
+static void skip_space(struct cutter *c)
 {
-    int rc;
-    size_t size = 0, data;
-    json_t *header = NULL, *value;
+    while (c->at < c->end && strchr(" \t\n\r", *c->at) && *c->at)
+        c->at++;
+}
+
+static bool accept(struct cutter *c, char expected)
+{
+    skip_space(c);
+    if (c->at == c->end || *c->at != expected)
+        return false;
+    c->at++;
+    return true;
+}
+
+/* Moves behind a string that begins at c->at. */
+static void skip_string(struct cutter *c)
+{
+    for (c->at++; c->at < c->end && *c->at != '"'; c->at++)
+        c->at += *c->at == '\\' && c->at + 1 < c->end;
+    c->at += c->at < c->end;
+}
+
+/* Moves to the comma or brace after a member. */
+static void skip_member(struct cutter *c)
+{
+    for (int depth = 0; c->at < c->end;) {
+        const char ch = *c->at;
+        if (depth == 0 && (ch == ',' || ch == '}'))
+            return;
+        depth += (ch == '{' || ch == '[') - (ch == '}' || ch == ']');
+        if (ch == '"')
+            skip_string(c);
+        else
+            c->at++;
+    }
+}
+
+/* Adds the members of an object: tensors, or the metadata. data: offset of the data section. */
+static int add_members(struct qt_shard *shard, json_t *object, size_t data, struct qt_err *err)
+{
     const char *name;
+    json_t *value;
     struct qt_slot *slot;
-    QT_TRY(header_size(&size, &shard->map, shard->path, err));
-    QT_TRY(qt_json_parse(&header, (const char *)shard->map.data + 8, size, shard->path, err));
-    data = 8 + size;
-    json_object_foreach (header, name, value) {
+    int rc = QT_OK;
+    json_object_foreach (object, name, value) {
         if (strcmp(name, QT_METADATA_KEY) == 0) {
             QT_TRY(check_metadata(value, shard->path, err));
+            json_decref(shard->metadata);
             shard->metadata = json_incref(value);
             continue;
         }
         QT_TRY(qt_shard_add(&slot, shard, name, strlen(name), err));
         QT_TRY(read_entry(slot, value, data, err));
     }
-    qt_shard_sort(shard);
-    QT_TRY(check_layout(shard, data, err));
 done:
+    return rc;
+}
+
+struct piece {
+    char *text;
+    size_t capacity;
+};
+
+/* *sound = false if the member is not one member of a JSON object. */
+static int add_member(bool *sound, struct qt_shard *shard, struct piece *piece, const char *text,
+                      size_t size, size_t data, struct qt_err *err)
+{
+    json_t *object = NULL;
+    int rc;
+    QT_TRY(qt_array_grow(&piece->text, &piece->capacity, size + 2, 1, err));
+    piece->text[0] = '{';
+    memcpy(piece->text + 1, text, size);
+    piece->text[size + 1] = '}';
+    rc = qt_json_parse_lenient(&object, piece->text, size + 2, shard->path, err);
+    *sound = rc == QT_OK && json_object_size(object) == 1;
+    if (*sound && json_object_get(object, QT_METADATA_KEY) && shard->metadata)
+        *sound = false; /* twice */
+    rc = *sound ? add_members(shard, object, data, err) : rc == QT_E_RESOURCE ? rc : QT_OK;
+done:
+    json_decref(object);
+    return rc;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static int check_names_differ(bool *differ, const struct qt_shard *shard, struct qt_err *err)
+{
+    const char **names;
+    int rc = qt_array_new(&names, shard->count, sizeof *names, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < shard->count; i++)
+        names[i] = shard->slots[i].info.name;
+    qsort(names, shard->count, sizeof *names, compare_names);
+    *differ = true;
+    for (size_t i = 1; i < shard->count; i++)
+        *differ &= strcmp(names[i - 1], names[i]) != 0;
+    qt_free(names);
+    return QT_OK;
+}
+
+static int read_members(bool *sound, struct qt_shard *shard, const char *text, size_t size,
+                        size_t data, struct qt_err *err)
+{
+    struct cutter c = {text, text + size};
+    struct piece piece = {0};
+    int rc = QT_OK;
+    bool more = accept(&c, '{');
+    *sound = more;
+    if (more && accept(&c, '}')) /* no members */
+        more = false;
+    while (more) {
+        const char *start = c.at;
+        skip_member(&c);
+        QT_TRY(add_member(sound, shard, &piece, start, (size_t)(c.at - start), data, err));
+        if (!*sound)
+            goto done;
+        more = accept(&c, ',');
+        *sound = more || accept(&c, '}');
+    }
+    skip_space(&c);
+    *sound = *sound && c.at == c.end;
+    if (*sound)
+        QT_TRY(check_names_differ(sound, shard, err));
+done:
+    qt_free(piece.text);
+    return rc;
+}
+
+/* Finds what is wrong with the syntax of a header that read_members has not taken. */
+static int explain_header(struct qt_shard *shard, const char *text, size_t size, struct qt_err *err)
+{
+    json_t *header = NULL;
+    int rc = qt_json_parse_lenient(&header, text, size, shard->path, err);
     json_decref(header);
+    return rc;
+}
+
+int qt_safetensors_open(struct qt_shard *shard, struct qt_err *err)
+{
+    int rc;
+    size_t size = 0;
+    bool sound;
+    QT_TRY(header_size(&size, &shard->map, shard->path, err));
+    const char *text = (const char *)shard->map.data + 8;
+    rc = read_members(&sound, shard, text, size, 8 + size, err);
+    if (rc == QT_E_INPUT || rc == QT_E_UNSUPPORTED) { /* faults of the syntax come first */
+        struct qt_err syntax = {0};
+        const int earlier = explain_header(shard, text, size, &syntax);
+        if (earlier < 0)
+            rc = qt_fail(err, earlier, shard->path, NULL, "%s", syntax.reason);
+    } else if (rc == QT_OK && !sound) {
+        rc = explain_header(shard, text, size, err);
+        if (rc == QT_OK)
+            rc = qt_fail(err, QT_E_INPUT, shard->path, NULL, "the header is not a JSON object");
+    }
+    if (rc < 0)
+        goto done;
+    qt_shard_sort(shard);
+    QT_TRY(check_layout(shard, 8 + size, err));
+done:
     return rc;
 }
 

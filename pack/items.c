@@ -145,7 +145,7 @@ int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
     const struct qt_factor *factor = hessian->factor;
     const struct qt_plan_item *item = &run->plan.items[i];
     const struct qt_tensor *t = item->tensor;
-    struct qt_spec spec = item->packed.spec;
+    struct qt_spec spec = item->packed->spec;
     struct qt_error error;
     struct qt_solve_report report;
     struct qt_blob blob = {0};
@@ -239,7 +239,7 @@ int qt_run_make_item(struct qt_run *run, size_t i, struct qt_err *err)
     rc = qt_run_check_interrupted(run, err);
     if (rc == QT_OK && item->copied)
         return qt_run_copy_item(run, i, err);
-    if (rc == QT_OK && qt_spec_method(&item->packed.spec) == QT_METHOD_GPTQ)
+    if (rc == QT_OK && qt_spec_method(&item->packed->spec) == QT_METHOD_GPTQ)
         rc = qt_run_fall_back(why, sizeof why, run, item->tensor, QT_NO_HESSIAN, err);
     if (rc == QT_OK)
         rc = qt_run_quantize_item(
@@ -263,7 +263,7 @@ int qt_run_read_unchecked(struct qt_packed *out, const struct qt_run *run, size_
                           struct qt_err *err)
 {
     int rc = QT_OK;
-    *out = run->plan.items[i].packed;
+    *out = *run->plan.items[i].packed;
     out->scale_exp2 = (int)json_integer_value(json_object_get(run->entries[i], "scale_exp2"));
     for (size_t s = 0; s < out->nsections; s++) {
         struct qt_section *section = &out->section[s];

@@ -67,7 +67,7 @@ static int find_items(struct layer_run *l, struct qt_err *err)
             struct pending *p = &l->pending[l->linear[i].input];
             p->all++;
             p->with_hessian +=
-                qt_spec_method(&l->run->plan.items[l->item[i]].packed.spec) == QT_METHOD_GPTQ;
+                qt_spec_method(&l->run->plan.items[l->item[i]].packed->spec) == QT_METHOD_GPTQ;
         }
     }
 done:
@@ -147,8 +147,8 @@ static int quantize_linear(struct layer_run *l, struct qt_factor *f, size_t i,
     char why[sizeof inner.reason + 32] = "";
     int rc = QT_OK;
     QT_TRY(qt_act_plan_arrange(&arrange, &l->run->acts, l->model, &l->linear[i], err));
-    if (qt_spec_method(&item->packed.spec) == QT_METHOD_GPTQ) {
-        rc = factor_for(f, l->run->opt->calibration->backend, &l->linear[i], &item->packed, seen,
+    if (qt_spec_method(&item->packed->spec) == QT_METHOD_GPTQ) {
+        rc = factor_for(f, l->run->opt->calibration->backend, &l->linear[i], item->packed, seen,
                         arrange.input, &inner);
         if (rc == QT_OK)
             hessian.factor = f;
@@ -305,7 +305,7 @@ static int check_strict(const struct qt_run *run, const bool *is_linear, struct 
     int rc = QT_OK;
     for (size_t i = 0; i < plan->count && rc == QT_OK && run->opt->strict; i++)
         if (!plan->items[i].copied && !is_linear[i] &&
-            qt_spec_method(&plan->items[i].packed.spec) == QT_METHOD_GPTQ)
+            qt_spec_method(&plan->items[i].packed->spec) == QT_METHOD_GPTQ)
             rc = qt_run_fall_back(NULL, 0, run, plan->items[i].tensor, QT_NO_HESSIAN, err);
     return rc;
 }
@@ -343,7 +343,7 @@ static void warn_of_small_data(const struct qt_run *run, const bool *is_linear, 
 {
     size_t widest = 0;
     for (size_t i = 0; i < run->plan.count; i++) {
-        const struct qt_packed *p = &run->plan.items[i].packed;
+        const struct qt_packed *p = run->plan.items[i].packed;
         if (is_linear[i] && !run->plan.items[i].copied && p->k > widest &&
             qt_spec_method(&p->spec) == QT_METHOD_GPTQ)
             widest = p->k;

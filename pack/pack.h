@@ -330,12 +330,13 @@ struct qt_plan_options {
 
 struct qt_plan_item {
     const struct qt_tensor *tensor;
-    bool copied;             /* stored as in the source; else quantized */
-    bool linear;             /* a linear weight of a decoder layer, quantized or not */
-    bool named;              /* a --tensor rule decides, not the default scheme */
-    float grown_bpw;         /* not 0: packed, the matrix would not be smaller; its bits per weight */
-    const char *why;         /* reason for copying: "embedding", "vector", ...; static string */
-    struct qt_packed packed; /* if quantized: sections and sizes, without data */
+    bool copied;     /* stored as in the source; else quantized */
+    bool linear;     /* a linear weight of a decoder layer, quantized or not */
+    bool named;      /* a --tensor rule decides, not the default scheme */
+    float grown_bpw; /* not 0: packed, the matrix would not be smaller; its bits per weight */
+    const char *why; /* reason for copying: "embedding", "vector", ...; static string */
+    /* Sections and sizes, without data. Owned by the plan if quantized, else an empty one. */
+    const struct qt_packed *packed;
 };
 
 /* Source bytes of linear weights: matrices of decoder layers and stacked experts. */
@@ -486,7 +487,7 @@ struct qt_quantize_report {
     const char *nonfinite;     /* first copied tensor with values that are not finite; NULL */
     size_t nonfinite_tensors;  /* these tensors */
     uint64_t nonfinite_values; /* these values */
-    bool reused;           /* resume: the output was complete, nothing was written */
+    bool reused;               /* resume: the output was complete, nothing was written */
 };
 
 /* Quantizes a checkpoint into the container opt->out_dir. Errors of planning (qt_plan_new,

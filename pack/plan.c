@@ -96,18 +96,38 @@ static int rules_check_used(const struct rules *rules, const struct qt_plan_opti
 
 /* ---- the plan ------------------------------------------------------------------------------- */
 
+/* A checkpoint may have a million tensors that are copied: these share an empty description. */
+static const struct qt_packed not_packed;
+
+static void drop_packed(struct qt_plan_item *item)
+{
+    if (item->packed != &not_packed)
+        qt_free((void *)(uintptr_t)item->packed);
+    item->packed = &not_packed;
+}
+
 /* Copies a matrix that its scheme would not make smaller, unless a rule names it, or the scheme is
  * w4ax: linears that share an input have the same scheme. */
 static void check_size(struct qt_plan_item *item)
 {
-    if (qt_packed_bytes(&item->packed) < item->tensor->nbytes)
+    if (qt_packed_bytes(item->packed) < item->tensor->nbytes)
         return;
-    item->grown_bpw = (float)qt_packed_bpw(&item->packed);
-    if (item->named || item->packed.spec.scheme == &qt_scheme_w4ax)
+    item->grown_bpw = (float)qt_packed_bpw(item->packed);
+    if (item->named || item->packed->spec.scheme == &qt_scheme_w4ax)
         return;
     item->why = "would grow";
     item->copied = true;
-    item->packed = (struct qt_packed){0};
+    drop_packed(item);
+}
+
+static int describe_item(struct qt_plan_item *item, const struct qt_spec *spec, struct qt_err *err)
+{
+    struct qt_packed *packed;
+    int rc = qt_array_new(&packed, 1, sizeof *packed, err);
+    if (rc < 0)
+        return rc;
+    item->packed = packed;
+    return qt_packed_describe(packed, spec, item->tensor->shape[0], item->tensor->shape[1], err);
 }
 
 static int plan_item(struct qt_plan_item *item, const struct qt_ckpt *ckpt,
@@ -131,7 +151,7 @@ static int plan_item(struct qt_plan_item *item, const struct qt_ckpt *ckpt,
         return QT_OK;
     if (t->ndim != 2 || !qt_dtype_is_weight(t->dtype))
         return cannot_quantize(t, err);
-    rc = qt_packed_describe(&item->packed, spec, t->shape[0], t->shape[1], &inner);
+    rc = describe_item(item, spec, &inner);
     if (rc < 0)
         return qt_fail(err, inner.status, t->file, t->name, "%s: %s", spec->text, inner.reason);
     check_size(item);
@@ -141,8 +161,8 @@ static int plan_item(struct qt_plan_item *item, const struct qt_ckpt *ckpt,
 static int check_section_names(const struct qt_plan_item *item, struct qt_err *err)
 {
     const struct qt_tensor *t = item->tensor;
-    for (size_t s = 0; s < item->packed.nsections; s++)
-        if (strlen(t->name) + strlen(".q.") + strlen(item->packed.section[s].name) >
+    for (size_t s = 0; s < item->packed->nsections; s++)
+        if (strlen(t->name) + strlen(".q.") + strlen(item->packed->section[s].name) >
             QT_TENSOR_NAME_MAX)
             return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
                            "its name is too long: with a section name appended it exceeds %d bytes",
@@ -204,12 +224,12 @@ static void plan_add(struct qt_plan *plan, const struct qt_plan_item *item)
         plan->output_bytes += item->tensor->nbytes;
         return;
     }
-    size_t bytes = qt_packed_bytes(&item->packed);
-    size_t rows = 2 * QT_FRAG_ROWS * item->packed.k * sizeof(float);
-    const struct qt_scheme *scheme = item->packed.spec.scheme;
-    const size_t strips = (scheme->scratch_bytes(&item->packed) + rows) * (size_t)qt_threads();
+    size_t bytes = qt_packed_bytes(item->packed);
+    size_t rows = 2 * QT_FRAG_ROWS * item->packed->k * sizeof(float);
+    const struct qt_scheme *scheme = item->packed->spec.scheme;
+    const size_t strips = (scheme->scratch_bytes(item->packed) + rows) * (size_t)qt_threads();
     const size_t whole_matrix_bytes =
-        scheme->prepare_bytes ? scheme->prepare_bytes(&item->packed) : 0;
+        scheme->prepare_bytes ? scheme->prepare_bytes(item->packed) : 0;
     const uint64_t working = bytes + qt_max_size(strips, whole_matrix_bytes);
     plan->quantized++;
     plan->weights += item->tensor->count;
@@ -240,10 +260,10 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
     QT_TRY(rules_open(&rules, opt, err));
     QT_TRY(qt_array_new(&out->items, qt_ckpt_count(ckpt), sizeof *out->items, err));
     for (size_t i = 0; i < qt_ckpt_count(ckpt); i++) {
-        out->items[i].tensor = qt_ckpt_tensor(ckpt, i);
-        QT_TRY(plan_item(&out->items[i], ckpt, &def, &rules, err));
-        plan_add(out, &out->items[i]);
-        out->count++;
+        struct qt_plan_item *item = &out->items[out->count++];
+        *item = (struct qt_plan_item){.tensor = qt_ckpt_tensor(ckpt, i), .packed = &not_packed};
+        QT_TRY(plan_item(item, ckpt, &def, &rules, err));
+        plan_add(out, item);
     }
     if (out->quantized || def.scheme)
         QT_TRY(qt_guard_check(out, ckpt, has_no_linears(out), err));
@@ -258,6 +278,8 @@ done:
 
 void qt_plan_free(struct qt_plan *plan)
 {
+    for (size_t i = 0; i < plan->count; i++)
+        drop_packed(&plan->items[i]);
     qt_free(plan->items);
     *plan = (struct qt_plan){0};
 }
@@ -266,7 +288,7 @@ void qt_plan_free(struct qt_plan *plan)
 
 enum qt_need qt_plan_item_needs(const struct qt_plan_item *item)
 {
-    const struct qt_spec *spec = &item->packed.spec;
+    const struct qt_spec *spec = &item->packed->spec;
     if (item->copied)
         return QT_NEEDS_NOTHING;
     if (qt_scheme_needs_data(spec->scheme) || qt_spec_learns(spec))
@@ -312,9 +334,9 @@ double qt_plan_paper_bpw(const struct qt_plan *plan)
         const struct qt_plan_item *item = &plan->items[i];
         if (item->copied)
             continue;
-        double paper = qt_packed_paper_bpw(&item->packed);
+        double paper = qt_packed_paper_bpw(item->packed);
         other |= !isnan(paper);
-        bits += (double)item->tensor->count * (isnan(paper) ? qt_packed_bpw(&item->packed) : paper);
+        bits += (double)item->tensor->count * (isnan(paper) ? qt_packed_bpw(item->packed) : paper);
     }
     return other ? bits / (double)plan->weights : NAN;
 }

@@ -9,7 +9,7 @@
 
 static const char *item_scheme(const struct qt_plan_item *item)
 {
-    return item->copied ? "none" : item->packed.spec.text;
+    return item->copied ? "none" : item->packed->spec.text;
 }
 
 /* Tied tensors must stay equal, or the model cannot be run. */
@@ -70,7 +70,7 @@ int qt_plan_check_model(struct qt_plan *plan, const struct qt_ckpt *ckpt, struct
         qt_model_info(model)->experts ? "the model is a mixture of experts" : NULL;
     for (size_t i = 0; i < plan->count; i++) {
         const struct qt_tensor *t = plan->items[i].tensor;
-        if (!plan->items[i].copied && qt_spec_learns(&plan->items[i].packed.spec) &&
+        if (!plan->items[i].copied && qt_spec_learns(&plan->items[i].packed->spec) &&
             (moe_reason || !qt_model_is_linear(model, t->name))) {
             rc = qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name, "learn=1 is not supported: %s",
                          moe_reason ? moe_reason : "not a linear weight of a decoder layer");

@@ -159,7 +159,7 @@ static int stored_new(struct qt_run *run, struct qt_err *err)
     size_t n = 2 * run->plan.kv.layers;
     int rc = QT_OK;
     for (size_t i = 0; i < run->plan.count; i++)
-        n += run->plan.items[i].copied ? 1 : run->plan.items[i].packed.nsections;
+        n += run->plan.items[i].copied ? 1 : run->plan.items[i].packed->nsections;
     QT_TRY(qt_array_new(&run->stored, n, sizeof *run->stored, err));
     QT_TRY(qt_array_new(&run->names, n, sizeof *run->names, err));
     QT_TRY(qt_array_new(&run->first, run->plan.count, sizeof *run->first, err));
@@ -170,8 +170,8 @@ static int stored_new(struct qt_run *run, struct qt_err *err)
         run->first[i] = run->nstored;
         if (item->copied)
             run->stored[run->nstored++] = *item->tensor;
-        for (size_t s = 0; s < item->packed.nsections; s++)
-            QT_TRY(stored_add_section(run, item, &item->packed.section[s], err));
+        for (size_t s = 0; s < item->packed->nsections; s++)
+            QT_TRY(stored_add_section(run, item, &item->packed->section[s], err));
     }
     QT_TRY(stored_add_kv(run, err));
 done:
@@ -198,12 +198,12 @@ static int check_data(const struct qt_run *run, struct qt_err *err)
         if (need == QT_NEEDS_DATA)
             return qt_fail(err, QT_E_USAGE, NULL, item->tensor->name,
                            "%s needs calibration data (--data), because it runs the model%s",
-                           item->packed.spec.text, c ? ", not a calibration file" : "");
+                           item->packed->spec.text, c ? ", not a calibration file" : "");
         if (need == QT_NEEDS_HESSIAN && !c)
             return qt_fail(err, QT_E_USAGE, NULL, item->tensor->name,
                            "%s needs a Hessian: calibration data or a calibration file (--data, "
                            "--calib)",
-                           item->packed.spec.text);
+                           item->packed->spec.text);
     }
     if (run->plan.kv.keys == QT_KV_KEYS_STATIC && (!c || c->file))
         return qt_fail(err, QT_E_USAGE, NULL, NULL,

@@ -19,7 +19,7 @@ const struct qt_act *qt_act_plan_find(const struct qt_act_plan *p, size_t layer,
 
 static bool is_w4ax(const struct qt_plan_item *item)
 {
-    return !item->copied && item->packed.spec.scheme == &qt_scheme_w4ax;
+    return !item->copied && item->packed->spec.scheme == &qt_scheme_w4ax;
 }
 
 /* Checks a w4ax tensor by itself. */
@@ -45,15 +45,15 @@ static int add_linear(struct qt_act_planner *p, const struct qt_plan_item *item,
     if (in->n && (in->k != 0) != is)
         return qt_fail(err, QT_E_UNSUPPORTED, file, linear->weight,
                        "either all or none of the linears that share an input must be w4ax");
-    if (is && p->spec && !qt_act_same_params(p->spec, &item->packed.spec))
+    if (is && p->spec && !qt_act_same_params(p->spec, &item->packed->spec))
         return qt_fail(err, QT_E_UNSUPPORTED, file, linear->weight,
                        "is %s, but others are %s: all w4ax tensors of a model must have the same "
                        "parameters",
-                       item->packed.spec.text, p->spec->text);
+                       item->packed->spec.text, p->spec->text);
     in->n += linear->n;
     if (is) {
         in->k = linear->k;
-        p->spec = &item->packed.spec;
+        p->spec = &item->packed->spec;
     }
     return QT_OK;
 }

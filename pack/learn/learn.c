@@ -60,7 +60,7 @@ static bool anything_learns(const struct qt_run *run)
     if (run->opt->learn && run->opt->learn->norms)
         return true;
     for (size_t i = 0; i < run->plan.count; i++)
-        if (!run->plan.items[i].copied && qt_spec_learns(&run->plan.items[i].packed.spec))
+        if (!run->plan.items[i].copied && qt_spec_learns(&run->plan.items[i].packed->spec))
             return true;
     return false;
 }
@@ -86,7 +86,7 @@ static int add_linear(struct qt_learner *l, const char *name, size_t layer, size
     int rc = qt_run_find_item(&item, l->run, name, err);
     if (rc < 0 || l->run->plan.items[item].copied)
         return rc;
-    const struct qt_packed *p = &l->run->plan.items[item].packed;
+    const struct qt_packed *p = l->run->plan.items[item].packed;
     l->matrices[l->nmatrices++] = (struct learn_matrix){.item = item,
                                                         .layer = layer,
                                                         .index = index,
@@ -112,7 +112,7 @@ static void add_others(struct qt_learner *l)
         if (item->copied || is_added(l, i))
             continue;
         l->matrices[l->nmatrices++] =
-            (struct learn_matrix){.item = i, .layer = l->info.layers, .packed = item->packed};
+            (struct learn_matrix){.item = i, .layer = l->info.layers, .packed = *item->packed};
     }
 }
 
