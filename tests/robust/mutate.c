@@ -927,7 +927,8 @@ static void change_entries(struct zip *z)
 void mutate_torch(struct bytes *b)
 {
     struct zip z;
-    if (b->size < END || !read_zip(&z, b) || below(8) == 0) {
+    if (!read_zip(&z, b) || below(8) == 0) {
+        free_zip(&z);
         mutate_raw(b);
         return;
     }
