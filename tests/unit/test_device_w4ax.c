@@ -363,8 +363,14 @@ static void put_nibble(void *codes, size_t i, float q)
     *at = (uint8_t)(i % 2 ? (*at & 15) | code << 4 : (*at & 0xf0) | code);
 }
 
-static void append_head(const struct qtool_kv_cache *c, const uint16_t *k, const uint16_t *v,
-                        size_t at, size_t head, enum qtool_dtype dtype)
+/* Of eight key codes, channel 2 i + h is code i + 4 h. */
+static size_t key_code(size_t i)
+{
+    return i / 8 * 8 + i % 8 / 2 + i % 2 * 4;
+}
+
+static void append_value(const struct qtool_kv_cache *c, const uint16_t *v, size_t at,
+                         enum qtool_dtype dtype)
 {
     uint16_t *param = (uint16_t *)c->v_param + 2 * at;
     float low = INFINITY, high = -INFINITY;
@@ -377,12 +383,50 @@ static void append_head(const struct qtool_kv_cache *c, const uint16_t *k, const
     param[1] = qt_f32_to_f16(low);
     if (param[0] == 0)
         param[0] = qt_f32_to_f16(1);
-    float least = qt_f16_to_f32(param[1]), per = 1 / qt_f16_to_f32(param[0]);
+    float minimum = qt_f16_to_f32(param[1]), per = 1 / qt_f16_to_f32(param[0]);
+    for (size_t d = 0; d < c->head_dim; d++)
+        put_nibble(c->v, at * c->head_dim + d, (from_bits(v[d], dtype) - minimum) * per);
+}
+
+/* Quantizes one channel of the tokens [from, token] again, from the tail. */
+static void quantize_keys(const struct qtool_kv_cache *c, size_t sequence, size_t from,
+                          size_t token, size_t head, size_t d)
+{
+    const uint16_t *tail =
+        (const uint16_t *)c->k_tail + (sequence * c->heads + head) * QTOOL_KV_GROUP * c->head_dim;
+    uint16_t *param = (uint16_t *)c->k_param +
+                      place(c, sequence, token, head) / QTOOL_KV_GROUP * 2 * c->head_dim + d;
+    float low = INFINITY, high = -INFINITY;
+    for (size_t i = from; i <= token; i++) {
+        float x = qt_f16_to_f32(tail[i % QTOOL_KV_GROUP * c->head_dim + d]);
+        low = fminf(low, x);
+        high = fmaxf(high, x);
+    }
+    param[0] = qt_f32_to_f16((high - low) / 15);
+    param[c->head_dim] = qt_f32_to_f16(low);
+    if (param[0] == 0)
+        param[0] = qt_f32_to_f16(1);
+    float minimum = qt_f16_to_f32(param[c->head_dim]), per = 1 / qt_f16_to_f32(param[0]);
+    for (size_t i = from; i <= token; i++) {
+        float x = qt_f16_to_f32(tail[i % QTOOL_KV_GROUP * c->head_dim + d]);
+        put_nibble(c->k, place(c, sequence, i, head) * c->head_dim + key_code(d),
+                   (x - minimum) * per);
+    }
+}
+
+static void append_key(const struct qtool_kv_cache *c, const uint16_t *k, size_t sequence,
+                       size_t token, size_t head, enum qtool_dtype dtype)
+{
+    const size_t h = sequence * c->heads + head;
+    uint16_t *tail =
+        (uint16_t *)c->k_tail + (h * QTOOL_KV_GROUP + token % QTOOL_KV_GROUP) * c->head_dim;
     for (size_t d = 0; d < c->head_dim; d++) {
-        size_t j = head * c->head_dim + d;
-        put_nibble(c->k, at * c->head_dim + d,
-                   fmaf(from_bits(k[d], dtype), 1 / c->k_scale[j], c->k_zero[j]));
-        put_nibble(c->v, at * c->head_dim + d, (from_bits(v[d], dtype) - least) * per);
+        tail[d] = qt_f32_to_f16(from_bits(k[d], dtype));
+        if (token == 0)
+            ((uint16_t *)c->k_first)[h * c->head_dim + d] = tail[d];
+        else
+            quantize_keys(c, sequence, token < QTOOL_KV_GROUP ? 1 : token - token % QTOOL_KV_GROUP,
+                          token, head, d);
     }
 }
 
@@ -397,7 +441,9 @@ static int fake_append(struct qt_gpu *gpu, const struct qtool_kv_cache *c, const
         for (size_t h = 0; h < c->heads; h++) {
             size_t from = (t * c->heads + h) * c->head_dim;
             at = place(c, (size_t)sequence[t], (size_t)position[t], h);
-            append_head(c, (const uint16_t *)k + from, (const uint16_t *)v + from, at, h, dtype);
+            append_value(c, (const uint16_t *)v + from, at, dtype);
+            append_key(c, (const uint16_t *)k + from, (size_t)sequence[t], (size_t)position[t], h,
+                       dtype);
         }
     if (f->wrong == ONE_KEY)
         ((uint8_t *)c->k)[at * c->head_dim / 2] ^= 0x10;
@@ -422,13 +468,25 @@ static int fake_kv_plan(struct qt_gpu *gpu, struct qtool_kv_plan *out,
     return QT_OK;
 }
 
-static float cached(const struct qtool_kv_cache *c, bool key, size_t at, size_t head, size_t d)
+static float cached_key(const struct qtool_kv_cache *c, size_t sequence, size_t token, size_t head,
+                        size_t d)
 {
-    size_t i = at * c->head_dim + d, j = head * c->head_dim + d;
-    float code = (float)(((const uint8_t *)(key ? c->k : c->v))[i / 2] >> i % 2 * 4 & 15);
+    const size_t at = place(c, sequence, token, head), i = at * c->head_dim + key_code(d);
+    const uint16_t *param =
+        (const uint16_t *)c->k_param + at / QTOOL_KV_GROUP * 2 * c->head_dim + d;
+    if (token == 0)
+        return qt_f16_to_f32(
+            ((const uint16_t *)c->k_first)[(sequence * c->heads + head) * c->head_dim + d]);
+    return (float)(((const uint8_t *)c->k)[i / 2] >> i % 2 * 4 & 15) * qt_f16_to_f32(param[0]) +
+           qt_f16_to_f32(param[c->head_dim]);
+}
+
+static float cached_value(const struct qtool_kv_cache *c, size_t at, size_t d)
+{
+    const size_t i = at * c->head_dim + d;
     const uint16_t *param = (const uint16_t *)c->v_param + 2 * at;
-    return key ? (code - c->k_zero[j]) * c->k_scale[j]
-               : code * qt_f16_to_f32(param[0]) + qt_f16_to_f32(param[1]);
+    return (float)(((const uint8_t *)c->v)[i / 2] >> i % 2 * 4 & 15) * qt_f16_to_f32(param[0]) +
+           qt_f16_to_f32(param[1]);
 }
 
 static void attend(uint16_t *y, const struct qtool_kv_cache *c, const uint16_t *q, size_t sequence,
@@ -437,10 +495,9 @@ static void attend(uint16_t *y, const struct qtool_kv_cache *c, const uint16_t *
     double *p = calloc(length, sizeof *p), most = -INFINITY, sum = 0;
     assert_non_null(p);
     for (size_t i = 0; i < length; i++) {
-        size_t at = place(c, sequence, i, head);
         for (size_t d = 0; d < c->head_dim; d++)
             p[i] += (double)o->scale * (double)from_bits(q[d], o->dtype) *
-                    (double)cached(c, true, at, head, d);
+                    (double)cached_key(c, sequence, i, head, d);
         most = fmax(most, p[i]);
     }
     for (size_t i = 0; i < length; i++)
@@ -448,7 +505,7 @@ static void attend(uint16_t *y, const struct qtool_kv_cache *c, const uint16_t *
     for (size_t d = 0; d < c->head_dim; d++) {
         double v = 0;
         for (size_t i = 0; i < length; i++)
-            v += p[i] * (double)cached(c, false, place(c, sequence, i, head), head, d);
+            v += p[i] * (double)cached_value(c, place(c, sequence, i, head), d);
         y[d] = to_bits((float)(v / sum * factor), o->dtype);
     }
     free(p);
@@ -630,22 +687,16 @@ static void test_refused(void **state)
 
 /* ---- caches --------------------------------------------------------------------------------- */
 
-enum { KV_HEADS = 2, GROUP = 2, DIM = 64, LAYERS = 2, WIDTH = KV_HEADS * DIM };
+enum { KV_HEADS = 2, GROUP = 2, DIM = 64, LAYERS = 2 };
 
 static int check_cache(struct qt_device_tensor *t, struct fake *f, size_t dim, struct qt_err *err)
 {
-    static float scale[LAYERS * WIDTH], zero[LAYERS * WIDTH];
-    const struct qt_kv kv = {.keys = QT_KV_KEYS_STATIC, .scale = scale, .zero = zero};
     const struct qt_model_info model = {
         .layers = LAYERS, .heads = KV_HEADS * GROUP, .kv_heads = KV_HEADS, .head_dim = dim};
     struct device d = {.gpu = &f->sim.gpu, .cpu = cpu};
-    for (size_t i = 0; i < LAYERS * WIDTH; i++) {
-        scale[i] = 0.05f + 0.2f * (float)rand() / (float)RAND_MAX;
-        zero[i] = 4 + 8 * (float)rand() / (float)RAND_MAX;
-    }
     *t = (struct qt_device_tensor){.name = "cache"};
     *err = (struct qt_err){0};
-    int rc = device_cache(t, &d, &kv, &model, 1, err);
+    int rc = device_cache(t, &d, QT_KV_KEYS_CHANNEL, &model, err);
     device_close(&d);
     return rc;
 }
@@ -703,9 +754,10 @@ static struct qt_container *quantized(const char *source, const char *out_dir)
     struct qt_err err = {0};
     for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
         ids[i] = (uint32_t)rand() % 97;
-    struct qt_quantize_options opt = {.plan = {.scheme = "w4ax", .calibrated = true, .kv = true},
-                                      .calibration = &data,
-                                      .out_dir = out_dir};
+    struct qt_quantize_options opt = {
+        .plan = {.scheme = "w4ax", .calibrated = true, .kv = QT_KV_KEYS_CHANNEL},
+        .calibration = &data,
+        .out_dir = out_dir};
     expect_ok(source, qt_ckpt_open(&ckpt, source, &err), &err);
     expect_ok("quantize", qt_quantize(&made, ckpt, &opt, &err), &err);
     json_decref(made.document);
@@ -714,7 +766,7 @@ static struct qt_container *quantized(const char *source, const char *out_dir)
     return container;
 }
 
-/* The report of a whole model has rows of tensors, then a row per layer for its cache. */
+/* The report of a whole model has rows of tensors, then one for its cache. */
 static void test_container(void **state)
 {
     struct qt_device_report r;
@@ -727,11 +779,11 @@ static void test_container(void **state)
     size_t tensors = qt_container_count(container);
     fake_init(&f, NOTHING);
     expect_ok("verify", qt_verify_device(&r, container, &f.sim.gpu, cpu, NULL, &err), &err);
-    assert_int_equal(r.count, tensors + 2);
+    assert_int_equal(r.count, tensors + 1);
     assert_int_equal(r.faults, 0);
-    assert_int_equal(r.missing, 2); /* head_dim is 8 */
-    assert_string_equal(r.tensors[tensors + 1].name, "kv.layers.1.k_scale");
-    assert_string_equal(r.tensors[tensors + 1].missing, "head_dim is not 64 or 128");
+    assert_int_equal(r.missing, 1); /* head_dim is 8 */
+    assert_string_equal(r.tensors[tensors].name, "KV cache");
+    assert_string_equal(r.tensors[tensors].missing, "head_dim is not 64 or 128");
     for (size_t i = 0; i < tensors; i++)
         assert_int_equal(r.tensors[i].runs, 45);
     qt_device_free(&r);
@@ -767,7 +819,7 @@ static void test_container_cache(void **state)
     size_t tensors = qt_container_count(container);
     fake_init(&f, NOTHING);
     expect_ok("verify", qt_verify_device(&r, container, &f.sim.gpu, cpu, NULL, &err), &err);
-    assert_int_equal(r.count, tensors + 3);
+    assert_int_equal(r.count, tensors + 1);
     assert_int_equal(r.faults, 0);
     assert_int_equal(r.missing, 0);
     for (size_t i = tensors; i < r.count; i++)
@@ -861,8 +913,11 @@ static void test_bench_caches(void **state)
             assert_string_equal(row->why, "head_dim is not 64 or 128");
             continue;
         }
-        assert_int_equal(row->bytes, batch * length * shape->kv_heads *
-                                         (f16 ? 4 * shape->head_dim : shape->head_dim + 4));
+        size_t groups = (length + QTOOL_KV_GROUP - 1) / QTOOL_KV_GROUP;
+        assert_int_equal(row->bytes,
+                         batch * shape->kv_heads *
+                             (f16 ? length * 4 * shape->head_dim
+                                  : length * (shape->head_dim + 4) + groups * 4 * shape->head_dim));
         assert_true(row->us == 4 && row->floor_us == 2);
         assert_true(f16 ? isnan(row->f16_us) : row->f16_us == 4);
     }
