@@ -96,6 +96,7 @@ test-install:
 # Quantizes a checkpoint of 6 GB; takes 10 GB of disk and some minutes.
 test-large: $(B)/qtool $(B)/tests/make_checkpoint $(B)/tests/peak
 	tests/large/memory.sh $(B)
+	tests/large/plan_memory.sh $(B) ../shared/checkpoints/tiny-llama ../shared/data/prose.calib.txt
 
 bench: $(BENCH)
 	@for b in $(BENCH); do echo "== $${b##*/}"; $$b || exit 1; done

@@ -8,8 +8,15 @@ struct plan_options {
     struct common_options common;
     const char *scheme;
     struct opt_list tensor;
+    struct calibration_options calibration;
     struct kv_options kv;
     bool strict;
+};
+
+/* The memory of quantize, and what calibration data it is for. */
+struct memory {
+    struct qt_memory_options opt;
+    uint64_t bytes;
 };
 
 /* ---- one plan ------------------------------------------------------------------------------- */
@@ -29,10 +36,22 @@ static void item_row(struct table *t, const struct qt_plan_item *item)
                   shape, qt_plan_item_why(why, item), before, before);
 }
 
-static int print_plan(const struct qt_plan *plan, struct qt_err *err)
+static void memory_row(struct table *t, const struct memory *m)
+{
+    char bytes[TEXT_SIZE];
+    text_bytes(bytes, m->bytes);
+    if (m->opt.samples)
+        table_row(t, "memory\t%s at the peak, for %zu windows of %zu tokens", bytes, m->opt.samples,
+                  m->opt.seqlen);
+    else
+        table_row(t, "memory\t%s at the peak, %s", bytes,
+                  m->opt.file ? "with the calibration file" : "without calibration");
+}
+
+static int print_plan(const struct qt_plan *plan, const struct memory *m, struct qt_err *err)
 {
     struct table t = {.align = "llllrrr"}, sum = {.align = "ll"};
-    char before[TEXT_SIZE], after[TEXT_SIZE], memory[TEXT_SIZE];
+    char before[TEXT_SIZE], after[TEXT_SIZE];
     table_row(&t, "TENSOR\tDTYPE\tSHAPE\tSCHEME\tBPW\tBEFORE\tAFTER");
     for (size_t i = 0; i < plan->count; i++)
         item_row(&t, &plan->items[i]);
@@ -48,8 +67,7 @@ static int print_plan(const struct qt_plan *plan, struct qt_err *err)
               text_bytes(after, plan->output_bytes),
               plan->source_bytes ? 100 * (double)plan->output_bytes / (double)plan->source_bytes
                                  : 100);
-    table_row(&sum, "memory\t%s beyond mapped files, without calibration",
-              text_bytes(memory, plan->working_bytes));
+    memory_row(&sum, m);
     const struct qt_plan_item *first;
     const enum qt_need need = qt_plan_needs(plan, &first);
     if (need != QT_NEEDS_NOTHING)
@@ -101,7 +119,7 @@ static json_t *kv_doc(struct cli *cli, const struct qt_plan *plan)
     return o;
 }
 
-static void fill_doc(struct cli *cli, const struct qt_plan *plan)
+static void fill_doc(struct cli *cli, const struct qt_plan *plan, const struct memory *m)
 {
     const enum qt_need need = qt_plan_needs(plan, NULL);
     json_t *items = json_array();
@@ -119,23 +137,26 @@ static void fill_doc(struct cli *cli, const struct qt_plan *plan)
     doc_set(cli, cli->doc, "needs_data", json_boolean(need == QT_NEEDS_DATA));
     doc_set(cli, cli->doc, "needs_hessian", json_boolean(need != QT_NEEDS_NOTHING));
     doc_set(cli, cli->doc, "working_bytes", doc_size(plan->working_bytes));
+    doc_set(cli, cli->doc, "peak_bytes", doc_size(m->bytes));
     struct qt_left left[QT_LEFT_MAX];
     doc_share(cli, &plan->share, left, qt_plan_left(left, plan));
     doc_set(cli, cli->doc, "tensors", items);
 }
 
 static int show_plan(struct cli *cli, const struct qt_ckpt *ckpt, const struct qt_plan_options *opt,
-                     bool strict, struct qt_err *err)
+                     const struct qt_memory_options *memory, bool strict, struct qt_err *err)
 {
     struct qt_plan plan = {0};
+    struct memory m = {.opt = *memory};
     int rc;
     QT_TRY(qt_plan_new(&plan, ckpt, opt, err));
     QT_TRY(qt_plan_review(&plan, ckpt, strict, &cli->log, err));
     QT_TRY(qt_plan_check_model(&plan, ckpt, err));
+    QT_TRY(qt_plan_memory(&m.bytes, &plan, ckpt, &m.opt, err));
     if (cli->doc)
-        fill_doc(cli, &plan);
+        fill_doc(cli, &plan, &m);
     else
-        QT_TRY(print_plan(&plan, err));
+        QT_TRY(print_plan(&plan, &m, err));
 done:
     qt_plan_free(&plan);
     return rc;
@@ -235,11 +256,40 @@ done:
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
+/* The windows that quantize would use. Without --data, as many as its options say. */
+static int find_windows(struct qt_memory_options *out, const struct calibration_options *o,
+                        const struct qt_ckpt *ckpt, struct qt_err *err)
+{
+    const struct qt_weights source = qt_weights_of_ckpt(ckpt);
+    struct calibration calibration = {0};
+    struct qt_model *model;
+    int rc = QT_OK;
+    *out = (struct qt_memory_options){.file = o->file != NULL};
+    if (o->data.count || o->file) {
+        rc = calibration_open(&calibration, o, ckpt, "cpu", err);
+        out->samples = calibration.data.samples;
+        out->seqlen = calibration.data.seqlen;
+        calibration_close(&calibration);
+        return rc;
+    }
+    if (!o->samples && !o->seqlen)
+        return QT_OK;
+    rc = qt_model_open(&model, &source, err);
+    if (rc < 0)
+        return rc;
+    out->samples = o->samples ? o->samples : CALIBRATION_SAMPLES;
+    out->seqlen = o->seqlen ? o->seqlen
+                            : qt_min_size(CALIBRATION_SEQLEN, qt_model_info(model)->max_positions);
+    qt_model_close(model);
+    return QT_OK;
+}
+
 static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
 {
     const struct plan_options *o = options;
     struct qt_ckpt *ckpt = NULL;
     struct rules rules;
+    struct qt_memory_options memory;
     enum qt_kv_keys kv;
     int rc = kv_options_keys(&kv, &o->kv, err);
     if (rc < 0)
@@ -247,13 +297,15 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(rules_parse(&rules, &o->tensor, err));
     QT_TRY(checkpoint_open(&ckpt, args[0], err));
     QT_TRY(qt_ckpt_check_whole(ckpt, err));
+    QT_TRY(find_windows(&memory, &o->calibration, ckpt, err));
     const struct qt_plan_options opt = {.scheme = o->scheme ? o->scheme : "none",
                                         .rules = rules.rule,
                                         .nrules = rules.count,
-                                        .calibrated = kv == QT_KV_KEYS_STATIC, /* needs data */
+                                        .calibrated = kv == QT_KV_KEYS_STATIC || /* needs data */
+                                                      memory.samples || memory.file,
                                         .kv = kv};
     if (o->scheme || rules.count)
-        QT_TRY(show_plan(cli, ckpt, &opt, o->strict, err));
+        QT_TRY(show_plan(cli, ckpt, &opt, &memory, o->strict, err));
     else
         QT_TRY(compare_schemes(cli, ckpt, opt, err));
 done:
@@ -276,6 +328,12 @@ static const struct opt opts[] = {
      .offset = offsetof(struct plan_options, tensor),
      .metavar = "'REGEX=S'",
      .help = "scheme of the tensors whose name matches REGEX; the last match decides"},
+    CALIBRATION_OPTS(struct plan_options, calibration),
+    {.name = "calib",
+     .kind = OPT_STRING,
+     .offset = offsetof(struct plan_options, calibration.file),
+     .metavar = "X.qcal",
+     .help = "calibration file of 'qtool calibrate', instead of --data"},
     KV_OPTS(struct plan_options, kv, "also plan a 4-bit KV cache", KV_KEYS_HELP "channel"),
     {.name = "strict",
      .kind = OPT_FLAG,

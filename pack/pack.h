@@ -4,6 +4,7 @@
  *
  *     plan.c             chooses a scheme for each tensor; sizes; refusals by name and shape
  *     plan_model.c       checks of a plan that need the model
+ *     memory.c           the memory that a plan takes
  *     packed.c           one matrix: quantize, dequantize, errors; strips of 16 rows in parallel
  *     sections.c         the sections of a packed matrix
  *     name_regex.c       regular expressions over tensor names
@@ -417,6 +418,15 @@ int qt_plan_check_model(struct qt_plan *plan, const struct qt_ckpt *ckpt, struct
 double qt_plan_bpw(const struct qt_plan *plan);
 /* Same, as the schemes' publications count; NaN if no scheme counts in another way. */
 double qt_plan_paper_bpw(const struct qt_plan *plan);
+
+/* The memory that qt_quantize takes at its peak on the CPU, mapped pages included: an estimate, with
+ * the default options of learning if a tensor learns. Errors of qt_model_open if there is calibration data. */
+struct qt_memory_options {
+    size_t samples, seqlen;               /* windows of calibration data; 0: none */
+    bool file;                            /* a calibration file instead: the model is not run */
+};
+int qt_plan_memory(uint64_t *out, const struct qt_plan *plan, const struct qt_ckpt *ckpt,
+                   const struct qt_memory_options *opt, struct qt_err *err);
 
 /* ---- the driver ----------------------------------------------------------------------------- */
 

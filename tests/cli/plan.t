@@ -13,7 +13,7 @@ $ qtool plan "$NANO" --scheme nf4:g=64 --tensor 'down_proj=fp6' --tensor 'layers
 > ^model\.embed_tokens\.weight +F16 +1024x256 +copied: embedding
 > ^model\.norm\.weight .*copied: vector
 > ^tensors +20 quantized, 9 copied$
-> ^memory +[0-9.]+ [KM]iB beyond mapped files, without calibration$
+> ^memory +[0-9.]+ MiB at the peak, without calibration$
 2-
 
 # plan and quantize agree.
@@ -103,3 +103,13 @@ $ mkdir loop && cp "$NANO/model.safetensors" loop && ln -s config.json loop/conf
 $ qtool plan '' --scheme nf4
 ? 3
 2 ^qtool plan: '': cannot open: No such file
+
+# The memory that plan predicts is about what quantize takes.
+$ qtool plan "$NANO" --scheme nf3 --data "$NANO/calib.txt" --samples 8 --seqlen 128 --threads 2
+> ^memory +[0-9.]+ MiB at the peak, for 8 windows of 128 tokens$
+$ qtool plan "$NANO" --scheme nf3 --samples 8
+> ^memory .* for 8 windows of [0-9]+ tokens$
+$ qtool plan "$NANO" --scheme nf3
+> ^memory .* without calibration$
+$ for d in "--data $NANO/calib.txt --samples 8 --seqlen 128" ''; do p=$(qtool plan "$NANO" --scheme nf3 $d --threads 2 --json | sed -n 's/.*"peak_bytes": \([0-9]*\).*/\1/p'); qtool quantize "$NANO" -o out --force --scheme nf3 $d --threads 2 -q >/dev/null & pid=$!; while kb=$(sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' /proc/$pid/status 2>/dev/null) && [ -n "$kb" ]; do peak=$kb; sleep 0.02; done; wait $pid && d=$((p / 1048576 - peak / 1024)) && [ ${d#-} -le $((peak / 4096 + 96)) ] || echo "predicted $p, measured $peak kB"; done; rm -rf out
+>-
