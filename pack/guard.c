@@ -19,7 +19,8 @@ struct guard {
 
 /* ---- files beside the weights --------------------------------------------------------------- */
 
-/* Reads a JSON object. *out is NULL if there is no such file. */
+/* Reads a JSON object. *out is NULL if there is no such file. A file that cannot be read is an
+ * error: it may say that the checkpoint should not be quantized. */
 static int load_object(json_t **out, char **path, const char *dir, const char *name,
                        struct qt_err *err)
 {
@@ -165,12 +166,9 @@ static int check_quantizer_files(const struct guard *g, struct qt_err *err)
     for (size_t i = 0; i < sizeof names / sizeof *names && rc == QT_OK; i++) {
         json_t *file = NULL;
         char *path = NULL;
-        struct qt_err unread = {0};
-        const int loaded = load_object(&file, &path, qt_ckpt_dir(g->ckpt), names[i], &unread);
+        rc = load_object(&file, &path, qt_ckpt_dir(g->ckpt), names[i], err);
         const json_t *section = json_object_get(file, "quantization");
-        if (loaded == QT_E_RESOURCE)
-            rc = qt_fail(err, loaded, unread.file, NULL, "%s", unread.reason);
-        else if ((file || loaded < 0) && !json_is_null(json_object_get(section, "quant_algo")))
+        if (file && rc == QT_OK && !json_is_null(json_object_get(section, "quant_algo")))
             rc = fail_quantized(path, NULL, "a quantizer writes this file", err);
         json_decref(file);
         qt_free(path);
@@ -207,11 +205,10 @@ static int fail_adapter(const char *file, const char *tensor, const char *base, 
 static int check_adapter(const struct guard *g, struct qt_err *err)
 {
     const struct qt_tensor *adapter = NULL;
-    struct qt_err unread = {0};
     json_t *file = NULL;
     char *path = NULL;
     bool linears = false, wrapped = true; /* wrapped: all names are those of PEFT */
-    int rc = load_object(&file, &path, qt_ckpt_dir(g->ckpt), "adapter_config.json", &unread);
+    int rc = load_object(&file, &path, qt_ckpt_dir(g->ckpt), "adapter_config.json", err);
     for (size_t i = 0; i < g->plan->count; i++) {
         const struct qt_plan_item *item = &g->plan->items[i];
         if (qt_name_is_adapter(item->tensor->name))
@@ -219,12 +216,11 @@ static int check_adapter(const struct guard *g, struct qt_err *err)
         linears |= item->linear;
         wrapped &= strncmp(item->tensor->name, "base_model.", strlen("base_model.")) == 0;
     }
-    if (rc == QT_E_RESOURCE)
-        qt_fail(err, rc, unread.file, NULL, "%s", unread.reason);
-    else if (file || rc < 0)
+    if (rc == QT_OK && file)
         rc = fail_adapter(path, NULL,
                           json_string_value(json_object_get(file, "base_model_name_or_path")), err);
-    else if (adapter && (wrapped || !linears)) /* some models have adapters beside their weights */
+    else if (rc == QT_OK && adapter &&
+             (wrapped || !linears)) /* some models have adapters beside their weights */
         rc = fail_adapter(adapter->file, adapter->name, NULL, err);
     json_decref(file);
     qt_free(path);
