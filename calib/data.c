@@ -14,14 +14,22 @@ struct reader {
     const char *path;         /* of the current file */
 };
 
-static int append_ids(struct reader *r, const uint32_t *ids, size_t count, struct qt_err *err)
+/* Appends the ids, or takes the array if there are none yet: it may have gigabytes. */
+static int append_ids(struct reader *r, uint32_t **ids, size_t count, struct qt_err *err)
 {
     struct qt_data *data = r->data;
-    int rc = qt_array_grow(&data->ids, &r->capacity, data->count + count, sizeof *ids, err);
+    if (data->count == 0 && *ids) {
+        qt_free(data->ids);
+        data->ids = *ids;
+        data->count = r->capacity = count;
+        *ids = NULL;
+        return QT_OK;
+    }
+    int rc = qt_array_grow(&data->ids, &r->capacity, data->count + count, sizeof **ids, err);
     if (rc < 0)
         return rc;
     if (count)
-        memcpy(data->ids + data->count, ids, count * sizeof *ids);
+        memcpy(data->ids + data->count, *ids, count * sizeof **ids);
     data->count += count;
     return QT_OK;
 }
@@ -56,13 +64,13 @@ done:
     return rc;
 }
 
-static int append_encoded(struct reader *r, const uint32_t *ids, size_t count, struct qt_err *err)
+static int append_encoded(struct reader *r, uint32_t **ids, size_t count, struct qt_err *err)
 {
     for (size_t i = 0; i < count; i++)
-        if (r->opt->vocab && ids[i] >= r->opt->vocab)
+        if (r->opt->vocab && (*ids)[i] >= r->opt->vocab)
             return qt_fail(err, QT_E_INPUT, r->path, NULL,
                            "the tokenizer gives id %u, but the model's vocabulary has %zu ids",
-                           ids[i], r->opt->vocab);
+                           (*ids)[i], r->opt->vocab);
     return append_ids(r, ids, count, err);
 }
 
@@ -77,7 +85,7 @@ static int read_record_text(void *ctx, bool *stop, const char *text, size_t size
     if (rc < 0)
         qt_fail(err, rc, inner.file, NULL, "line %zu: %s", line, inner.reason);
     else
-        rc = append_encoded(r, ids, count, err);
+        rc = append_encoded(r, &ids, count, err);
     *stop = enough(r);
     qt_free(ids);
     return rc;
@@ -107,7 +115,7 @@ static int read_text(struct reader *r, struct qt_stream *s, struct qt_err *err)
         qt_free(ids);
         ids = NULL;
     }
-    rc = append_encoded(r, ids, want ? qt_min_size(count, want) : count, err);
+    rc = append_encoded(r, &ids, want ? qt_min_size(count, want) : count, err);
 done:
     qt_free(ids);
     return rc;
@@ -132,7 +140,7 @@ static int read_ids(struct reader *r, struct qt_stream *s, const char *name, str
         size = s->ended ? s->size : need;
     }
     QT_TRY(qt_token_ids_parse(&ids, &count, file, size, name, &opt, r->path, err));
-    QT_TRY(append_ids(r, ids, count, err));
+    QT_TRY(append_ids(r, &ids, count, err));
 done:
     qt_free(ids);
     return rc;

@@ -70,9 +70,9 @@ static int inflate_piece(struct qt_stream *s, char *out, size_t room, struct qt_
 
 static void copy_piece(struct qt_stream *s, char *out, size_t room)
 {
-    const unsigned char *from = s->map.data + s->at;
     const size_t n = qt_min_size(room, s->map.size - s->at);
     if (n) {
+        const unsigned char *from = s->map.data + s->at;
         memcpy(out, from, n);
         qt_map_drop(&s->map, from, n);
     }
@@ -114,8 +114,10 @@ done:
 
 void qt_stream_consume(struct qt_stream *s, size_t n)
 {
-    for (const char *p = s->data, *end = s->data + n; n && (p = memchr(p, '\n', (size_t)(end - p)));
-         p++)
+    if (n == 0)
+        return;
+    const char *end = s->data + n;
+    for (const char *p = s->data; (p = memchr(p, '\n', (size_t)(end - p))); p++)
         s->lines++;
     s->data += n;
     s->size -= n;

@@ -31,8 +31,7 @@ void fuzz_one(const uint8_t *data, size_t size)
     opt.most = 5;
     fuzz_ok(qt_data_read(&first, &path, 1, &opt, &err), &err);
     FUZZ_CHECK(first.count >= qt_min_size(out.count, opt.most) && first.count <= out.count);
-    FUZZ_CHECK(first.count == 0 ||
-               memcmp(first.ids, out.ids, first.count * sizeof *out.ids) == 0);
+    FUZZ_CHECK(first.count == 0 || memcmp(first.ids, out.ids, first.count * sizeof *out.ids) == 0);
     qt_data_free(&first);
     qt_data_free(&out);
 }
