@@ -30,8 +30,8 @@ struct qt_data_options {
 /*
  * Reads n files. Their content selects the kind: JSON Lines or a JSON array, whose records are
  * strings or objects with "text", each a document; a .npy array of token ids; or UTF-8 text, one
- * document. All may be gzip files. Token ids of a .u16 or .u32 file are known by the name only. Text
- * is encoded by the tokenizer, which adds its special tokens (BOS) to every document.
+ * document. All may be gzip files. Token ids of a .u16 or .u32 file are known by the name only.
+ * Text is encoded by the tokenizer, which adds its special tokens (BOS) to every document.
  *
  * With `most`, reading stops when there are enough ids: what comes after them is not checked. Of a
  * text, a part is then read that gives 65536 more ids than are wanted, so that its end does not

@@ -65,8 +65,8 @@ int qt_regex_new(struct qt_regex **out, const char *pattern, bool literal, const
 void qt_regex_free(struct qt_regex *regex);
 
 struct qt_regex_work; /* match data and stacks of one encode call */
-/* text: of the whole call; the matches in it and in what becomes of it may together take a number of
- * steps that is proportional to its size. */
+/* text: of the whole call. All matches in it and in what becomes of it may take a number of steps
+ * that is proportional to its size. */
 int qt_regex_work_new(struct qt_regex_work **out, const char *text, size_t size,
                       bool (*interrupted)(void), struct qt_err *err);
 void qt_regex_work_free(struct qt_regex_work *work);
@@ -102,8 +102,8 @@ struct qt_added_set {
 /* Sorts the tokens, drops all but the first (in file order) of equal texts, and fills `first`. */
 void qt_added_set_sort(struct qt_added_set *set);
 void qt_added_set_free(struct qt_added_set *set);
-/* Finds the next occurrence of a token at or after *from; NULL if there is none, or if `interrupted`
- * (may be NULL) returns true. [*start, *end)
+/* Finds the next occurrence of a token at or after *from; NULL if there is none, or if
+ * `interrupted` (may be NULL) returns true. [*start, *end)
  * includes the white space that lstrip and rstrip remove. *from is set to where the search
  * continues; `done` is the end of the previous occurrence. */
 const struct qt_added *qt_added_next(size_t *start, size_t *end, size_t *from, size_t done,
