@@ -200,8 +200,7 @@ static int print_report(const struct results *r, const struct qt_gpu *gpu,
     if (r->report.tuned)
         snprintf(tuned, sizeof tuned, ", %zu tuned", r->report.tuned);
     table_row(&t, "tensors\t%zu quantized, %zu copied%s", r->report.count, r->report.copied, tuned);
-    nonfinite_row(&t, r->report.nonfinite, r->report.nonfinite_tensors,
-                  r->report.nonfinite_values);
+    nonfinite_row(&t, r->report.nonfinite, r->report.nonfinite_tensors, r->report.nonfinite_values);
     table_row(&t, "size\t%s (%llu bytes)", text_bytes(bytes, r->report.bytes),
               (unsigned long long)r->report.bytes);
     for (size_t i = 0; i < n; i++)

@@ -422,8 +422,8 @@ double qt_plan_paper_bpw(const struct qt_plan *plan);
 /* The memory that qt_quantize takes at its peak on the CPU, mapped pages included: an estimate, with
  * the default options of learning if a tensor learns. Errors of qt_model_open if there is calibration data. */
 struct qt_memory_options {
-    size_t samples, seqlen;               /* windows of calibration data; 0: none */
-    bool file;                            /* a calibration file instead: the model is not run */
+    size_t samples, seqlen; /* windows of calibration data; 0: none */
+    bool file;              /* a calibration file instead: the model is not run */
 };
 int qt_plan_memory(uint64_t *out, const struct qt_plan *plan, const struct qt_ckpt *ckpt,
                    const struct qt_memory_options *opt, struct qt_err *err);

@@ -32,13 +32,13 @@ struct qt_verify_tensor {
 struct qt_verify_report {
     struct qt_verify_tensor *tensors;
     size_t count;
-    size_t copied;  /* tensors stored unchanged */
-    size_t tuned;   /* norms with learned values */
-    const char *nonfinite;     /* first of the copied tensors with values that are not finite; NULL */
+    size_t copied;         /* tensors stored unchanged */
+    size_t tuned;          /* norms with learned values */
+    const char *nonfinite; /* first of the copied tensors with values that are not finite; NULL */
     size_t nonfinite_tensors;  /* these tensors */
     uint64_t nonfinite_values; /* these values */
-    double bpw;     /* bits per weight of all quantized tensors */
-    uint64_t bytes; /* size of all stored tensors */
+    double bpw;                /* bits per weight of all quantized tensors */
+    uint64_t bytes;            /* size of all stored tensors */
 };
 
 /*

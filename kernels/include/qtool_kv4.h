@@ -103,10 +103,10 @@ struct qtool_kv_options {
 /* Result of planning; read-only for callers. */
 struct qtool_kv_plan {
     struct qtool_kv_options options;
-    size_t split_tokens; /* tokens of a sequence per thread block (split-K); a multiple of 128 */
-    size_t splits;       /* ceil(max_length / split_tokens); 0 if the plan was refused */
+    size_t split_tokens;    /* tokens of a sequence per thread block (split-K); a multiple of 128 */
+    size_t splits;          /* ceil(max_length / split_tokens); 0 if the plan was refused */
     size_t workspace_bytes; /* that run needs; never 0 */
-    char reason[160]; /* error message when the status is not QTOOL_OK, else "" */
+    char reason[160];       /* error message when the status is not QTOOL_OK, else "" */
     QTOOL_KERNELS_OPAQUE(64) internal;
 };
 

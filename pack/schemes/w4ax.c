@@ -130,10 +130,9 @@ static int check_multiples(const struct qt_packed *p, struct qt_err *err)
             size_t at = (r / QT_FRAG_ROWS * sub->shape[1] + b) * QT_FRAG_ROWS;
             unsigned multiple = sub->data[at + qt_frag_scale_slot((unsigned)(r % QT_FRAG_ROWS))];
             if (multiple < 1 || multiple > MULTIPLES)
-                return qt_fail(
-                    err, QT_E_INPUT, NULL, NULL,
-                    "scale multiple of row %zu, channel block %zu is %u, not 1 to %d", r, b,
-                    multiple, MULTIPLES);
+                return qt_fail(err, QT_E_INPUT, NULL, NULL,
+                               "scale multiple of row %zu, channel block %zu is %u, not 1 to %d", r,
+                               b, multiple, MULTIPLES);
         }
     return QT_OK;
 }
@@ -144,8 +143,8 @@ static int check_values(const struct qt_packed *p, struct qt_err *err)
     float clip;
     for (size_t b = 0; b < bits->bytes; b++)
         if (bits->data[b] != 4 && bits->data[b] != 8)
-            return qt_fail(err, QT_E_INPUT, NULL, NULL,
-                           "channel block %zu has %u bits, not 4 or 8", b, bits->data[b]);
+            return qt_fail(err, QT_E_INPUT, NULL, NULL, "channel block %zu has %u bits, not 4 or 8",
+                           b, bits->data[b]);
     memcpy(&clip, qt_packed_section(p, "clip")->data, sizeof clip);
     if (!(clip > 0 && clip <= 1))
         return qt_fail(err, QT_E_INPUT, NULL, NULL, "the clip ratio %g is outside (0, 1]",

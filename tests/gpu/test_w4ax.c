@@ -6,8 +6,8 @@
  *
  * usage: test_w4ax [SEED [quick]]     prints "N passed, M failed, K skipped"
  */
-#include "kernels/include/qtool_w4ax.h"
 #include "formats/layouts/layout_frag8.h"
+#include "kernels/include/qtool_w4ax.h"
 #include "tests/gpu/check.h"
 #include "tests/gpu/tile_tokens.h"
 

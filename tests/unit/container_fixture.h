@@ -121,7 +121,8 @@ static inline void one_call(struct run *r)
 static inline int fixture_open(struct qt_writer **w, struct run *r)
 {
     json_t *identity = r->identity ? NULL : fixture_identity();
-    struct qt_writer_options opt = {r->force, r->resume, r->shard_bytes};
+    struct qt_writer_options opt = {
+        .force = r->force, .resume = r->resume, .max_shard_bytes = r->shard_bytes};
     int rc = qt_writer_open(w, r->dir, fixture_tensors, TENSORS,
                             r->identity ? r->identity : identity, &opt, &r->err);
     json_decref(identity);

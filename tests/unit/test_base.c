@@ -605,9 +605,8 @@ static void test_changed(void **state)
         assert_int_equal(utimensat(AT_FDCWD, path, both, 0), 0);
         if (i == 0)
             expect_ok("map", qt_map_open(&map, path, &err), &err);
-        expect_error("time", qt_map_check_unchanged(&map, path, &err),
-                     i == 0 ? QT_OK : QT_E_INPUT, "f: changed while it was being read",
-                     &err);
+        expect_error("time", qt_map_check_unchanged(&map, path, &err), i == 0 ? QT_OK : QT_E_INPUT,
+                     "f: changed while it was being read", &err);
     }
     assert_int_equal(truncate(path, 3), 0);
     assert_int_equal(utimensat(AT_FDCWD, path, (const struct timespec[2]){times[0], times[0]}, 0),

@@ -166,8 +166,8 @@ template <int D> static __device__ __forceinline__ void kv_join_ranges(kv_keys *
  * tokens of the group that are in the call. */
 template <int D>
 static __device__ __forceinline__ void kv_append_group(const kv_append_args &a, int token, int head,
-                                                       int sequence, size_t row, int at,
-                                                       int begin, int run)
+                                                       int sequence, size_t row, int at, int begin,
+                                                       int run)
 {
     typedef kv_group<D> G;
     const int channel = (int)threadIdx.x % G::CHUNKS * 8, own = (int)threadIdx.x / G::CHUNKS;
@@ -257,8 +257,8 @@ static __device__ __forceinline__ void kv_append_tail(const kv_append_args &a, i
 {
     typedef kv_group<D> G;
     const int channel = (int)threadIdx.x % G::CHUNKS * 8, at = a.position[last] % QTOOL_KV_GROUP;
-    __half *tail = a.cache.k_tail +
-                   ((size_t)sequence * a.cache.heads + head) * (QTOOL_KV_GROUP * D) + channel;
+    __half *tail =
+        a.cache.k_tail + ((size_t)sequence * a.cache.heads + head) * (QTOOL_KV_GROUP * D) + channel;
 #pragma unroll 1
     for (int i = (int)threadIdx.x / G::CHUNKS; i < run; i += G::ROWS)
         *(kv_keys *)(tail + (size_t)(at - i) * D) = kv_new_keys(a, last - i, head, D, channel);
@@ -284,7 +284,7 @@ __global__ void __launch_bounds__(APPEND_THREADS)
     kv_append_group<D>(a, token, head, sequence, row - at, at, position < QTOOL_KV_GROUP, run);
     const int before = token - run; /* of the sequence only if the whole group is in the call */
     if (before >= 0 && a.sequence[before] == sequence)
-        return; /* not the sequence's first group of the call */
+        return;      /* not the sequence's first group of the call */
     __syncthreads(); /* the tail has been read */
     int last = token;
     if (more) {
@@ -363,9 +363,8 @@ const char *qt_kv_cache_fault(const struct qtool_kv_cache *c)
         return "page_tokens must be a power of two with a page table";
     if (!aligned(c->k) || !aligned(c->v))
         return "k and v must be set and 16-byte aligned";
-    if (c->format == QTOOL_KV_INT4 &&
-        (!aligned(c->k_param) || !aligned(c->v_param) || !aligned(c->k_first) ||
-         !aligned(c->k_tail)))
+    if (c->format == QTOOL_KV_INT4 && (!aligned(c->k_param) || !aligned(c->v_param) ||
+                                       !aligned(c->k_first) || !aligned(c->k_tail)))
         return "a 4-bit cache needs k_param, v_param, k_first and k_tail, 16-byte aligned";
     return NULL;
 }

@@ -20,7 +20,7 @@ struct kv_instance {
 
 #define INSTANCE(format, F, hq, depth)                                                             \
     {                                                                                              \
-        format, F::DIM, 4 * hq, F::warps(hq), depth, kv_stage<F>::BYTES, F::FIRST,                           \
+        format, F::DIM, 4 * hq, F::warps(hq), depth, kv_stage<F>::BYTES, F::FIRST,                 \
             kv_attention_kernel<F, hq, depth>                                                      \
     }
 #define INT4(dim, depth)                                                                           \
