@@ -35,7 +35,7 @@ $ qtool plan "$NANO" --scheme mix24:four=2
 
 # Invalid stored values with valid checksums (made by poke.py) are refused before the weights are used.
 need command -v python3
-$ echo 'cp -r q bad && python3 "$BAD/../oracle/poke.py" bad model.layers.1.mlp.down_proj.weight "$@" && qtool eval bad --data "$NANO/eval.txt" --windows 1 -q; s=$?; rm -rf bad; exit $s' >lie.sh
+$ echo 'cp -r q bad && python3 "$BAD/../oracle/poke.py" bad model.layers.1.mlp.down_proj.weight "$@" && rm bad/SHA256SUMS && qtool eval bad --data "$NANO/eval.txt" --windows 1 -q; s=$?; rm -rf bad; exit $s' >lie.sh
 $ sh lie.sh csr_ptr 0 1
 ? 3
 2 tensor model\.layers\.1\.mlp\.down_proj\.weight: csr_ptr: the first is 1, not 0
@@ -71,6 +71,6 @@ $ sh lie.sh stream 609 0x7b
 2 row 0, slot 0: the scale is beyond FP16
 
 # Sections of the wrong size.
-$ cp -r q bad && sed -i 's/g2=16/g2=8/' bad/qtool.json && qtool eval bad --data "$NANO/eval.txt" --windows 1 -q
+$ cp -r q bad && rm bad/SHA256SUMS && sed -i 's/g2=16/g2=8/' bad/qtool.json && qtool eval bad --data "$NANO/eval.txt" --windows 1 -q
 ? 3
 2 section 'stream' does not match scheme .mix24:.* for

@@ -153,7 +153,7 @@ void qtool(struct run *run, const char *format, ...)
 {
     char words[1024];
     va_list args;
-    int status;
+    int status = 0;
     va_start(args, format);
     vsnprintf(words, sizeof words, format, args);
     va_end(args);

@@ -842,7 +842,7 @@ static void infinite_keys_have_no_scales(void **state)
     struct qt_ckpt *ckpt = make_model(f, endless_weights);
     struct qt_quantize_options opt = options(f, "a", "nf4:g=32");
     struct qt_quantize_report report;
-    opt.plan.kv = true;
+    opt.plan.kv = QT_KV_KEYS_STATIC;
     expect_error(
         "keys", qt_quantize(&report, ckpt, &opt, &f->err), QT_E_INPUT,
         "model.safetensors: tensor model.layers.1.self_attn.k_proj.weight: gives keys that "

@@ -80,7 +80,7 @@ static const struct {
     {"no map", "{\"metadata\":{}}", QT_E_INPUT, "'weight_map' must be an object"},
     {"map a list", "{\"weight_map\":[]}", QT_E_INPUT, "'weight_map' must be an object"},
     {"a list", "[]", QT_E_INPUT, "'weight_map' must be an object"},
-    {"empty", "", QT_E_INPUT, "index.json: line 1"},
+    {"empty", "", QT_E_INPUT, "index.json: the file is empty"},
 };
 
 static void test_indexes(void **state)

@@ -268,7 +268,7 @@ static void test_hostile_files(void **state)
     } cases[] = {
         {"rm files/qtool.json", QT_E_INPUT, "No such file"},
         {"rm files/qtool.json && mkdir files/qtool.json", QT_E_INPUT, "not a regular file"},
-        {": > files/qtool.json", QT_E_INPUT, "line 1"},
+        {": > files/qtool.json", QT_E_INPUT, "the file is empty"},
         {"echo '[]' > files/qtool.json", QT_E_INPUT, "must be a JSON object"},
         {"echo '{\"format\":\"qtool\",\"format\":\"qtool\"}' > files/qtool.json", QT_E_INPUT,
          "duplicate"},
