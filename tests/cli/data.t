@@ -86,7 +86,10 @@ $ mkdir slow && cp "$NANO"/* slow && sed 's/"pre_tokenizer": *{/"pre_tokenizer":
 ? 3
 2 slow/tokenizer\.json: the regex '.*' takes too many steps at byte [0-9]* of the text
 
-# --windows reads no more than it needs, with the same result; otherwise memory grows with the text.
-$ head -c 30000000 /dev/zero | tr '\0' a | gzip -1 >k.gz && for i in 1 2 3 4 5 6 7 8 9; do cat "$NANO/calib.txt"; done >k.txt && (ulimit -v 800000; qtool eval "$NANO" --data k.gz --windows 1 -q --threads 1)
+# --windows reads no more than it needs, with the same result.
+$ for i in 1 2 3 4 5 6 7 8 9; do cat "$NANO/calib.txt"; done >k.txt && qtool eval "$NANO" --data k.txt --windows 3 -q >first && qtool eval "$NANO" --data "$NANO/calib.txt" --windows 3 -q | cmp - first
+
+# Otherwise memory would grow with the text. A sanitizer's build cannot run with little address space.
+need sh -c 'ulimit -v 800000; timeout 20 qtool version'
+$ head -c 30000000 /dev/zero | tr '\0' a | gzip -1 >k.gz && (ulimit -v 800000; qtool eval "$NANO" --data k.gz --windows 1 -q --threads 1)
 > perplexity
-$ qtool eval "$NANO" --data k.txt --windows 3 -q >first && qtool eval "$NANO" --data "$NANO/calib.txt" --windows 3 -q | cmp - first
