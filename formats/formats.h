@@ -14,6 +14,7 @@
  *                  checksums.c)
  *   qcal.c         calibration file: reading and checking (qcal_writer.c writes it)
  *   json.c         strict JSON reading; errors name the file
+ *   json_edit.c    textual changes of JSON files
  *   kind.c         what a file is, by its content
  */
 #ifndef QT_FORMATS_FORMATS_H
@@ -74,6 +75,22 @@ int qt_json_get_real(double *out, const json_t *obj, const char *key, const char
                      struct qt_err *err);
 int qt_json_get_bool(bool *out, const json_t *obj, const char *key, const char *file,
                      struct qt_err *err);
+
+/*
+ * Textual changes of a JSON object, for files whose other bytes have to stay. text[size], followed
+ * by a NUL (as qt_file_read gives it), is what qt_json_parse_lenient accepts. `path` is the key of
+ * a member, or "text_config/quantization_config" for a member of a member; keys without escapes.
+ *
+ * qt_json_edit_set replaces the value of the member, or adds the member as the last one, in the
+ * style of the members before it (a line for each, or all in one line). qt_json_edit_remove removes
+ * the member with its comma; *out is a copy of the text if there is no such member.
+ * *out[*out_size], followed by a NUL, is freed with qt_free. QT_E_INPUT if the text is not a JSON
+ * object or, for qt_json_edit_set, if an object on the path is missing.
+ */
+int qt_json_edit_set(char **out, size_t *out_size, const char *text, size_t size, const char *path,
+                     const json_t *value, const char *file, struct qt_err *err);
+int qt_json_edit_remove(char **out, size_t *out_size, const char *text, size_t size,
+                        const char *path, const char *file, struct qt_err *err);
 
 /* ---- kinds of files ------------------------------------------------------------------------- */
 

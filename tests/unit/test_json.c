@@ -220,6 +220,76 @@ static void test_load(void **state)
     fixture_remove(dir);
 }
 
+/* Members are set to {"m": [1]} or (set = false) removed. */
+static const struct {
+    const char *name, *text, *path;
+    bool set;
+    const char *expected;
+} edits[] = {
+    {"remove the first", "{'q': {'a': [1, 2]}, 'b': 1}", "q", false, "{ 'b': 1}"},
+    {"remove one between", "{'a': 1, 'q' : '}%'%%', 'b': 1}", "q", false, "{'a': 1, 'b': 1}"},
+    {"remove the last", "{\n  'a': 1,\n  'q': 2\n}\n", "q", false, "{\n  'a': 1\n}\n"},
+    {"remove the only one", "{\n\t'q': [{}, []]\n}", "q", false, "{\n}"},
+    {"remove none", " {'a': {'q': 1}} ", "q", false, " {'a': {'q': 1}} "},
+    {"remove from an empty object", "{ }", "q", false, "{ }"},
+    {"remove an inner one", "{'t': {'q': 1, 'b': 1e5}, 'q': 2}", "t/q", false,
+     "{'t': { 'b': 1e5}, 'q': 2}"},
+    {"no such object", "{'t': [{'q': 1}]}", "t/q", false, "{'t': [{'q': 1}]}"},
+    {"remove an escaped key", "{'%u0071': 1, '%%q': 2}", "q", false, "{ '%%q': 2}"},
+    {"keep literals", "{'a': NaN, 'q': -Infinity, 'b': 1.50}", "q", false, "{'a': NaN, 'b': 1.50}"},
+    {"replace", "{'a': 1, 'q': [2],\t'b': 3}", "q", true, "{'a': 1, 'q': {'m': [1]},\t'b': 3}"},
+    {"replace a line", "{\n  'q': true ,\n  'b': 3}", "q", true,
+     "{\n  'q': {\n    'm': [\n      1\n    ]\n  } ,\n  'b': 3}"},
+    {"add", "{'a': '%'q%': 1' }", "q", true, "{'a': '%'q%': 1','q': {'m': [1]} }"},
+    {"add in a line", "{'a': 1, 'b': 2}", "q", true, "{'a': 1, 'b': 2, 'q': {'m': [1]}}"},
+    {"add a line", "{\r\n\t'a': 1\r\n}\r\n", "q", true,
+     "{\r\n\t'a': 1,\r\n\t'q': {\n\t  'm': [\n\t    1\n\t  ]\n\t}\r\n}\r\n"},
+    {"add to an empty object", "{\n}", "q", true, "{'q': {'m': [1]}\n}"},
+    {"add an inner one", "{'t': {}, 'u': 0}", "t/q", true, "{'t': {'q': {'m': [1]}}, 'u': 0}"},
+};
+
+static void test_edit(void **state)
+{
+    (void)state;
+    struct qt_err err = {0};
+    char text[256], expected[256], *out;
+    size_t size;
+    json_t *value = json_pack("{s[i]}", "m", 1), *parsed;
+    for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
+        unquote(text, edits[i].text);
+        unquote(expected, edits[i].expected);
+        int rc =
+            edits[i].set
+                ? qt_json_edit_set(&out, &size, text, strlen(text), edits[i].path, value, "f", &err)
+                : qt_json_edit_remove(&out, &size, text, strlen(text), edits[i].path, "f", &err);
+        expect_ok(edits[i].name, rc, &err);
+        if (strcmp(out, expected) != 0)
+            fail_msg("%s: %s, expected %s", edits[i].name, out, expected);
+        assert_int_equal(size, strlen(expected));
+        expect_ok("parse", qt_json_parse_lenient(&parsed, out, size, "f", &err), &err);
+        json_decref(parsed);
+        qt_free(out);
+    }
+    expect_error("syntax", qt_json_edit_remove(&out, &size, "{\"a\" 1}", 7, "a", "f", &err),
+                 QT_E_INPUT, "f: line 1", &err);
+    assert_null(out);
+    expect_error("list", qt_json_edit_set(&out, &size, "[1]", 3, "a", value, "f", &err), QT_E_INPUT,
+                 "f: is an array, but an object is expected", &err);
+    expect_error("place", qt_json_edit_set(&out, &size, "{}", 2, "t/a", value, "f", &err),
+                 QT_E_INPUT, "f: 't/a' has no place", &err);
+    assert_null(out);
+    int rc = QT_E_RESOURCE;
+    for (long n = 0; rc != QT_OK; n++) {
+        qt_mem_fail_after(n);
+        rc = qt_json_edit_set(&out, &size, "{\n  \"a\": 1}", 11, "q", value, "f", &err);
+        qt_mem_fail_after(-1);
+        if (rc != QT_OK)
+            expect_error("allocation", rc, QT_E_RESOURCE, "out of memory", &err);
+    }
+    qt_free(out);
+    json_decref(value);
+}
+
 static void test_out_of_memory(void **state)
 {
     (void)state;
@@ -247,6 +317,7 @@ int main(void)
         cmocka_unit_test(test_hostile), cmocka_unit_test(test_depth),
         cmocka_unit_test(test_getters), cmocka_unit_test(test_load),
         cmocka_unit_test(test_python),  cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_edit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
