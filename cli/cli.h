@@ -80,7 +80,8 @@ struct command {
     int (*run)(struct cli *cli, const void *options, const char *const *args, struct qt_err *err);
 };
 
-extern const struct command cmd_inspect, cmd_plan, cmd_calibrate, cmd_quantize, cmd_verify,
+extern const struct command cmd_inspect, cmd_plan, cmd_calibrate, cmd_quantize, cmd_export,
+    cmd_verify,
     cmd_eval, cmd_bench, cmd_list, cmd_version, cmd_completion, cmd_manual;
 /* All commands, NULL-terminated (main.c). */
 extern const struct command *const commands[];

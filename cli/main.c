@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 const struct command *const commands[] = {
-    &cmd_inspect, &cmd_plan, &cmd_calibrate, &cmd_quantize,   &cmd_verify, &cmd_eval,
+    &cmd_inspect, &cmd_plan, &cmd_calibrate, &cmd_quantize,   &cmd_export, &cmd_verify, &cmd_eval,
     &cmd_bench,   &cmd_list, &cmd_version,   &cmd_completion, &cmd_manual, NULL,
 };
 

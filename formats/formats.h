@@ -12,6 +12,7 @@
  *   container.c    qtool container: reading and checking
  *   writer.c       qtool container: planned writes with read-back (outdir.c, journal.c,
  *                  checksums.c)
+ *   output.c       a directory in another format: files written one after the other
  *   qcal.c         calibration file: reading and checking (qcal_writer.c writes it)
  *   json.c         strict JSON reading; errors name the file
  *   json_edit.c    textual changes of JSON files
@@ -390,6 +391,41 @@ void qt_writer_discard(struct qt_writer *w);
 /* ---- calibration files (docs/format.md) ----------------------------------------------------- */
 
 /* Number of linear inputs of a decoder layer: groups of linears that share their activations. */
+/* ---- directories in other formats ----------------------------------------------------------- */
+
+/*
+ * Writes the files of a directory in DIR.partial, one after the other, and renames it to DIR when all
+ * are on disk. A run that was killed leaves DIR.partial, which the next run replaces: nothing is
+ * resumed. QT_EXPORT_NAME in a directory says that qtool made it, so that --force may replace it.
+ *
+ * Not thread-safe. After an error only qt_output_discard and qt_output_close may be called.
+ */
+#define QT_EXPORT_NAME "qtool-export.json"
+struct qt_output;
+/* identity: what determines the output bytes. Errors and options as for qt_writer_open; `resume` and
+ * `max_shard_bytes` have no meaning here. */
+int qt_output_open(struct qt_output **out, const char *dir, const json_t *identity,
+                   const struct qt_writer_options *opt, struct qt_err *err);
+/* Begins the file `name` and reserves `size` bytes for it; QT_E_RESOURCE if there is no room. */
+int qt_output_create(struct qt_output *o, const char *name, uint64_t size, struct qt_err *err);
+/* Appends to the file. */
+int qt_output_write(struct qt_output *o, const void *data, size_t size, struct qt_err *err);
+/* Appends zeros up to a multiple of `alignment`. */
+int qt_output_pad(struct qt_output *o, size_t alignment, struct qt_err *err);
+/* Completes the file. QT_E_INTERNAL if its size is not the one that was reserved. */
+int qt_output_end(struct qt_output *o, struct qt_err *err);
+/* Whole files: text[size], a JSON value, a copy under the same name. */
+int qt_output_text(struct qt_output *o, const char *name, const char *text, size_t size,
+                   struct qt_err *err);
+int qt_output_json(struct qt_output *o, const char *name, const json_t *value, struct qt_err *err);
+int qt_output_copy(struct qt_output *o, const char *path, struct qt_err *err);
+/* Writes QT_EXPORT_NAME = record, which must have the identity as member "identity", and SHA256SUMS;
+ * renames DIR.partial to DIR. Statuses as for qt_writer_finish. */
+int qt_output_finish(struct qt_output *o, const json_t *record, struct qt_err *err);
+/* Removes DIR.partial; does nothing after qt_output_finish. */
+void qt_output_discard(struct qt_output *o);
+void qt_output_close(struct qt_output *o);
+
 enum { QT_INPUTS = 4 };
 enum { QT_QCAL_VERSION = 1, QT_QCAL_PARTS = 4096 /* most parts of a file */ };
 

@@ -106,7 +106,8 @@ static int check_ours(bool *empty, bool *container, const char *path, const char
         bool known = fstatat(dirfd(dir), item->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0;
         *empty = *empty && known && !st.st_size && strcmp(item->d_name, QT_JOURNAL_NAME) == 0;
         marked = marked || is_mark(path, item->d_name, mark);
-        *container = *container || strcmp(item->d_name, QT_MANIFEST_NAME) == 0;
+        *container = *container || strcmp(item->d_name, QT_MANIFEST_NAME) == 0 ||
+                     strcmp(item->d_name, QT_EXPORT_NAME) == 0;
         if (known && S_ISDIR(st.st_mode))
             rc = qt_fail(err, QT_E_USAGE, path, NULL,
                          "not replaced: it contains a directory '%s', which qtool did not create",
@@ -116,7 +117,7 @@ static int check_ours(bool *empty, bool *container, const char *path, const char
     *container = *container && !marked;
     if (rc == QT_OK && !*empty && !marked && !*container)
         rc = qt_fail(err, QT_E_USAGE, path, NULL,
-                     "not replaced: it has files but no " QT_MANIFEST_NAME
+                     "not replaced: it has files but no " QT_MANIFEST_NAME " or " QT_EXPORT_NAME
                      ", so qtool did not create it");
     return rc;
 }
@@ -289,6 +290,43 @@ void qt_outdir_discard(struct qt_outdir *o)
     if (o->lock_fd >= 0)
         remove_ours(o->partial, QT_JOURNAL_NAME, NULL);
     unlock(o);
+}
+
+/* ---- small files ---------------------------------------------------------------------------- */
+
+int qt_outdir_copy(const struct qt_outdir *o, const char *path, struct qt_err *err)
+{
+    struct qt_map map = {0};
+    char *copy = NULL;
+    int fd = -1, rc;
+    QT_TRY(qt_map_open(&map, path, err));
+    QT_TRY(qt_path_join(&copy, o->partial, qt_base_name(path), err));
+    QT_TRY(qt_file_create_new(&fd, copy, map.mode, err));
+    QT_TRY(qt_file_write_at(fd, copy, map.data, map.size, 0, err));
+    QT_TRY(qt_file_finish(&fd, copy, err));
+done:
+    if (fd >= 0)
+        close(fd);
+    qt_free(copy);
+    qt_map_close(&map);
+    return rc;
+}
+
+int qt_outdir_json(const struct qt_outdir *o, const char *name, const json_t *value,
+                   struct qt_err *err)
+{
+    char *text = NULL, *path = NULL;
+    size_t size;
+    int rc;
+    /* 9 digits distinguish all FP32 values; a fixed number gives the same text everywhere. */
+    QT_TRY(qt_json_text(&text, &size, value, JSON_INDENT(1) | JSON_REAL_PRECISION(9), err));
+    text[size++] = '\n'; /* replaces the NUL */
+    QT_TRY(qt_path_join(&path, o->partial, name, err));
+    QT_TRY(qt_file_write(path, text, size, err));
+done:
+    qt_free(text);
+    qt_free(path);
+    return rc;
 }
 
 /* ---- publishing ----------------------------------------------------------------------------- */

@@ -547,39 +547,8 @@ leave:
 
 int qt_writer_copy_file(struct qt_writer *w, const char *path, struct qt_err *err)
 {
-    const char *name = qt_base_name(path);
-    struct qt_map map = {0};
-    char *copy = NULL;
-    int fd = -1, rc;
-    QT_TRY(check_side_name(w, name, err));
-    QT_TRY(qt_map_open(&map, path, err));
-    QT_TRY(qt_path_join(&copy, w->out.partial, name, err));
-    QT_TRY(qt_file_create_new(&fd, copy, map.mode, err));
-    QT_TRY(qt_file_write_at(fd, copy, map.data, map.size, 0, err));
-    QT_TRY(qt_file_finish(&fd, copy, err));
-done:
-    if (fd >= 0)
-        close(fd);
-    qt_free(copy);
-    qt_map_close(&map);
-    return rc;
-}
-
-static int write_json(const struct qt_writer *w, const char *name, const json_t *value,
-                      struct qt_err *err)
-{
-    char *text = NULL, *path = NULL;
-    size_t size;
-    int rc;
-    /* 9 digits distinguish all FP32 values; a fixed number gives the same text everywhere. */
-    QT_TRY(qt_json_text(&text, &size, value, JSON_INDENT(1) | JSON_REAL_PRECISION(9), err));
-    text[size++] = '\n'; /* replaces the NUL */
-    QT_TRY(qt_path_join(&path, w->out.partial, name, err));
-    QT_TRY(qt_file_write(path, text, size, err));
-done:
-    qt_free(text);
-    qt_free(path);
-    return rc;
+    int rc = check_side_name(w, qt_base_name(path), err);
+    return rc < 0 ? rc : qt_outdir_copy(&w->out, path, err);
 }
 
 int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *value,
@@ -588,7 +557,7 @@ int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *valu
     int rc = check_side_name(w, name, err);
     if (rc == QT_OK && json_object_set_new(w->unlisted, name, json_true()) < 0)
         rc = qt_fail(err, QT_E_RESOURCE, name, NULL, "out of memory");
-    return rc < 0 ? rc : write_json(w, name, value, err);
+    return rc < 0 ? rc : qt_outdir_json(&w->out, name, value, err);
 }
 
 /* ---- finishing ------------------------------------------------------------------------------ */
@@ -618,7 +587,7 @@ static int write_index(const struct qt_writer *w, struct qt_err *err)
     failed |= json_object_set(index, "metadata", metadata);
     failed |= json_object_set(index, "weight_map", map);
     rc = failed ? qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory")
-                : write_json(w, QT_INDEX_NAME, index, err);
+                : qt_outdir_json(&w->out, QT_INDEX_NAME, index, err);
     json_decref(index);
     json_decref(metadata);
     json_decref(map);
@@ -664,7 +633,7 @@ int qt_writer_finish(struct qt_writer *w, const json_t *manifest, struct qt_err 
     QT_TRY(drop_progress(w, err));
     if (w->nshards > 1)
         QT_TRY(write_index(w, err));
-    QT_TRY(write_json(w, QT_MANIFEST_NAME, manifest, err));
+    QT_TRY(qt_outdir_json(&w->out, QT_MANIFEST_NAME, manifest, err));
     QT_TRY(read_back(w, err));
     QT_TRY(qt_checksums_write(w->out.partial, w->unlisted, err));
     QT_TRY(qt_dir_sync(w->out.partial, err));

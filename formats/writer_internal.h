@@ -1,5 +1,5 @@
 /*
- * Private to formats: the parts of the writer.
+ * Private to formats: the parts of the writer of containers and of output.c.
  *
  *   outdir.c     DIR.partial and DIR: locking, removal, the final rename
  *   journal.c    the finished units
@@ -18,8 +18,8 @@ struct qt_outdir {
     char *dir, *parent, *partial, *old;
     char *mark;    /* path of a file in DIR that says that DIR is being replaced */
     bool empty;    /* DIR.partial had no content, or an empty journal, when it was locked */
-    bool finished; /* DIR.partial was a complete container: of a run that was killed before the last
-                      step, or made by the user */
+    bool finished; /* DIR.partial was a complete container or export: of a run that was killed
+                      before the last step, or made by the user */
     int lock_fd;   /* locked DIR.partial, or -1 */
     const struct qt_writer_options *opt;
 };
@@ -36,6 +36,11 @@ int qt_outdir_lock(int fd, const char *path, struct qt_err *err);
 /* Removes all files of DIR.partial except those for which keep(ctx, name) is true. */
 int qt_outdir_clear(const struct qt_outdir *o, bool (*keep)(const void *ctx, const char *name),
                     const void *ctx, struct qt_err *err);
+/* Copies a file into DIR.partial under its own name, with its permissions or fewer. */
+int qt_outdir_copy(const struct qt_outdir *o, const char *path, struct qt_err *err);
+/* Writes a JSON file into DIR.partial. */
+int qt_outdir_json(const struct qt_outdir *o, const char *name, const json_t *value,
+                   struct qt_err *err);
 /* Removes the journal, renames DIR.partial to DIR and unlocks. QT_E_RESOURCE, without any change,
  * if DIR now may not be replaced. */
 int qt_outdir_publish(struct qt_outdir *o, struct qt_err *err);

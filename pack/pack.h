@@ -22,6 +22,7 @@
  *     layouts/           packed layouts, shared with the kernels
  *     activations/       activation quantization of w4ax: channel order, precisions, rounding
  *     kv/                4-bit KV caches
+ *     export/            containers in the formats of other programs
  *     learn/             gradient descent on scales and norms after rounding
  */
 #ifndef QT_PACK_PACK_H
@@ -40,10 +41,10 @@ extern const char *const qt_isa_names[];
 enum { QT_MAX_PARAMS = 16, QT_SPEC_TEXT = 160 };
 
 /* A parameter of a scheme. A choice has the index of the chosen name as its value. A flag is 0 or
- * 1; the canonical text omits it while it is 0. */
+ * 1, an option an integer; the canonical text omits both while they are 0. */
 struct qt_param {
     const char *key;
-    enum { QT_PARAM_INT, QT_PARAM_REAL, QT_PARAM_CHOICE, QT_PARAM_FLAG } type;
+    enum { QT_PARAM_INT, QT_PARAM_REAL, QT_PARAM_CHOICE, QT_PARAM_FLAG, QT_PARAM_OPTION } type;
     double initial, min, max;
     const char *const *choices; /* NULL-terminated, QT_PARAM_CHOICE only */
     const char *help;
@@ -301,6 +302,29 @@ int qt_packed_check_repack(const struct qt_packed *p, const char *file, const ch
  * shape, and the values against its ranges (finite scales, ...). QT_E_INPUT naming the tensor. */
 int qt_packed_open(struct qt_packed *out, const struct qt_container *c, const struct qt_entry *e,
                    struct qt_err *err);
+/* How the codes of a codebook scheme (fpx, lut, int) stand for weights:
+ *     w = scale * 2^scale_exp2 * value[code]              symmetric
+ *     w = scale * 2^scale_exp2 * (code - zero)            asymmetric */
+struct qt_code_info {
+    unsigned bits;
+    size_t group, groups; /* channels per scale; scales of a row */
+    bool asymmetric;
+    float value[256]; /* by code */
+};
+/* False if the scheme is no codebook, or if channels are permuted (w4ax). After qt_packed_describe,
+ * which sets no data, the values of tables are 0. */
+bool qt_packed_code_info(struct qt_code_info *out, const struct qt_packed *p);
+struct qt_code_rows {
+    uint8_t *code;   /* [rows][k] */
+    uint16_t *scale; /* [rows][groups] FP16 bits */
+    uint8_t *zero;   /* [rows][groups] zero-points; 0 if symmetric */
+};
+/* Unpacks rows [row0, row0 + rows) of a matrix that qt_packed_code_info accepts. row0 is a multiple
+ * of 16. scratch: qt_packed_scratch_bytes, aligned to 64. */
+void qt_packed_codes(struct qt_code_rows *out, const struct qt_packed *p, size_t row0, size_t rows,
+                     unsigned char *scratch);
+size_t qt_packed_scratch_bytes(const struct qt_packed *p);
+
 
 /* ---- tensor names --------------------------------------------------------------------------- */
 
@@ -510,5 +534,45 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
 
 /* The tensors of a container, dequantized when loaded, for qt_model_open and similar functions. */
 struct qt_weights qt_weights_of_container(const struct qt_container *c);
+/* ---- export --------------------------------------------------------------------------------- */
+
+/* A format of other programs (docs/exports.md). */
+struct qt_export_format;
+/* Format number i of the table, or by name; NULL: there is none. */
+const struct qt_export_format *qt_export_format_at(size_t i);
+const struct qt_export_format *qt_export_format_find(const char *name);
+const char *qt_export_name(const struct qt_export_format *f);
+const char *qt_export_help(const struct qt_export_format *f);
+const char *qt_export_runtimes(const struct qt_export_format *f);
+/* How a format holds matrices of a scheme: not at all, with one rounding (--lossy), exactly. *why:
+ * the reason, a static string, or NULL. */
+enum qt_export_fit { QT_EXPORT_NO, QT_EXPORT_NEAR, QT_EXPORT_EXACT };
+enum qt_export_fit qt_export_fit(const char **why, const struct qt_export_format *f,
+                                 const struct qt_spec *spec);
+
+/* dtype of weights or scales. AUTO: that of the source for dequantized weights, FP16 for scales. */
+enum qt_export_dtype { QT_EXPORT_AUTO, QT_EXPORT_F16, QT_EXPORT_BF16, QT_EXPORT_F32 };
+struct qt_export_options {
+    const struct qt_export_format *format;
+    const char *out_dir;
+    enum qt_export_dtype dtype;
+    bool lossy; /* round once what the format cannot hold exactly */
+    bool force; /* as in struct qt_writer_options */
+    bool dry_run; /* only the checks; out_dir is not used */
+    uint64_t max_shard_bytes; /* 0 = 4 GiB */
+    const struct qt_log *log;
+};
+struct qt_export_report {
+    size_t matrices, copied; /* tensors */
+    uint64_t bytes;          /* of all tensors that are written */
+    size_t rounded;          /* matrices that the format does not hold exactly */
+    double worst;            /* largest ||exported - container|| / ||container|| of a rounded matrix */
+};
+/* Writes a container in another format to opt->out_dir. All refusals come before any work:
+ * QT_E_UNSUPPORTED naming the tensor and the reason. Other statuses as for qt_output_open;
+ * QT_E_INPUT if the container's data differs from its CRCs. */
+int qt_export(struct qt_export_report *report, const struct qt_container *c,
+              const struct qt_export_options *opt, struct qt_err *err);
+
 
 #endif

@@ -24,6 +24,11 @@ int qt_packed_describe(struct qt_packed *out, const struct qt_spec *spec, size_t
     return rc;
 }
 
+size_t qt_packed_scratch_bytes(const struct qt_packed *p)
+{
+    return p->spec.scheme->scratch_bytes(p);
+}
+
 size_t qt_packed_bytes(const struct qt_packed *p)
 {
     size_t bytes = 0;

@@ -515,6 +515,51 @@ int qt_codebook_check_values(const struct qt_packed *p, struct qt_err *err)
     return QT_OK;
 }
 
+/* ---- codes for other formats ---------------------------------------------------------------- */
+
+bool qt_packed_code_info(struct qt_code_info *out, const struct qt_packed *p)
+{
+    struct qt_codebook cb;
+    if (!p->spec.scheme->codebook || qt_is_arranged(p))
+        return false;
+    p->spec.scheme->codebook(&cb, p);
+    if (cb.multiples)
+        return false;
+    *out = (struct qt_code_info){
+        .bits = cb.bits,
+        .group = cb.group,
+        .groups = qt_ceil_div(p->k, cb.group),
+        .asymmetric = cb.asymmetric,
+    };
+    memcpy(out->value, cb.value, sizeof out->value);
+    return true;
+}
+
+void qt_packed_codes(struct qt_code_rows *out, const struct qt_packed *p, size_t row0, size_t rows,
+                     unsigned char *scratch)
+{
+    struct qt_codebook cb;
+    p->spec.scheme->codebook(&cb, p);
+    for (size_t r = 0; r < rows; r += QT_FRAG_ROWS) {
+        struct qt_strip strip = {
+            .index = (row0 + r) / QT_FRAG_ROWS,
+            .rows = qt_min_size(QT_FRAG_ROWS, rows - r),
+            .scratch = scratch,
+        };
+        struct strip_codes c = strip_new(p, &cb, &strip);
+        unpack_params(&c, p, &cb, &strip);
+        unpack_planes(&c, p, &cb, &strip);
+        for (size_t i = 0; i < strip.rows; i++) {
+            memcpy(out->code + (r + i) * p->k, c.code + i * c.stride, p->k);
+            for (size_t g = 0; g < c.groups; g++) {
+                struct qt_codebook_group group = get_group(&c, i, g);
+                out->scale[(r + i) * c.groups + g] = group.scale;
+                out->zero[(r + i) * c.groups + g] = group.zero;
+            }
+        }
+    }
+}
+
 /* ---- learning ------------------------------------------------------------------------------- */
 
 static size_t learn_count(const struct qt_packed *p)

@@ -15,12 +15,14 @@
 
 #include <math.h>
 
-enum { F16_EXP_BITS = 5 };
+enum { F16_EXP_BITS = 5, E4M3FN_MAX = 448 };
 
 static const struct qt_param params[] = {
     {"bits", QT_PARAM_INT, 6, 3, 8, NULL,
      "bits per weight: 1 sign + e exponent + the rest mantissa"},
     {"e", QT_PARAM_INT, 3, 1, 6, NULL, "exponent bits"},
+    {"max", QT_PARAM_OPTION, 0, 0, E4M3FN_MAX, NULL,
+     "448: leave out the code of 480 in E4M3, which is NaN in E4M3FN; 0: use all codes"},
     QT_PARAM_METHOD,
     QT_PARAM_LEARN,
     {0},
@@ -58,6 +60,7 @@ static int check_spec(const struct qt_spec *spec, struct qt_err *err)
 static void codebook(struct qt_codebook *out, const struct qt_packed *p)
 {
     unsigned bits = spec_bits(&p->spec), e = (unsigned)qt_spec_value(&p->spec, "e");
+    const float max = (float)qt_spec_value(&p->spec, "max");
     int m = (int)(bits - 1 - e), bias = (1 << (e - 1)) - 1;
     *out = (struct qt_codebook){
         .bits = bits,
@@ -70,7 +73,7 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
         int exponent = (int)mag >> m, mantissa = (int)mag & ((1 << m) - 1);
         float v = exponent ? ldexpf((float)(mantissa + (1 << m)), exponent - bias - m)
                            : ldexpf((float)mantissa, 1 - bias - m);
-        if (e == F16_EXP_BITS && exponent == (1 << F16_EXP_BITS) - 1)
+        if ((e == F16_EXP_BITS && exponent == (1 << F16_EXP_BITS) - 1) || (max > 0 && v > max))
             v = INFINITY; /* never used */
         else
             out->grid.max = v;

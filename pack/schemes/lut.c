@@ -97,7 +97,7 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
         .search = qt_spec_method(&p->spec) != QT_METHOD_RTN,
     };
     for (int i = 0; i < 1 << bits; i++)
-        table[i] = qt_f16_to_f32(stored[i]);
+        table[i] = stored ? qt_f16_to_f32(stored[i]) : 0; /* described, without data */
     qt_codebook_set_table(out, table);
 }
 

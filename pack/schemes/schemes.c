@@ -226,7 +226,9 @@ void qt_params_text(char *buf, size_t size, char separator, const struct qt_para
 {
     size_t at = strlen(buf);
     for (size_t i = 0; params[i].key && at < size; i++) {
-        if (fixed >> i & 1 || (params[i].type == QT_PARAM_FLAG && value[i] == 0))
+        const bool optional =
+            params[i].type == QT_PARAM_FLAG || params[i].type == QT_PARAM_OPTION;
+        if (fixed >> i & 1 || (optional && value[i] == 0))
             continue;
         if (params[i].type == QT_PARAM_CHOICE)
             at += (size_t)snprintf(buf + at, size - at, "%c%s=%s", separator, params[i].key,

@@ -1,0 +1,206 @@
+#include "formats/writer_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+struct qt_output {
+    struct qt_writer_options opt;
+    struct qt_outdir dir;
+    struct qt_journal journal; /* marks DIR.partial as qtool's; no units */
+    bool scrap;                /* DIR.partial may be removed */
+    char *path;                /* of the file that is being written, or NULL */
+    int fd;
+    uint64_t at, size; /* written and reserved bytes of it */
+};
+
+static int no_memory(struct qt_err *err, const char *file)
+{
+    return qt_fail(err, QT_E_RESOURCE, file, NULL, "out of memory");
+}
+
+/* A complete export in DIR.partial may be deleted only if this run makes the same one. */
+static int check_finished(const struct qt_output *o, const json_t *identity, struct qt_err *err)
+{
+    json_t *record = NULL;
+    char *path;
+    if (!o->dir.finished)
+        return QT_OK;
+    int rc = qt_path_join(&path, o->dir.partial, QT_EXPORT_NAME, err);
+    if (rc < 0)
+        return rc;
+    bool same =
+        qt_json_load(&record, path, QT_MAX_MANIFEST, NULL) == QT_OK &&
+        qt_identity_check(json_object_get(record, "identity"), identity, path, NULL) == QT_OK;
+    json_decref(record);
+    qt_free(path);
+    return same ? QT_OK
+                : qt_fail(err, QT_E_USAGE, o->dir.partial, NULL,
+                          "not replaced: it is complete; rename or remove it");
+}
+
+static bool keep_journal(const void *ctx, const char *name)
+{
+    (void)ctx;
+    return strcmp(name, QT_JOURNAL_NAME) == 0;
+}
+
+int qt_output_open(struct qt_output **out, const char *dir, const json_t *identity,
+                   const struct qt_writer_options *opt, struct qt_err *err)
+{
+    struct qt_output *o;
+    *out = NULL;
+    int rc = qt_array_new(&o, 1, sizeof *o, err);
+    if (rc < 0)
+        return rc;
+    o->fd = o->journal.fd = -1;
+    o->opt = *opt;
+    QT_TRY(qt_outdir_open(&o->dir, dir, &o->opt, err));
+    QT_TRY(qt_outdir_take(&o->dir, err));
+    QT_TRY(check_finished(o, identity, err));
+    o->scrap = true;
+    QT_TRY(qt_journal_open(&o->journal, o->dir.partial, err));
+    QT_TRY(qt_outdir_lock(o->journal.fd, o->journal.path, err));
+    QT_TRY(qt_journal_clear(&o->journal, err));
+    QT_TRY(qt_outdir_clear(&o->dir, keep_journal, NULL, err));
+    QT_TRY(qt_journal_start(&o->journal, "", identity, err));
+    *out = o;
+done:
+    if (rc < 0) {
+        qt_output_discard(o);
+        qt_output_close(o);
+    }
+    return rc;
+}
+
+/* ---- files ---------------------------------------------------------------------------------- */
+
+static int check_name(const struct qt_output *o, const char *name, struct qt_err *err)
+{
+    if (!qt_name_is_plain(name) || strcmp(name, QT_EXPORT_NAME) == 0 ||
+        strcmp(name, QT_JOURNAL_NAME) == 0 || strcmp(name, QT_CHECKSUMS_NAME) == 0)
+        return qt_fail(err, QT_E_INTERNAL, o->dir.dir, NULL, "a file cannot be named '%s'", name);
+    return QT_OK;
+}
+
+/* Allocates the disk space if the file system can, so that a full disk is found before the work. */
+static int reserve(const struct qt_output *o, struct qt_err *err)
+{
+    int lacking;
+    do {
+        lacking = fallocate(o->fd, 0, 0, (off_t)o->size) < 0 ? errno : 0;
+    } while (lacking == EINTR);
+    if (lacking && lacking != EOPNOTSUPP && lacking != ENOSYS)
+        return qt_fail(err, QT_E_RESOURCE, o->path, NULL, "no room for the %llu bytes needed: %s",
+                       (unsigned long long)o->size, strerror(lacking));
+    return QT_OK;
+}
+
+int qt_output_create(struct qt_output *o, const char *name, uint64_t size, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(check_name(o, name, err));
+    QT_TRY(qt_path_join(&o->path, o->dir.partial, name, err));
+    QT_TRY(qt_file_create_new(&o->fd, o->path, 0666, err));
+    o->at = 0;
+    o->size = size;
+    QT_TRY(reserve(o, err));
+done:
+    return rc;
+}
+
+int qt_output_write(struct qt_output *o, const void *data, size_t size, struct qt_err *err)
+{
+    if (size > o->size - o->at)
+        return qt_fail(err, QT_E_INTERNAL, o->path, NULL, "the file is larger than was planned");
+    int rc = qt_file_write_at(o->fd, o->path, data, size, o->at, err);
+    o->at += size;
+    return rc;
+}
+
+int qt_output_pad(struct qt_output *o, size_t alignment, struct qt_err *err)
+{
+    static const char zeros[64];
+    int rc = QT_OK;
+    for (size_t rest = (alignment - o->at % alignment) % alignment; rest && rc == QT_OK;) {
+        size_t n = qt_min_size(rest, sizeof zeros);
+        rc = qt_output_write(o, zeros, n, err);
+        rest -= n;
+    }
+    return rc;
+}
+
+int qt_output_end(struct qt_output *o, struct qt_err *err)
+{
+    if (o->at != o->size)
+        return qt_fail(err, QT_E_INTERNAL, o->path, NULL, "%llu of %llu planned bytes were written",
+                       (unsigned long long)o->at, (unsigned long long)o->size);
+    int rc = qt_file_finish(&o->fd, o->path, err);
+    qt_free(o->path);
+    o->path = NULL;
+    return rc;
+}
+
+int qt_output_text(struct qt_output *o, const char *name, const char *text, size_t size,
+                   struct qt_err *err)
+{
+    int rc;
+    QT_TRY(qt_output_create(o, name, size, err));
+    QT_TRY(qt_output_write(o, text, size, err));
+    QT_TRY(qt_output_end(o, err));
+done:
+    return rc;
+}
+
+int qt_output_json(struct qt_output *o, const char *name, const json_t *value, struct qt_err *err)
+{
+    int rc = check_name(o, name, err);
+    return rc < 0 ? rc : qt_outdir_json(&o->dir, name, value, err);
+}
+
+int qt_output_copy(struct qt_output *o, const char *path, struct qt_err *err)
+{
+    int rc = check_name(o, qt_base_name(path), err);
+    return rc < 0 ? rc : qt_outdir_copy(&o->dir, path, err);
+}
+
+/* ---- finishing ------------------------------------------------------------------------------ */
+
+int qt_output_finish(struct qt_output *o, const json_t *record, struct qt_err *err)
+{
+    json_t *omit = json_pack("{s:b, s:b}", QT_JOURNAL_NAME, true, QT_CHECKSUMS_NAME, true);
+    int rc;
+    if (!omit)
+        return no_memory(err, o->dir.dir);
+    QT_TRY(qt_outdir_json(&o->dir, QT_EXPORT_NAME, record, err));
+    QT_TRY(qt_checksums_write(o->dir.partial, omit, err));
+    QT_TRY(qt_dir_sync(o->dir.partial, err));
+    QT_TRY(qt_outdir_publish(&o->dir, err));
+    o->scrap = false;
+done:
+    json_decref(omit);
+    return rc;
+}
+
+void qt_output_discard(struct qt_output *o)
+{
+    if (o->fd >= 0)
+        close(o->fd);
+    o->fd = -1;
+    if (o->scrap)
+        qt_outdir_discard(&o->dir);
+    o->scrap = false;
+}
+
+void qt_output_close(struct qt_output *o)
+{
+    if (!o)
+        return;
+    if (o->fd >= 0)
+        close(o->fd);
+    qt_free(o->path);
+    qt_journal_close(&o->journal);
+    qt_outdir_close(&o->dir);
+    qt_free(o);
+}

@@ -1,0 +1,93 @@
+/*
+ * awq: INT4 as AutoAWQ's GEMM kernels store it. For a module M of N rows and K channels in groups of
+ * g:
+ *
+ *     M.qweight  I32 [K][N / 8]      codes along N, eight a word
+ *     M.qzeros   I32 [K / g][N / 8]  zero-points, likewise; 8 if symmetric
+ *     M.scales   F16 [K / g][N]
+ *
+ * Bits 4p to 4p + 3 of word j belong to row 8 j + order[p]. w[n][k] = scales[k / g][n] (code - zero).
+ */
+#include "pack/export/export.h"
+
+#include <string.h>
+
+enum { QWEIGHT, QZEROS, SCALES, PER_WORD = 8, SYMMETRIC_ZERO = 8 };
+static const unsigned order[PER_WORD] = {0, 2, 4, 6, 1, 3, 5, 7};
+
+static enum qt_export_fit fit(const char **why, const struct qt_spec *spec)
+{
+    if (qt_export_is(spec, "int") && qt_spec_value(spec, "bits") == 4)
+        return QT_EXPORT_EXACT;
+    *why = "it has integers of 4 bits only; int4 fits";
+    return QT_EXPORT_NO;
+}
+
+static int describe(struct qt_export_matrix *m, struct qt_err *err)
+{
+    const size_t groups = m->codes.groups;
+    if (m->k % m->codes.group != 0)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "%zu channels are no multiple of the group of %zu", m->k, m->codes.group);
+    if (m->n % PER_WORD != 0)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu rows are no multiple of 8", m->n);
+    qt_export_add(m, ".qweight", QT_I32, m->k, m->n / PER_WORD);
+    qt_export_add(m, ".qzeros", QT_I32, groups, m->n / PER_WORD);
+    qt_export_add(m, ".scales", m->scale_dtype, groups, m->n);
+    return QT_OK;
+}
+
+static void convert(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
+{
+    const struct qt_code_info *c = &m->codes;
+    const size_t words = m->n / PER_WORD;
+    uint32_t *qweight = (uint32_t *)(void *)m->tensor[QWEIGHT].data;
+    uint32_t *qzeros = (uint32_t *)(void *)m->tensor[QZEROS].data;
+    for (size_t r = 0; r < panel->rows; r += PER_WORD) {
+        const size_t word = (panel->row0 + r) / PER_WORD;
+        for (unsigned p = 0; p < PER_WORD; p++) {
+            const size_t row = r + order[p];
+            for (size_t k = 0; k < m->k; k++)
+                qweight[k * words + word] |= (uint32_t)panel->code[row * m->k + k] << 4 * p;
+            for (size_t g = 0; g < c->groups; g++) {
+                const uint32_t zero =
+                    c->asymmetric ? panel->zero[row * c->groups + g] : SYMMETRIC_ZERO;
+                qzeros[g * words + word] |= zero << 4 * p;
+            }
+        }
+    }
+    for (size_t g = 0; g < c->groups; g++)
+        for (size_t r = 0; r < panel->rows; r++)
+            qt_export_floats(&m->tensor[SCALES], g * m->n + panel->row0 + r,
+                             &panel->scale[r * c->groups + g], 1);
+}
+
+static int check(const struct qt_export *x, struct qt_err *err)
+{
+    return qt_export_check_uniform(x, "compressed-tensors", err);
+}
+
+static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
+{
+    const struct qt_code_info *c = &x->matrix[0].codes;
+    json_t *left = NULL;
+    int rc = qt_export_left(&left, x, err);
+    if (rc < 0)
+        return rc;
+    *out = json_pack("{s:s, s:s, s:i, s:i, s:b, s:o, s:b}", "quant_method", "awq", "version",
+                     "gemm", "bits", 4, "group_size", c->groups == 1 ? -1 : (int)c->group,
+                     "zero_point", 1, "modules_to_not_convert", left, "lm_head", 0);
+    return *out ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+}
+
+const struct qt_export_format qt_export_awq = {
+    .name = "awq",
+    .help = "INT4 of one group size (GEMM)",
+    .runtimes = "vLLM, SGLang, transformers",
+    .scale_dtype = QT_F16,
+    .fit = fit,
+    .describe = describe,
+    .check = check,
+    .convert = convert,
+    .config = config,
+};

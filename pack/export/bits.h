@@ -1,0 +1,26 @@
+/* Dense little-endian bit strings: value i takes bits [i b, (i + 1) b); bit j is bit j % 32 of word
+ * j / 32. Values of b bits, b <= 8, may straddle words. */
+#ifndef QT_PACK_EXPORT_BITS_H
+#define QT_PACK_EXPORT_BITS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* 32-bit words of `count` values. */
+static inline size_t qt_bits_words(size_t count, unsigned bits)
+{
+    return count / 32 * bits + (count % 32 * bits + 31) / 32;
+}
+
+/* Adds value i; the bits are zero before. word i of the string is word[i * stride]. */
+static inline void qt_bits_put(uint32_t *word, size_t stride, size_t i, unsigned bits,
+                               unsigned value)
+{
+    size_t bit = i * bits, at = bit / 32 * stride;
+    unsigned shift = bit % 32;
+    word[at] |= (uint32_t)value << shift;
+    if (shift + bits > 32)
+        word[at + stride] |= (uint32_t)value >> (32 - shift);
+}
+
+#endif

@@ -1,0 +1,177 @@
+/*
+ * compressed-tensors: "pack-quantized" integers and "float-quantized" FP8, as vLLM, transformers and
+ * SGLang load them (package compressed-tensors, quantization/ and compressors/pack_quantized).
+ *
+ * For a module M of N rows and K channels in groups of g:
+ *
+ *     M.weight_packed      I32 [N][K b / 32]      codes along K, dense bit string, code = q + 2^(b-1)
+ *     M.weight_scale       F16 [N][K / g]
+ *     M.weight_zero_point  I32 [N b / 32][K / g]  asymmetric: codes along N
+ *     M.weight_shape       I64 [2]
+ *
+ *     M.weight             F8_E4M3 [N][K],  M.weight_scale F32 [N][1]
+ */
+#include "pack/export/bits.h"
+#include "pack/export/export.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { PACKED, SCALE, SHAPE, ZERO };
+
+static bool is_float(const struct qt_spec *spec)
+{
+    return qt_export_is(spec, "fpx");
+}
+
+static const char *format_of(const struct qt_export_matrix *m)
+{
+    return is_float(m->spec) ? "float-quantized" : "pack-quantized";
+}
+
+static enum qt_export_fit fit(const char **why, const struct qt_spec *spec)
+{
+    if (qt_export_is(spec, "int"))
+        return QT_EXPORT_EXACT;
+    const bool e4m3 =
+        is_float(spec) && qt_spec_value(spec, "bits") == 8 && qt_spec_value(spec, "e") == 4;
+    if (e4m3 && qt_spec_value(spec, "max") == 448)
+        return QT_EXPORT_EXACT;
+    *why = e4m3 ? "the code of 480 is NaN in E4M3FN; fp8:max=448 fits"
+                : "it has integers and E4M3FN only; int4, int8 and fp8:max=448 fit";
+    return QT_EXPORT_NO;
+}
+
+static int describe(struct qt_export_matrix *m, struct qt_err *err)
+{
+    const size_t groups = m->codes.groups;
+    const unsigned bits = m->codes.bits;
+    if (m->k % m->codes.group != 0)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "%zu channels are no multiple of the group of %zu", m->k, m->codes.group);
+    if (is_float(m->spec)) {
+        qt_export_add(m, ".weight", QT_F8_E4M3, m->n, m->k);
+        qt_export_add(m, ".weight_scale", QT_F32, m->n, 1);
+        return QT_OK;
+    }
+    qt_export_add(m, ".weight_packed", QT_I32, m->n, qt_bits_words(m->k, bits));
+    qt_export_add(m, ".weight_scale", m->scale_dtype, m->n, groups);
+    qt_export_add_vector(m, ".weight_shape", QT_I64, 2);
+    if (m->codes.asymmetric)
+        qt_export_add(m, ".weight_zero_point", QT_I32, qt_bits_words(m->n, bits), groups);
+    return QT_OK;
+}
+
+static void convert_float(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
+{
+    memcpy(m->tensor[0].data + panel->row0 * m->k, panel->code, panel->rows * m->k);
+    qt_export_floats(&m->tensor[1], panel->row0, panel->scale, panel->rows);
+}
+
+static void convert(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
+{
+    const struct qt_code_info *c = &m->codes;
+    if (is_float(m->spec)) {
+        convert_float(m, panel);
+        return;
+    }
+    const size_t words = m->tensor[PACKED].shape[1];
+    for (size_t r = 0; r < panel->rows; r++) {
+        uint32_t *dst = (uint32_t *)(void *)m->tensor[PACKED].data + (panel->row0 + r) * words;
+        for (size_t k = 0; k < m->k; k++)
+            qt_bits_put(dst, 1, k, c->bits, panel->code[r * m->k + k]);
+    }
+    qt_export_floats(&m->tensor[SCALE], panel->row0 * c->groups, panel->scale,
+                     panel->rows * c->groups);
+    for (size_t r = 0; c->asymmetric && r < panel->rows; r++)
+        for (size_t g = 0; g < c->groups; g++)
+            qt_bits_put((uint32_t *)(void *)m->tensor[ZERO].data + g, c->groups, panel->row0 + r,
+                        c->bits, panel->zero[r * c->groups + g]);
+    if (panel->row0 == 0) {
+        const int64_t shape[] = {(int64_t)m->n, (int64_t)m->k};
+        memcpy(m->tensor[SHAPE].data, shape, sizeof shape);
+    }
+}
+
+/* ---- config.json ---------------------------------------------------------------------------- */
+
+/* QuantizationScheme of a matrix: matrices with equal schemes share a group. */
+static json_t *scheme_json(const struct qt_export_matrix *m)
+{
+    const bool rows = m->codes.groups == 1;
+    json_t *weights =
+        json_pack("{s:i, s:s, s:b, s:s, s:o*, s:b}", "num_bits", (int)m->codes.bits, "type",
+                  is_float(m->spec) ? "float" : "int", "symmetric", !m->codes.asymmetric,
+                  "strategy", rows ? "channel" : "group", "group_size",
+                  rows ? NULL : json_integer((json_int_t)m->codes.group), "dynamic", 0);
+    return json_pack("{s:[], s:s, s:o, s:n, s:n}", "targets", "format", format_of(m), "weights",
+                     weights, "input_activations", "output_activations");
+}
+
+/* Adds the matrix to the group of its scheme. */
+static int add_to_group(json_t *groups, const struct qt_export_matrix *m, struct qt_err *err)
+{
+    static const char *const compared[] = {"format", "weights"};
+    json_t *scheme = scheme_json(m), *group, *found = NULL;
+    const char *key;
+    char name[32];
+    json_object_foreach (groups, key, group) {
+        bool same = true;
+        for (size_t i = 0; i < sizeof compared / sizeof *compared; i++)
+            same = same && json_equal(json_object_get(group, compared[i]),
+                                      json_object_get(scheme, compared[i]));
+        found = same ? group : found;
+    }
+    snprintf(name, sizeof name, "group_%zu", json_object_size(groups));
+    bool failed = !scheme || (!found && json_object_set(groups, name, scheme) < 0);
+    failed = failed || json_array_append_new(json_object_get(found ? found : scheme, "targets"),
+                                             json_string(m->module)) < 0;
+    json_decref(scheme);
+    return failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory") : QT_OK;
+}
+
+/* One group can name the class instead of all modules. */
+static void name_class(json_t *groups)
+{
+    json_t *only = json_object_get(groups, "group_0"), *targets = json_object_get(only, "targets");
+    if (json_object_size(groups) != 1)
+        return;
+    json_array_clear(targets);
+    json_array_append_new(targets, json_string("Linear"));
+}
+
+static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
+{
+    json_t *groups = json_object(), *ignore = NULL;
+    bool mixed = false;
+    int rc = groups ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    for (size_t i = 0; i < x->count && rc == QT_OK; i++) {
+        rc = add_to_group(groups, &x->matrix[i], err);
+        mixed = mixed || strcmp(format_of(&x->matrix[i]), format_of(&x->matrix[0])) != 0;
+    }
+    if (rc == QT_OK)
+        rc = qt_export_left(&ignore, x, err);
+    if (rc == QT_OK) {
+        name_class(groups);
+        *out = json_pack(
+            "{s:s, s:s, s:s, s:n, s:n, s:O, s:s, s:O}", "quant_method", "compressed-tensors",
+            "format", mixed || x->count == 0 ? "mixed-precision" : format_of(&x->matrix[0]),
+            "quantization_status", "compressed", "global_compression_ratio", "kv_cache_scheme",
+            "ignore", ignore, "version", "0.15.0", "config_groups", groups);
+        rc = *out ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    }
+    json_decref(groups);
+    json_decref(ignore);
+    return rc;
+}
+
+const struct qt_export_format qt_export_compressed_tensors = {
+    .name = "compressed-tensors",
+    .help = "integers and FP8, weight only",
+    .runtimes = "vLLM, transformers, SGLang",
+    .scale_dtype = QT_F16,
+    .fit = fit,
+    .describe = describe,
+    .convert = convert,
+    .config = config,
+};

@@ -1,0 +1,34 @@
+/*
+ * dense: dequantized matrices under the names of the checkpoint; loads wherever the checkpoint does.
+ *
+ * Channel orders and factors of w4ax are undone, outliers of mix24 are included. The rounding of
+ * activations and of a KV cache is not in the weights, and is lost.
+ */
+#include "pack/export/export.h"
+
+static int describe(struct qt_export_matrix *m, struct qt_err *err)
+{
+    (void)err;
+    qt_export_add(m, ".weight", m->scale_dtype, m->n, m->k);
+    return QT_OK;
+}
+
+static void convert(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
+{
+    const struct qt_export_tensor *t = &m->tensor[0];
+    const size_t first = panel->row0 * m->k, count = panel->rows * m->k;
+    qt_export_floats(t, first, panel->weight, count);
+    if (panel->decoded)
+        qt_to_f32(panel->decoded, t->data + first * sizeof(uint16_t), t->dtype, count);
+}
+
+const struct qt_export_format qt_export_dense = {
+    .name = "dense",
+    .help = "dequantized weights, as large as the checkpoint",
+    .runtimes = "all that load the checkpoint",
+    .weights = true,
+    .rounds = true,
+    .embeddings = true,
+    .describe = describe,
+    .convert = convert,
+};

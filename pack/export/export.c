@@ -1,0 +1,810 @@
+#include "pack/export/export.h"
+#include "pack/roles.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static const uint64_t default_shard_bytes = (uint64_t)4 << 30;
+
+static int no_memory(struct qt_err *err)
+{
+    return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+}
+
+bool qt_export_is(const struct qt_spec *spec, const char *scheme)
+{
+    return strcmp(qt_scheme_name(spec->scheme), scheme) == 0;
+}
+
+void qt_export_add(struct qt_export_matrix *m, const char *suffix, enum qt_dtype dtype, size_t rows,
+                   size_t cols)
+{
+    struct qt_export_tensor *t = &m->tensor[m->ntensors++];
+    *t = (struct qt_export_tensor){.dtype = dtype, .ndim = 2, .shape = {rows, cols}};
+    snprintf(t->name, sizeof t->name, "%s%s", m->module, suffix);
+    t->bytes = rows * cols * (qt_dtype_bits(dtype) / 8);
+}
+
+void qt_export_add_vector(struct qt_export_matrix *m, const char *suffix, enum qt_dtype dtype,
+                          size_t count)
+{
+    qt_export_add(m, suffix, dtype, count, 1);
+    m->tensor[m->ntensors - 1].ndim = 1;
+}
+
+void qt_export_floats(const struct qt_export_tensor *t, size_t first, const float *values,
+                      size_t count)
+{
+    if (t->dtype == QT_F32) {
+        memcpy((float *)(void *)t->data + first, values, count * sizeof *values);
+        return;
+    }
+    uint16_t *dst = (uint16_t *)(void *)t->data + first;
+    for (size_t i = 0; i < count; i++)
+        dst[i] = t->dtype == QT_BF16 ? qt_f32_to_bf16(values[i]) : qt_f32_to_f16(values[i]);
+}
+
+int qt_export_check_uniform(const struct qt_export *x, const char *instead, struct qt_err *err)
+{
+    for (size_t i = 1; i < x->count; i++) {
+        const struct qt_export_matrix *first = &x->matrix[0], *m = &x->matrix[i];
+        const struct qt_code_info *a = &first->codes, *b = &m->codes;
+        const bool rows = a->groups == 1 && b->groups == 1;
+        if (a->bits != b->bits || a->asymmetric != b->asymmetric || (a->group != b->group && !rows))
+            return qt_fail(err, QT_E_UNSUPPORTED, qt_container_dir(x->container), m->entry->name,
+                           "%s needs one scheme for all matrices, but this one is %s and %s is %s; "
+                           "%s can hold both",
+                           x->format->name, m->spec->text, first->entry->name, first->spec->text,
+                           instead);
+    }
+    return QT_OK;
+}
+
+/* ---- plan ----------------------------------------------------------------------------------- */
+
+/* An output tensor: one of a matrix, or a copied one. */
+struct item {
+    size_t matrix; /* SIZE_MAX: copied */
+    const struct qt_tensor *copied;
+    size_t first; /* index of its first tensor in the list of all */
+    size_t ntensors;
+    uint64_t bytes;
+};
+
+struct run {
+    struct qt_export x;
+    struct item *items; /* in the order of the files */
+    size_t nitems;
+    struct qt_tensor *tensors; /* all; names borrowed from x.matrix and the container */
+    size_t ntensors;
+    struct qt_spec *specs;  /* per matrix */
+    struct qt_error *error; /* per matrix, of rounded ones */
+    uint64_t bytes;
+};
+
+static float round_to(float v, enum qt_dtype dtype)
+{
+    return dtype == QT_F16    ? qt_f16_to_f32(qt_f32_to_f16(v))
+           : dtype == QT_BF16 ? qt_bf16_to_f32(qt_f32_to_bf16(v))
+                              : v;
+}
+
+/* Sets *fit to whether this dtype can store all scales of the matrix. */
+static int scales_fit(bool *fit, const struct qt_export *x, const struct qt_export_matrix *m,
+                      struct qt_err *err)
+{
+    const struct qt_entry *e = m->entry;
+    struct qt_blob blob;
+    *fit = true;
+    for (size_t i = 0; i < e->nsections; i++) {
+        uint16_t bits;
+        if (strcmp(e->section[i].name, "scale") != 0)
+            continue;
+        int rc = qt_ckpt_read(&blob, qt_container_ckpt(x->container), e->section[i].tensor, err);
+        if (rc < 0)
+            return rc;
+        for (size_t at = 0; at + sizeof bits <= blob.size && *fit; at += sizeof bits) {
+            memcpy(&bits, blob.data + at, sizeof bits);
+            const float exact = ldexpf(qt_f16_to_f32(bits), e->scale_exp2);
+            *fit = round_to(exact, m->scale_dtype) == exact;
+        }
+        qt_blob_free(&blob);
+    }
+    return QT_OK;
+}
+
+static enum qt_dtype source_dtype(const struct qt_entry *e)
+{
+    const char *name = json_string_value(json_object_get(e->json, "source_dtype"));
+    static const enum qt_dtype kept[] = {QT_F16, QT_BF16};
+    for (size_t i = 0; name && i < sizeof kept / sizeof *kept; i++)
+        if (strcmp(name, qt_dtype_name(kept[i])) == 0)
+            return kept[i];
+    return QT_F32;
+}
+
+/* The dtype of weights or scales. */
+static enum qt_dtype float_dtype(const struct qt_export *x, const struct qt_entry *e)
+{
+    switch (x->opt->dtype) {
+    case QT_EXPORT_F16:
+        return QT_F16;
+    case QT_EXPORT_BF16:
+        return QT_BF16;
+    case QT_EXPORT_F32:
+        return QT_F32;
+    default:
+        return x->format->weights ? source_dtype(e) : x->format->scale_dtype;
+    }
+}
+
+/* Says what the matrix is in the model, by its name. */
+static void set_role(struct qt_export_matrix *m, const struct qt_export *x)
+{
+    const struct qt_tensor t = {
+        .name = m->entry->name, .dtype = QT_F16, .ndim = 2, .shape = {m->n, m->k}};
+    struct qt_role role = qt_role_of(qt_container_ckpt(x->container), &t);
+    m->linear = role.linear;
+    m->head = role.why && strcmp(role.why, "head") == 0;
+    m->embedding = role.why && strcmp(role.why, "embedding") == 0;
+}
+
+static int unsupported(const struct qt_export *x, const struct qt_export_matrix *m,
+                       const char *reason, struct qt_err *err)
+{
+    return qt_fail(err, QT_E_UNSUPPORTED, qt_container_dir(x->container), m->entry->name,
+                   "%s cannot hold %s: %s", x->format->name, m->spec->text, reason);
+}
+
+/* Refuses what needs --lossy. */
+static int check_exact(const struct qt_export *x, struct qt_export_matrix *m, const char *why,
+                       struct qt_err *err)
+{
+    const bool stored = m->scale_dtype == QT_F16 && m->entry->scale_exp2 == 0;
+    bool fit = true;
+    if (!why && !x->format->weights && !stored) {
+        int rc = scales_fit(&fit, x, m, err);
+        if (rc < 0)
+            return rc;
+    }
+    if (!fit)
+        why = m->scale_dtype == QT_F16 ? "scales are outside the range of FP16"
+                                       : "scales have more than the 8 bits of BF16";
+    m->rounded = why || x->format->rounds;
+    if (why && !x->opt->lossy)
+        return qt_fail(err, QT_E_UNSUPPORTED, qt_container_dir(x->container), m->entry->name,
+                       "%s cannot hold %s exactly: %s; --lossy rounds once", x->format->name,
+                       m->spec->text, why);
+    return QT_OK;
+}
+
+static int plan_matrix(struct run *run, size_t i, struct qt_err *err)
+{
+    struct qt_export *x = &run->x;
+    struct qt_export_matrix *m = &x->matrix[i];
+    const struct qt_entry *e = qt_container_entry(x->container, i);
+    const char *why = NULL;
+    struct qt_packed shape;
+    int rc;
+    m->entry = e;
+    m->n = e->n;
+    m->k = e->k;
+    QT_TRY(qt_spec_read(&run->specs[i], e->spec, err));
+    m->spec = &run->specs[i];
+    QT_TRY(qt_packed_describe(&shape, m->spec, m->n, m->k, err));
+    if (!qt_packed_code_info(&m->codes, &shape))
+        m->codes = (struct qt_code_info){0};
+    if (!qt_name_ends_in(e->name, ".weight"))
+        return unsupported(x, m, "the tensor is not the .weight of a module", err);
+    snprintf(m->module, sizeof m->module, "%.*s", (int)(strlen(e->name) - sizeof ".weight" + 1),
+             e->name);
+    set_role(m, x);
+    if (m->embedding && !x->format->embeddings)
+        return unsupported(x, m, "the format has no quantized embeddings", err);
+    m->scale_dtype = float_dtype(x, e);
+    enum qt_export_fit fit = qt_export_fit(&why, x->format, m->spec);
+    if (fit == QT_EXPORT_NO)
+        return unsupported(x, m, why, err);
+    if (fit == QT_EXPORT_EXACT)
+        why = NULL;
+    if (!x->format->weights && m->scale_dtype == QT_F32 && x->format->scale_dtype != QT_F32)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--dtype float32: %s has scales of 16 bits",
+                       x->format->name);
+    QT_TRY(check_exact(x, m, why, err));
+    if (x->format->describe) {
+        struct qt_err reason = {0};
+        rc = x->format->describe(m, &reason);
+        if (rc < 0)
+            return unsupported(x, m, reason.reason, err);
+    }
+done:
+    return rc;
+}
+
+/* The index of the matrix whose first section is this stored tensor; SIZE_MAX: none. */
+static size_t matrix_at(const struct qt_export *x, const struct qt_tensor *t)
+{
+    const char *cut = strstr(t->name, ".q.");
+    char name[QT_TENSOR_NAME_MAX + 1];
+    for (; cut; cut = strstr(cut + 1, ".q.")) {
+        snprintf(name, sizeof name, "%.*s", (int)(cut - t->name), t->name);
+        const struct qt_entry *e = qt_container_find(x->container, name);
+        if (e && e->section[0].tensor == t)
+            return (size_t)(e - qt_container_entry(x->container, 0));
+    }
+    return SIZE_MAX;
+}
+
+static bool is_copied(const struct qt_export *x, const struct qt_tensor *t)
+{
+    const json_t *copied = json_object_get(qt_container_manifest(x->container), "copied");
+    return json_object_get(copied, t->name) != NULL;
+}
+
+static void add_tensor(struct run *run, struct qt_tensor t)
+{
+    run->tensors[run->ntensors++] = t;
+    run->bytes += t.nbytes;
+}
+
+static void add_item(struct run *run, struct item item)
+{
+    const struct qt_export_matrix *m = item.copied ? NULL : &run->x.matrix[item.matrix];
+    item.first = run->ntensors;
+    item.ntensors = m ? m->ntensors : 1;
+    if (item.copied)
+        add_tensor(run, *item.copied);
+    for (size_t i = 0; m && i < m->ntensors; i++) {
+        const struct qt_export_tensor *from = &m->tensor[i];
+        struct qt_tensor t = {
+            .name = from->name, .dtype = from->dtype, .ndim = from->ndim, .nbytes = from->bytes};
+        memcpy(t.shape, from->shape, sizeof t.shape);
+        add_tensor(run, t);
+    }
+    for (size_t i = item.first; i < run->ntensors; i++)
+        item.bytes += run->tensors[i].nbytes;
+    run->items[run->nitems++] = item;
+}
+
+/* Lists what is written, in the order of the container's files. */
+static int list_items(struct run *run, struct qt_err *err)
+{
+    struct qt_export *x = &run->x;
+    const struct qt_ckpt *ckpt = qt_container_ckpt(x->container);
+    const size_t stored = qt_ckpt_count(ckpt);
+    int rc;
+    QT_TRY(qt_array_new(&run->items, stored + 1, sizeof *run->items, err));
+    QT_TRY(qt_array_new(&run->tensors, stored + QT_EXPORT_TENSORS * x->count + 1,
+                        sizeof *run->tensors, err));
+    QT_TRY(qt_array_new(&x->copied, stored + 1, sizeof *x->copied, err));
+    for (size_t i = 0; i < stored; i++) {
+        const struct qt_tensor *t = qt_ckpt_tensor(ckpt, i);
+        const size_t matrix = matrix_at(x, t);
+        if (matrix != SIZE_MAX) {
+            add_item(run, (struct item){.matrix = matrix});
+        } else if (is_copied(x, t)) {
+            x->copied[x->ncopied++] = t;
+            add_item(run, (struct item){.matrix = SIZE_MAX, .copied = t});
+        }
+    }
+done:
+    return rc;
+}
+
+static int load_config(struct qt_export *x, struct qt_err *err)
+{
+    char *path;
+    int rc = qt_path_join(&path, qt_container_dir(x->container), "config.json", err);
+    if (rc == QT_OK && qt_path_exists(path))
+        rc = qt_json_load_lenient(&x->config, path, (size_t)1 << 26, err);
+    qt_free(path);
+    return rc;
+}
+
+static int plan(struct run *run, struct qt_err *err)
+{
+    struct qt_export *x = &run->x;
+    int rc;
+    x->count = qt_container_count(x->container);
+    if (x->count == 0)
+        return qt_fail(err, QT_E_UNSUPPORTED, qt_container_dir(x->container), NULL,
+                       "nothing in it is quantized");
+    QT_TRY(qt_array_new(&x->matrix, x->count + 1, sizeof *x->matrix, err));
+    QT_TRY(qt_array_new(&run->specs, x->count + 1, sizeof *run->specs, err));
+    QT_TRY(qt_array_new(&run->error, x->count + 1, sizeof *run->error, err));
+    QT_TRY(load_config(x, err));
+    for (size_t i = 0; i < x->count; i++) {
+        QT_TRY(qt_stop_check(err));
+        QT_TRY(plan_matrix(run, i, err));
+    }
+    if (x->format->check)
+        QT_TRY(x->format->check(x, err));
+    QT_TRY(list_items(run, err));
+    if (x->format->plan)
+        QT_TRY(x->format->plan(x, &run->bytes, err));
+done:
+    return rc;
+}
+
+/* ---- converting a matrix -------------------------------------------------------------------- */
+
+int qt_export_packed(struct qt_packed *out, const struct qt_export *x,
+                     const struct qt_export_matrix *m, struct qt_err *err)
+{
+    int rc = qt_packed_open(out, x->container, m->entry, err);
+    for (size_t i = 0; rc == QT_OK && i < out->nsections; i++)
+        if (qt_crc32(0, out->section[i].data, out->section[i].bytes) != m->entry->section[i].crc)
+            rc = qt_fail(err, QT_E_INPUT, m->entry->section[i].tensor->file,
+                         m->entry->section[i].tensor->name,
+                         "the data differs from the manifest's CRC-32");
+    if (rc < 0)
+        qt_packed_free(out);
+    return rc;
+}
+
+struct conversion {
+    const struct qt_export *x;
+    const struct qt_export_matrix *m;
+    void (*convert)(const struct qt_export_matrix *m, const struct qt_export_panel *panel);
+    struct qt_packed p;
+    bool arranged; /* rows are stored in another order than in the source */
+    size_t scratch_bytes;
+    unsigned char *scratch;  /* [threads][scratch_bytes] */
+    struct qt_error *errors; /* per panel, if the matrix is rounded */
+};
+
+/* Buffers of a thread. */
+struct buffers {
+    unsigned char *decode;
+    struct qt_code_rows rows;
+    float *exact_scale, *scale, *weight, *decoded;
+};
+
+static unsigned char *take(unsigned char **at, size_t bytes)
+{
+    unsigned char *start = *at;
+    *at += qt_round_up(bytes, 64);
+    return start;
+}
+
+static struct buffers buffers_of(const struct conversion *c, unsigned char *at)
+{
+    const size_t elements = QT_EXPORT_PANEL * c->m->k;
+    const size_t groups = QT_EXPORT_PANEL * c->m->codes.groups;
+    struct buffers b;
+    b.decode = take(&at, qt_packed_scratch_bytes(&c->p));
+    b.rows.code = take(&at, elements);
+    b.rows.scale = (uint16_t *)(void *)take(&at, groups * sizeof *b.rows.scale);
+    b.rows.zero = take(&at, groups);
+    b.exact_scale = (float *)(void *)take(&at, groups * sizeof *b.exact_scale);
+    b.scale = (float *)(void *)take(&at, groups * sizeof *b.scale);
+    b.weight = (float *)(void *)take(&at, elements * sizeof *b.weight);
+    b.decoded = (float *)(void *)take(&at, elements * sizeof *b.decoded);
+    return b;
+}
+
+static size_t buffer_bytes(const struct conversion *c)
+{
+    const size_t elements = QT_EXPORT_PANEL * c->m->k;
+    const size_t groups = QT_EXPORT_PANEL * c->m->codes.groups;
+    return qt_packed_scratch_bytes(&c->p) + elements * (1 + 2 * sizeof(float)) +
+           groups * (3 + 2 * sizeof(float)) + 8 * (size_t)64;
+}
+
+static void weights_of_codes(float *w, const struct qt_export_matrix *m,
+                             const struct qt_code_rows *rows, const float *scale, size_t count)
+{
+    for (size_t r = 0; r < count; r++)
+        for (size_t k = 0; k < m->k; k++) {
+            const size_t g = r * m->codes.groups + k / m->codes.group;
+            const float zero = m->codes.asymmetric ? (float)rows->zero[g] : 0;
+            w[r * m->k + k] = scale[g] * (m->codes.value[rows->code[r * m->k + k]] - zero);
+        }
+}
+
+static void error_add(struct qt_error *e, const float *w, const float *q, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const double a = (double)w[i], b = (double)q[i], d = a - b;
+        e->sum_w2 += a * a;
+        e->sum_q2 += b * b;
+        e->sum_wq += a * b;
+        e->sum_e2 += d * d;
+        e->max_abs = fabs(d) > e->max_abs ? fabs(d) : e->max_abs;
+    }
+    e->count += n;
+}
+
+static void convert_codes(struct conversion *c, struct buffers *b, struct qt_export_panel *panel)
+{
+    const struct qt_export_matrix *m = c->m;
+    qt_packed_codes(&b->rows, &c->p, panel->row0, panel->rows, b->decode);
+    for (size_t i = 0; i < panel->rows * m->codes.groups; i++) {
+        b->exact_scale[i] = ldexpf(qt_f16_to_f32(b->rows.scale[i]), c->p.scale_exp2);
+        b->scale[i] = round_to(b->exact_scale[i], m->scale_dtype);
+    }
+    panel->code = b->rows.code;
+    panel->zero = b->rows.zero;
+    panel->scale = b->scale;
+    if (m->rounded) {
+        weights_of_codes(b->weight, m, &b->rows, b->exact_scale, panel->rows);
+        weights_of_codes(b->decoded, m, &b->rows, b->scale, panel->rows);
+        panel->decoded = b->decoded;
+    }
+    c->convert(m, panel);
+}
+
+static int convert_weights(struct conversion *c, struct buffers *b, struct qt_export_panel *panel,
+                           struct qt_err *err)
+{
+    const size_t row0 = panel->row0, rows = panel->rows, k = c->m->k;
+    int rc = qt_packed_decode(b->weight, &c->p, row0, rows, err);
+    if (rc < 0)
+        return rc;
+    const size_t step = c->arranged ? 1 : rows;
+    for (size_t r = 0; r < rows; r += step) {
+        panel->row0 = c->arranged ? qt_packed_source_row(&c->p, row0 + r) : row0;
+        panel->rows = step;
+        panel->weight = b->weight + r * k;
+        panel->decoded = c->m->rounded ? b->decoded + r * k : NULL;
+        c->convert(c->m, panel);
+    }
+    return QT_OK;
+}
+
+static int convert_panel(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    struct conversion *c = ctx;
+    const struct qt_export_matrix *m = c->m;
+    struct buffers b = buffers_of(c, c->scratch + (size_t)thread * c->scratch_bytes);
+    struct qt_export_panel panel = {.row0 = item * QT_EXPORT_PANEL};
+    panel.rows = qt_min_size(QT_EXPORT_PANEL, m->n - panel.row0);
+    const size_t row0 = panel.row0, count = panel.rows * m->k;
+    int rc = QT_OK;
+    if (c->x->format->weights)
+        rc = convert_weights(c, &b, &panel, err);
+    else
+        convert_codes(c, &b, &panel);
+    if (rc < 0 || !m->rounded)
+        return rc;
+    if (qt_find_nonfinite(b.decoded, count) < count)
+        return qt_fail(
+            err, QT_E_UNSUPPORTED, qt_container_dir(c->x->container), m->entry->name,
+            "row %zu has values beyond the largest %s; --dtype bfloat16 has a wider range",
+            row0 + qt_find_nonfinite(b.decoded, count) / m->k, qt_dtype_name(m->scale_dtype));
+    error_add(&c->errors[item], b.weight, b.decoded, count);
+    return QT_OK;
+}
+
+int qt_export_panels(struct qt_error *error, const struct qt_export *x,
+                     const struct qt_export_matrix *m,
+                     void (*convert)(const struct qt_export_matrix *m,
+                                     const struct qt_export_panel *panel),
+                     struct qt_err *err)
+{
+    struct qt_export_matrix with_table = *m;
+    struct conversion c = {.x = x, .m = &with_table, .convert = convert};
+    const size_t panels = qt_ceil_div(m->n, QT_EXPORT_PANEL);
+    int rc;
+    *error = (struct qt_error){0};
+    QT_TRY(qt_export_packed(&c.p, x, m, err));
+    qt_packed_code_info(&with_table.codes, &c.p);
+    c.arranged = qt_export_is(m->spec, "w4ax");
+    c.scratch_bytes = qt_round_up(buffer_bytes(&c), 64);
+    QT_TRY(qt_array_new(&c.scratch, (size_t)qt_threads(), c.scratch_bytes, err));
+    QT_TRY(qt_array_new(&c.errors, panels, sizeof *c.errors, err));
+    QT_TRY(qt_parallel(panels, convert_panel, &c, err));
+    for (size_t i = 0; i < panels; i++) {
+        error->sum_w2 += c.errors[i].sum_w2;
+        error->sum_q2 += c.errors[i].sum_q2;
+        error->sum_wq += c.errors[i].sum_wq;
+        error->sum_e2 += c.errors[i].sum_e2;
+        error->max_abs = fmax(error->max_abs, c.errors[i].max_abs);
+        error->count += c.errors[i].count;
+    }
+done:
+    qt_free(c.errors);
+    qt_free(c.scratch);
+    qt_packed_free(&c.p);
+    return rc;
+}
+
+/* ---- safetensors ---------------------------------------------------------------------------- */
+
+static int write_matrix(struct run *run, const struct item *item, struct qt_err *err)
+{
+    struct qt_export *x = &run->x;
+    struct qt_export_matrix *m = &x->matrix[item->matrix];
+    int rc = QT_OK;
+    for (size_t i = 0; i < m->ntensors; i++)
+        QT_TRY(qt_array_new(&m->tensor[i].data, m->tensor[i].bytes, 1, err));
+    QT_TRY(qt_export_panels(&run->error[item->matrix], x, m, x->format->convert, err));
+    for (size_t i = 0; i < m->ntensors; i++)
+        QT_TRY(qt_output_write(x->out, m->tensor[i].data, m->tensor[i].bytes, err));
+done:
+    for (size_t i = 0; i < m->ntensors; i++) {
+        qt_free(m->tensor[i].data);
+        m->tensor[i].data = NULL;
+    }
+    return rc;
+}
+
+int qt_export_read_copied(struct qt_blob *out, const struct qt_export *x, const struct qt_tensor *t,
+                          struct qt_err *err)
+{
+    const json_t *entry =
+        json_object_get(json_object_get(qt_container_manifest(x->container), "copied"), t->name);
+    const char *crc = json_string_value(json_object_get(entry, "crc32"));
+    char found[9];
+    int rc = qt_ckpt_read(out, qt_container_ckpt(x->container), t, err);
+    if (rc < 0)
+        return rc;
+    snprintf(found, sizeof found, "%08x", qt_crc32(0, out->data, out->size));
+    if (crc && strcmp(crc, found) == 0)
+        return QT_OK;
+    qt_blob_free(out);
+    return qt_fail(err, QT_E_INPUT, t->file, t->name,
+                   "the data differs from the manifest's CRC-32");
+}
+
+static int write_copied(struct run *run, const struct item *item, struct qt_err *err)
+{
+    struct qt_blob blob;
+    int rc = qt_export_read_copied(&blob, &run->x, item->copied, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_output_write(run->x.out, blob.data, blob.size, err);
+    qt_blob_free(&blob);
+    return rc;
+}
+
+/* Number of items from `first` on that share a file. */
+static size_t shard_items(const struct run *run, size_t first)
+{
+    const uint64_t limit =
+        run->x.opt->max_shard_bytes ? run->x.opt->max_shard_bytes : default_shard_bytes;
+    uint64_t used = run->items[first].bytes;
+    size_t n = 1;
+    for (; first + n < run->nitems; n++) {
+        const uint64_t more = run->items[first + n].bytes;
+        if (used > limit || more > limit - used)
+            break;
+        used += more;
+    }
+    return n;
+}
+
+static size_t shard_count(const struct run *run)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < run->nitems; i += shard_items(run, i))
+        count++;
+    return count;
+}
+
+enum { SHARD_NAME = 64 };
+
+static void shard_name(char out[SHARD_NAME], size_t i, size_t count)
+{
+    if (count == 1)
+        snprintf(out, SHARD_NAME, "model.safetensors");
+    else
+        snprintf(out, SHARD_NAME, "model-%05zu-of-%05zu.safetensors", i + 1, count);
+}
+
+static int write_shard(struct run *run, const char *name, size_t first, size_t n,
+                       struct qt_err *err)
+{
+    const struct qt_tensor *tensors = run->tensors + run->items[first].first;
+    const struct item *last = &run->items[first + n - 1];
+    const size_t count = last->first + last->ntensors - run->items[first].first;
+    json_t *metadata = json_pack("{s:s}", "format", "pt");
+    uint64_t *offsets = NULL;
+    char *header = NULL;
+    size_t size;
+    int rc;
+    if (!metadata)
+        return no_memory(err);
+    QT_TRY(qt_array_new(&offsets, count + 1, sizeof *offsets, err));
+    QT_TRY(qt_safetensors_header(&header, &size, offsets, tensors, count, metadata, err));
+    QT_TRY(qt_output_create(run->x.out, name, offsets[count], err));
+    QT_TRY(qt_output_write(run->x.out, header, size, err));
+    for (size_t i = first; i < first + n; i++) {
+        const struct item *item = &run->items[i];
+        QT_TRY(qt_stop_check(err));
+        QT_TRY(item->copied ? write_copied(run, item, err) : write_matrix(run, item, err));
+        qt_log_progress(run->x.opt->log, "export", (double)(i + 1), (double)run->nitems);
+    }
+    QT_TRY(qt_output_end(run->x.out, err));
+done:
+    qt_free(header);
+    qt_free(offsets);
+    json_decref(metadata);
+    return rc;
+}
+
+static int add_to_index(json_t *map, const struct run *run, const char *name, size_t first,
+                        size_t n, struct qt_err *err)
+{
+    for (size_t i = first; i < first + n; i++)
+        for (size_t k = 0; k < run->items[i].ntensors; k++)
+            if (json_object_set_new(map, run->tensors[run->items[i].first + k].name,
+                                    json_string(name)) < 0)
+                return no_memory(err);
+    return QT_OK;
+}
+
+static int write_shards(struct run *run, struct qt_err *err)
+{
+    const size_t count = shard_count(run);
+    json_t *map = json_object();
+    char name[SHARD_NAME];
+    int rc = map ? QT_OK : no_memory(err);
+    for (size_t first = 0, i = 0; rc == QT_OK && first < run->nitems; i++) {
+        const size_t n = shard_items(run, first);
+        shard_name(name, i, count);
+        QT_TRY(add_to_index(map, run, name, first, n, err));
+        QT_TRY(write_shard(run, name, first, n, err));
+        first += n;
+    }
+    if (rc == QT_OK && count > 1) {
+        json_t *index = json_pack("{s:{s:I}, s:O}", "metadata", "total_size",
+                                  (json_int_t)run->bytes, "weight_map", map);
+        rc = index ? qt_output_json(run->x.out, QT_INDEX_NAME, index, err) : no_memory(err);
+        json_decref(index);
+    }
+done:
+    json_decref(map);
+    return rc;
+}
+
+/* ---- the run -------------------------------------------------------------------------------- */
+
+static int copy_side_files(struct run *run, struct qt_err *err)
+{
+    const char *name, *why, *dir = qt_container_dir(run->x.container);
+    int rc = QT_OK;
+    for (size_t i = 0; rc == QT_OK && (name = qt_side_file(i)) != NULL; i++) {
+        char *path;
+        if (strcmp(name, "config.json") == 0)
+            continue;
+        rc = qt_side_file_find(&path, &why, dir, name, err);
+        if (rc == QT_OK && path)
+            rc = qt_output_copy(run->x.out, path, err);
+        qt_free(path);
+    }
+    return rc;
+}
+
+/* Settles everything that determines the output bytes. */
+static int identity_new(json_t **out, const struct qt_export *x, struct qt_err *err)
+{
+    static const char *const dtypes[] = {"auto", "float16", "bfloat16", "float32"};
+    char *path = NULL, *text = NULL;
+    size_t size;
+    int rc;
+    *out = NULL;
+    QT_TRY(qt_path_join(&path, qt_container_dir(x->container), "qtool.json", err));
+    QT_TRY(qt_file_read(&text, &size, path, (size_t)1 << 28, err));
+    *out = json_pack("{s:{s:s, s:s}, s:{s:o}, s:s, s:{s:s, s:b, s:I}}", "tool", "name", "qtool",
+                     "version", QT_VERSION, "container", "manifest_crc32",
+                     qt_crc_json(qt_crc32(0, text, size)), "format", x->format->name, "options",
+                     "dtype", dtypes[x->opt->dtype], "lossy", x->opt->lossy, "max_shard_bytes",
+                     (json_int_t)x->opt->max_shard_bytes);
+    if (!*out)
+        rc = no_memory(err);
+done:
+    qt_free(text);
+    qt_free(path);
+    return rc;
+}
+
+static json_t *rounded_json(const struct run *run)
+{
+    json_t *list = json_object();
+    for (size_t i = 0; i < run->x.count; i++) {
+        const struct qt_error *e = &run->error[i];
+        if (!run->x.matrix[i].rounded)
+            continue;
+        const double relative = e->sum_w2 > 0 ? sqrt(e->sum_e2 / e->sum_w2) : 0;
+        if (json_object_set_new(
+                list, run->x.matrix[i].entry->name,
+                json_pack("{s:f, s:f}", "relative", relative, "max_abs", e->max_abs)) < 0) {
+            json_decref(list);
+            return NULL;
+        }
+    }
+    return list;
+}
+
+static int record_new(json_t **out, const struct run *run, json_t *identity, struct qt_err *err)
+{
+    *out = json_pack("{s:s, s:O, s:I, s:o}", "format", run->x.format->name, "identity", identity,
+                     "bytes", (json_int_t)run->bytes, "rounded", rounded_json(run));
+    return *out ? QT_OK : no_memory(err);
+}
+
+static int open_output(struct run *run, const json_t *identity, struct qt_err *err)
+{
+    const struct qt_ckpt *ckpt = qt_container_ckpt(run->x.container);
+    const size_t files = qt_ckpt_file_count(ckpt);
+    const char **sources = NULL;
+    size_t size;
+    int rc = qt_array_new(&sources, files + 1, sizeof *sources, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < files; i++)
+        sources[i] = qt_ckpt_file(ckpt, i, &size);
+    const struct qt_writer_options opt = {
+        .force = run->x.opt->force, .sources = sources, .nsources = files};
+    rc = qt_output_open(&run->x.out, run->x.opt->out_dir, identity, &opt, err);
+    qt_free(sources);
+    return rc;
+}
+
+static int write_all(struct run *run, struct qt_err *err)
+{
+    struct qt_export *x = &run->x;
+    if (x->format->write)
+        return x->format->write(x, err);
+    int rc;
+    QT_TRY(write_shards(run, err));
+    QT_TRY(copy_side_files(run, err));
+    QT_TRY(qt_export_write_config(x, err));
+done:
+    return rc;
+}
+
+static void set_report(struct qt_export_report *out, const struct run *run)
+{
+    *out = (struct qt_export_report){
+        .matrices = run->x.count,
+        .copied = run->x.ncopied,
+        .bytes = run->bytes,
+    };
+    for (size_t i = 0; i < run->x.count; i++) {
+        const struct qt_error *e = &run->error[i];
+        if (!run->x.matrix[i].rounded)
+            continue;
+        out->rounded++;
+        out->worst = fmax(out->worst, e->sum_w2 > 0 ? sqrt(e->sum_e2 / e->sum_w2) : 0);
+    }
+}
+
+static void run_free(struct run *run)
+{
+    qt_output_close(run->x.out);
+    json_decref(run->x.config);
+    qt_free(run->x.matrix);
+    qt_free(run->x.copied);
+    qt_free(run->items);
+    qt_free(run->tensors);
+    qt_free(run->specs);
+    qt_free(run->error);
+}
+
+int qt_export(struct qt_export_report *report, const struct qt_container *c,
+              const struct qt_export_options *opt, struct qt_err *err)
+{
+    struct run run = {.x = {.container = c, .opt = opt, .format = opt->format}};
+    json_t *identity = NULL, *record = NULL;
+    int rc;
+    *report = (struct qt_export_report){0};
+    QT_TRY(plan(&run, err));
+    if (!opt->dry_run) {
+        QT_TRY(identity_new(&identity, &run.x, err));
+        QT_TRY(open_output(&run, identity, err));
+        QT_TRY(write_all(&run, err));
+        QT_TRY(record_new(&record, &run, identity, err));
+        QT_TRY(qt_output_finish(run.x.out, record, err));
+    }
+    set_report(report, &run);
+done:
+    if (rc < 0 && run.x.out)
+        qt_output_discard(run.x.out);
+    json_decref(identity);
+    json_decref(record);
+    run_free(&run);
+    return rc;
+}

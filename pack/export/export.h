@@ -1,0 +1,141 @@
+/*
+ * Exports (private to pack/): a container written in a format that runtimes load.
+ *
+ *     export.c              the driver: plan, refusals, tensors, side files
+ *     formats.c             the table of formats
+ *     bits.h                dense bit strings, as several formats pack codes
+ *     config.c              config.json of the export
+ *     NAME.c                one format each
+ *
+ * A format that keeps the names and files of the checkpoint (safetensors, config.json) describes and
+ * converts one matrix at a time: `describe` declares the tensors that take the place of the matrix,
+ * `convert` fills their data panel by panel. A format with a file layout of its own (gguf) has
+ * `plan` and `write` instead.
+ */
+#ifndef QT_PACK_EXPORT_EXPORT_H
+#define QT_PACK_EXPORT_EXPORT_H
+
+#include "pack/schemes/scheme.h"
+
+enum { QT_EXPORT_TENSORS = 6, QT_EXPORT_PANEL = 64 /* rows of a panel */ };
+
+/* A tensor that takes the place of a matrix, or of a part of it. */
+struct qt_export_tensor {
+    char name[QT_TENSOR_NAME_MAX + 64]; /* "model.layers.0.self_attn.q_proj.qweight" */
+    enum qt_dtype dtype;
+    int ndim;
+    size_t shape[QT_MAX_DIMS];
+    size_t bytes;
+    unsigned char *data; /* zeroed before the first panel */
+};
+
+/* A quantized matrix of the container. */
+struct qt_export_matrix {
+    const struct qt_entry *entry;
+    char module[QT_TENSOR_NAME_MAX]; /* the name without ".weight" */
+    const struct qt_spec *spec;
+    size_t n, k;
+    /* If the scheme has codes (qt_packed_code_info); bits = 0 if it has not. */
+    struct qt_code_info codes;
+    enum qt_dtype scale_dtype; /* that the export stores scales in: QT_F16, QT_BF16 or QT_F32 */
+    bool linear;               /* a linear weight of a decoder layer */
+    bool head, embedding;
+    bool rounded; /* the export decodes to other weights than the container */
+    size_t ntensors;
+    struct qt_export_tensor tensor[QT_EXPORT_TENSORS];
+};
+
+/* Rows [row0, row0 + rows) of a matrix in source order. row0 is a multiple of QT_EXPORT_PANEL; only
+ * the last panel has fewer rows. A thread converts one panel at a time, and the panels of a matrix
+ * are converted in any order. */
+struct qt_export_panel {
+    size_t row0, rows;
+    const uint8_t *code; /* [rows][k] */
+    const float *scale;  /* [rows][groups], 2^scale_exp2 included, rounded to scale_dtype */
+    const uint8_t *zero; /* [rows][groups] */
+    const float
+        *weight; /* [rows][k] as the container decodes them; if the format asks for weights */
+    /* If the matrix is rounded: [rows][k], where convert writes the weights that the runtime will
+     * decode. Otherwise NULL. Initialized with (value[code] - zero) * scale. */
+    float *decoded;
+};
+
+struct qt_export {
+    const struct qt_container *container;
+    const struct qt_export_options *opt;
+    const struct qt_export_format *format;
+    struct qt_export_matrix *matrix; /* in manifest order */
+    size_t count;
+    const struct qt_tensor **copied; /* in file order; not the container's own ("kv.layers...") */
+    size_t ncopied;
+    json_t *config; /* config.json of the container, without quantization_config; NULL: none */
+    struct qt_output *out;
+};
+
+struct qt_export_format {
+    const char *name;          /* that --format takes */
+    const char *help;          /* what it is, in a few words */
+    const char *runtimes;      /* "vLLM, transformers" */
+    bool weights;              /* convert reads panel->weight instead of codes: any scheme fits */
+    bool rounds;               /* always, by little: reported, but needs no --lossy */
+    bool embeddings;           /* the format can hold quantized embeddings */
+    enum qt_dtype scale_dtype; /* QT_F16: as --dtype says; QT_F32 */
+
+    /* How the format holds matrices of a scheme, whatever their shape. *why, a static string, says
+     * why not exactly: "the format has no codebooks". NULL: any scheme fits. */
+    enum qt_export_fit (*fit)(const char **why, const struct qt_spec *spec);
+    /* Declares the tensors of a matrix. QT_E_UNSUPPORTED with the reason if its shape does not
+     * fit; the caller adds the tensor's name. */
+    int (*describe)(struct qt_export_matrix *m, struct qt_err *err);
+    /* QT_E_UNSUPPORTED if the matrices do not go together; may be NULL. */
+    int (*check)(const struct qt_export *x, struct qt_err *err);
+    /* Fills the data of m->tensor[] for the rows of a panel; panel->row0 = 0 also fills what does
+     * not depend on rows. Runs on several threads; writes only what belongs to the rows. */
+    void (*convert)(const struct qt_export_matrix *m, const struct qt_export_panel *panel);
+    /* Value of quantization_config in config.json, a new reference; *out = NULL: none. */
+    int (*config)(json_t **out, const struct qt_export *x, struct qt_err *err);
+    const char *config_copy; /* another name in config.json for the same value, or NULL */
+    /* Writes further files; quantization is the value that config gave. May be NULL. */
+    int (*extra)(const struct qt_export *x, const json_t *quantization, struct qt_err *err);
+
+    /* Formats with a file layout of their own: refusals before any work, sizes; then the files. */
+    int (*plan)(struct qt_export *x, uint64_t *bytes, struct qt_err *err);
+    int (*write)(struct qt_export *x, struct qt_err *err);
+};
+
+extern const struct qt_export_format qt_export_dense, qt_export_compressed_tensors,
+    qt_export_humming, qt_export_gptq, qt_export_awq, qt_export_bnb, qt_export_mlx, qt_export_gguf;
+
+/* Appends a tensor NAME = module + suffix (".qweight") to m. */
+void qt_export_add(struct qt_export_matrix *m, const char *suffix, enum qt_dtype dtype, size_t rows,
+                   size_t cols);
+void qt_export_add_vector(struct qt_export_matrix *m, const char *suffix, enum qt_dtype dtype,
+                          size_t count);
+/* Stores values [first, first + count) of a tensor of dtype F16, BF16 or F32. */
+void qt_export_floats(const struct qt_export_tensor *t, size_t first, const float *values,
+                      size_t count);
+/* True if the spec is of this scheme ("int"). */
+bool qt_export_is(const struct qt_spec *spec, const char *scheme);
+/* Opens the packed form of a matrix, after comparing the CRCs of its sections; freed with
+ * qt_packed_free. */
+int qt_export_packed(struct qt_packed *out, const struct qt_export *x,
+                     const struct qt_export_matrix *m, struct qt_err *err);
+/* Reads a copied tensor, after comparing its CRC; freed with qt_blob_free. */
+int qt_export_read_copied(struct qt_blob *out, const struct qt_export *x, const struct qt_tensor *t,
+                          struct qt_err *err);
+/* config.c: writes config.json for the formats that have one. */
+int qt_export_write_config(struct qt_export *x, struct qt_err *err);
+/* Converts all panels of a matrix; m->tensor[].data are set. */
+int qt_export_panels(struct qt_error *error, const struct qt_export *x,
+                     const struct qt_export_matrix *m,
+                     void (*convert)(const struct qt_export_matrix *m,
+                                     const struct qt_export_panel *panel),
+                     struct qt_err *err);
+/* QT_E_UNSUPPORTED unless all matrices have the same bits, groups and kind of zero-points. instead:
+ * a format that can hold mixtures, for the message. */
+int qt_export_check_uniform(const struct qt_export *x, const char *instead, struct qt_err *err);
+/* *out: a list of the modules with matrices that are not quantized, "lm_head" among them even if it
+ * is tied to the embedding and not stored. A new reference. */
+int qt_export_left(json_t **out, const struct qt_export *x, struct qt_err *err);
+
+#endif

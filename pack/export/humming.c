@@ -1,0 +1,144 @@
+/*
+ * humming: minifloats and integers for the kernels of Humming, which vLLM and SGLang call. For a
+ * module M of N rows and K channels in groups of g:
+ *
+ *     M.weight        I32 [N][K b / 32]  codes along K, dense bit string
+ *     M.weight_scale  F16 [N][K / g]
+ *     M.zero_point    I32 [N b / 32][K / g]  codes along N; integers with zero-points
+ *
+ * The code of a minifloat has its sign in the highest bit; that of an integer is q + 2^(b-1).
+ */
+#include "pack/export/bits.h"
+#include "pack/export/export.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { WEIGHT, SCALE, ZERO, TYPE_TEXT = 24 };
+
+static bool is_float(const struct qt_spec *spec)
+{
+    return qt_export_is(spec, "fpx");
+}
+
+static enum qt_export_fit fit(const char **why, const struct qt_spec *spec)
+{
+    if (qt_export_is(spec, "int"))
+        return QT_EXPORT_EXACT;
+    *why = "it has minifloats and integers only; fp6 or int4 fit";
+    if (!is_float(spec))
+        return QT_EXPORT_NO;
+    const double bits = qt_spec_value(spec, "bits"), e = qt_spec_value(spec, "e");
+    *why = "it has at most 5 exponent bits";
+    if (e > 5)
+        return QT_EXPORT_NO;
+    *why = "the code of 480 is NaN in E4M3FN; fp8:max=448 fits";
+    return bits == 8 && e == 4 && qt_spec_value(spec, "max") != 448 ? QT_EXPORT_NO
+                                                                    : QT_EXPORT_EXACT;
+}
+
+static int describe(struct qt_export_matrix *m, struct qt_err *err)
+{
+    const size_t groups = m->codes.groups;
+    const unsigned bits = m->codes.bits;
+    if (m->k % m->codes.group != 0 || m->k % 32 != 0)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "%zu channels are no multiple of 32 and of the group", m->k);
+    qt_export_add(m, ".weight", QT_I32, m->n, qt_bits_words(m->k, bits));
+    qt_export_add(m, ".weight_scale", m->scale_dtype, m->n, groups);
+    if (m->codes.asymmetric)
+        qt_export_add(m, ".zero_point", QT_I32, qt_bits_words(m->n, bits), groups);
+    return QT_OK;
+}
+
+/* Codes of up to 7 bits have their sign last in the container. */
+static unsigned code_of(const struct qt_export_matrix *m, unsigned code)
+{
+    const unsigned bits = m->codes.bits;
+    return is_float(m->spec) && bits < 8 ? code >> 1 | (code & 1) << (bits - 1) : code;
+}
+
+static void convert(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
+{
+    const struct qt_code_info *c = &m->codes;
+    const size_t words = m->tensor[WEIGHT].shape[1];
+    for (size_t r = 0; r < panel->rows; r++) {
+        uint32_t *dst = (uint32_t *)(void *)m->tensor[WEIGHT].data + (panel->row0 + r) * words;
+        for (size_t k = 0; k < m->k; k++)
+            qt_bits_put(dst, 1, k, c->bits, code_of(m, panel->code[r * m->k + k]));
+    }
+    qt_export_floats(&m->tensor[SCALE], panel->row0 * c->groups, panel->scale,
+                     panel->rows * c->groups);
+    for (size_t r = 0; c->asymmetric && r < panel->rows; r++)
+        for (size_t g = 0; g < c->groups; g++)
+            qt_bits_put((uint32_t *)(void *)m->tensor[ZERO].data + g, c->groups, panel->row0 + r,
+                        c->bits, panel->zero[r * c->groups + g]);
+}
+
+/* ---- config.json ---------------------------------------------------------------------------- */
+
+/* The options of a matrix: "float6e3m2" or "uint4". */
+static json_t *options(const struct qt_export_matrix *m)
+{
+    const unsigned bits = m->codes.bits;
+    const bool rows = m->codes.groups == 1;
+    char type[TYPE_TEXT];
+    if (is_float(m->spec)) {
+        const unsigned e = (unsigned)qt_spec_value(m->spec, "e");
+        snprintf(type, sizeof type, "float%ue%um%u", bits, e, bits - 1 - e);
+    } else {
+        snprintf(type, sizeof type, "uint%u", bits);
+    }
+    return json_pack("{s:s, s:i, s:s, s:o*}", "b_dtype", type, "weight_scale_group_size",
+                     rows ? 0 : (int)m->codes.group, "weight_scale_type",
+                     rows ? "channel" : "group", "has_zero_point",
+                     m->codes.asymmetric ? json_true() : NULL);
+}
+
+/* A regular expression that matches the module from the start of the runtime's name. */
+static int add_override(json_t *dynamic, const struct qt_export_matrix *m, json_t *value)
+{
+    char key[2 * QT_TENSOR_NAME_MAX + 8], *to = key;
+    to += sprintf(to, "+:");
+    for (const char *c = m->module; *c; c++) {
+        if (*c == '.')
+            *to++ = '\\';
+        *to++ = *c;
+    }
+    strcpy(to, "$");
+    return json_object_set_new(dynamic, key, value);
+}
+
+static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
+{
+    json_t *left = NULL, *dynamic = json_object(), *base = options(&x->matrix[0]), *own = NULL;
+    bool failed = !dynamic || !base;
+    int rc = qt_export_left(&left, x, err);
+    for (size_t i = 1; rc == QT_OK && !failed && i < x->count; i++) {
+        own = options(&x->matrix[i]);
+        failed = !own || (!json_equal(own, base) &&
+                          add_override(dynamic, &x->matrix[i], json_incref(own)) < 0);
+        json_decref(own);
+    }
+    if (rc == QT_OK && !failed) {
+        *out = json_pack("{s:s, s:O}", "quant_method", "humming", "ignore", left);
+        failed = !*out || json_object_update(*out, base) < 0;
+        if (!failed && json_object_size(dynamic))
+            failed = json_object_set(*out, "dynamic", dynamic) < 0;
+    }
+    json_decref(left);
+    json_decref(dynamic);
+    json_decref(base);
+    return rc < 0 ? rc : failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory") : QT_OK;
+}
+
+const struct qt_export_format qt_export_humming = {
+    .name = "humming",
+    .help = "minifloats of up to 8 bits, integers",
+    .runtimes = "vLLM 0.33 and later, SGLang",
+    .scale_dtype = QT_F16,
+    .fit = fit,
+    .describe = describe,
+    .convert = convert,
+    .config = config,
+};
