@@ -4,7 +4,8 @@
  * dequantization). The API is plain C and self-contained: neither this header nor the library needs
  * another part of qtool.
  *
- *     qtool_matmul_plan(&plan, &weight, m, &options)      once per matrix shape and m; may be slow
+ *     qtool_matmul_plan(&plan, &weight, m, &options)      once per matrix shape and m: host work,
+ *         and seconds where the driver must first compile a kernel
  *     qtool_matmul_run(&plan, &weight, y, x, workspace, stream)           as often as needed
  *
  * A weight is described by the device addresses of its sections, which have the byte layout of a
@@ -68,29 +69,33 @@ enum qtool_matmul_kind {
 
 enum qtool_dtype { QTOOL_F16, QTOOL_BF16 };
 
-/* Bytes of a MIX24 unit in one strip of 16 rows. A unit is 128 packed columns of groups of one bit
- * width. */
+/* Bytes of a MIX24 record: one unit in one strip of 16 rows. A unit is 128 packed columns of groups
+ * of one bit width. */
 enum {
     QTOOL_MATMUL_MIX24_TWO = 624,  /* 2-bit groups */
     QTOOL_MATMUL_MIX24_FOUR = 1168 /* 4-bit groups */
 };
 
 /*
- * Sections of a MIX24 weight (formats/layouts/layout_mix24.h). Outliers are a CSR matrix. Their column
- * indices are packed columns, ascending within a row, and all lie in 2-bit groups. The code at an
- * outlier's place decodes to 0, so kernels may either add or substitute the outlier.
+ * Sections of a MIX24 weight (formats/layouts/layout_mix24.h). Outliers are a CSR matrix in panels
+ * of 65536 packed columns. A column index is the packed column minus the first column of its panel.
+ * Indices ascend within each row of a panel. All outliers lie in 2-bit groups. The code at an
+ * outlier's position dequantizes to 0, so kernels may either add or substitute the outlier.
  */
 struct qtool_matmul_mix24 {
     size_t twos, fours;  /* number of units of 2-bit and of 4-bit groups */
-    const void *stream;  /* U8 [n/16][TWO * twos + FOUR * fours], 16-byte aligned */
-    const void *perm;    /* U16 [8 * (twos + fours)]: the group of 16 channels that each group of 16
-                            packed columns holds, 0xffff for padding; 4-byte aligned */
-    const void *csr_ptr; /* U32 [panels of 65536 columns][csr_rows + 1], 4-byte aligned; NULL if
-                            there are no outliers */
+    const void *stream;  /* U8 [ceil(n/16)][QTOOL_MATMUL_MIX24_TWO * twos +
+                            QTOOL_MATMUL_MIX24_FOUR * fours]: the records of each strip, in the
+                            order of units (layout_mix24.h); 16-byte aligned */
+    const void *perm;    /* U16 [8 * (twos + fours)], 4-byte aligned. perm[j] = i: packed columns
+                            16 j to 16 j + 15 hold channels 16 i to 16 i + 15; 0xffff: padding */
+    const void *csr_ptr; /* U32 [ceil((twos + fours) / 512)][csr_rows + 1]: the row pointers of each
+                            panel; 4-byte aligned; NULL: no outliers. In a slice it points to row n0
+                            of the whole matrix */
     const void *csr_col; /* U16 [outliers], 16-byte aligned, readable to a multiple of 16 bytes */
     const void *csr_val; /* F16 [outliers], with the same alignment and padding */
-    size_t csr_rows;     /* rows of csr_ptr: those of the whole matrix if this is a slice; 0: n */
-    size_t outliers;     /* entries of csr_col and csr_val: used for planning and prefetching */
+    size_t csr_rows;     /* rows of the whole matrix, in a slice as well; 0: n */
+    size_t outliers;     /* elements of csr_col: used for planning and prefetching */
 };
 
 /*
@@ -102,30 +107,32 @@ struct qtool_matmul_weight {
     enum qtool_matmul_kind kind;
     unsigned bits;     /* LUT 2..4, FPX 3..8, INT 4 or 8 */
     unsigned exp_bits; /* FPX: exponent bits, 1..5 */
-    size_t n, k;       /* without padding */
+    size_t n, k;       /* without padding: 1..2^26; MIX24: k 1..1048544 */
     size_t group;      /* channels per scale: 32, 64, 128, 256; 0 (always for FPX): one scale per
                           row */
-    int scale_exp2;    /* scale = stored scale * 2^scale_exp2 */
-    /* Bit planes, from the top bits down. A plane of p bits is U32 [n/16][pitch_blocks][32][p],
-     * 16-byte aligned; n/16 is rounded up here and below. 8-bit codes have two planes of p = 4.
-     * Unused planes are ignored. */
+    int scale_exp2;    /* scale = stored scale * 2^scale_exp2; -100..100 */
+    /* Bit planes, from the top bits of a code down: 4, 2 and 1 bits (7 = 4 + 2 + 1, 6 = 4 + 2,
+     * 5 = 4 + 1, 3 = 2 + 1); codes of 8 bits have two planes of 4. A plane of p bits is
+     * U32 [ceil(n/16)][pitch_blocks][32 lanes][p]; its address is a multiple of 16 bytes. Unused
+     * planes are ignored. */
     const void *plane[3];
-    const void *scale; /* F16 [n/16][pitch_groups][16], 16-byte aligned */
+    const void *scale; /* F16 [ceil(n/16)][pitch_groups][16], 16-byte aligned */
     /* LUT: F16 [2^bits], 2-byte aligned. With groups, table[code] * scale must be within the range
-     * of FP16 (qtool's containers have |table| <= 1). If plan->rounded is not 0, products in the
-     * subnormal range of FP16 lose bits. */
+     * of FP16 (qtool's containers have |table| <= 1). If plan->rounded is not 0, values of
+     * table[code] * scale in the subnormal range of FP16 lose bits. */
     const void *table;
-    /* INT: zero-points, U8 [n/16][pitch_groups][2 * bits], 8-byte aligned; NULL: all zero-points
-     * are 2^(bits-1). Plans that round weights need stored scales of at most 2^15. On compute
-     * capability 9.0 the planner chooses faster kernels if the section is 16-byte aligned and
-     * pitch_groups * 2 * bits is a multiple of 16. The plan then refuses weights for which this is
-     * not so. */
+    /* INT: zero-points, U8 [ceil(n/16)][pitch_groups][2 * bits], 8-byte aligned; NULL: all
+     * zero-points are 2^(bits-1). If plan->rounded is not 0, stored scales must be at most 2^15;
+     * this is not checked. On compute capability 9.0 the planner chooses faster kernels if the
+     * section is 16-byte aligned and pitch_groups * 2 * bits is a multiple of 16. run then returns
+     * QTOOL_UNSUPPORTED for weights whose zero-points are not aligned in this way. */
     const void *zero;
     /* Distance from one strip of 16 rows to the next: in fragment blocks of 64 columns (planes),
-     * and in groups (scale, zero). 0: as many as k has. A slice along k keeps the distances of the
-     * whole matrix. */
+     * and in groups (scale, zero). 0: ceil(k / 64) fragment blocks, ceil(k / group) groups. A slice
+     * along k keeps the distances of the whole matrix. */
     size_t pitch_blocks, pitch_groups;
-    /* MIX24 uses these, kind, n, k and scale_exp2, and no other fields. */
+    /* Used only if kind is QTOOL_MATMUL_MIX24, which ignores all other fields except kind, n, k and
+     * scale_exp2. */
     struct qtool_matmul_mix24 mix24;
 };
 
@@ -158,17 +165,17 @@ struct qtool_matmul_options {
      * kernel before it may not have finished either, and so on. None of these kernels may write
      * weights. The paths MMA_TILE, DENSE and STREAM ignore this option. */
     int dependent_launch;
-    /* Not 0: a row of Y does not depend on m, bit for bit, on one GPU model. The plan then divides
-     * k in the same way for every m, which is slower for some m. */
+    /* Not 0: every row of Y has the same bits for every m (on another GPU model they may differ).
+     * The plan then divides k in the same way for every m, which is slower for some m. */
     int batch_invariant;
     /* If not NULL, the plan may use the path DENSE where that is faster (large m). DENSE rounds
-     * weights to `dtype`. It is available for FP16 only if scale_exp2 is 0 (MIX24: 0 or more);
-     * weights above 65504 then become infinity. */
+     * weights to `dtype`. With FP16, DENSE needs scale_exp2 = 0 (MIX24: 0 or more), and weights
+     * above 65504 become infinity. */
     qtool_matmul_dense_fn *dense;
     void *dense_context;
-    /* For tests: 80, 86, 89 or 90 plans with the kernels and the shared memory of that compute
-     * capability on a newer device. The driver may have to compile these kernels first. 0: use the
-     * device's own. MIX24 supports only 0. */
+    /* For tests: with 80, 86, 89 or 90 the planner uses the kernels and the shared-memory size of
+     * that compute capability on a newer device. The driver may have to compile these kernels
+     * first. 0: the device's own. MIX24 supports only 0. */
     int compute;
 };
 
@@ -183,11 +190,12 @@ enum qtool_matmul_path {
     QTOOL_MATMUL_RING,     /* MIX24, one pass over the weights for every 32 tokens */
 };
 
-/* How the tile kernel distributes output tiles. qtool bench prints the numbers. */
+/* How the tile kernel distributes output tiles. qtool bench prints the value as x1 to x4. */
 enum qtool_tile_schedule {
     QTOOL_TILE_WHOLE = 1, /* one thread block computes a tile (data-parallel) */
-    QTOOL_TILE_STREAM_K,  /* thread blocks take equal shares of the k ranges of the first tiles and
-                             whole tiles after that (as two-tile Stream-K, arXiv 2301.03598) */
+    QTOOL_TILE_STREAM_K,  /* thread blocks take equal shares of the k ranges of the first tiles (of
+                             all tiles, if there are fewer than two per thread block), then whole
+                             tiles (as two-tile Stream-K, arXiv 2301.03598) */
     QTOOL_TILE_CLUSTER_2, /* split-K: a cluster of 2 thread blocks computes a tile */
     QTOOL_TILE_CLUSTER_4, /* split-K: a cluster of 4 thread blocks computes a tile */
 };
@@ -209,12 +217,14 @@ struct qtool_skinny_config {
     int warps;       /* consumer warps per thread block, at most 16; a multiple of warps_k */
     int warps_k;     /* warps along k: a power of two, at least 2 */
     int strips_cta;  /* per thread block. A thread block computes them in
-                        ceil(strips_cta * warps_k / (strips * warps)) row tiles of equal size */
+                        ceil(strips_cta * warps_k / (strips * warps)) passes over k, each with the
+                        same number of strips */
     int depth;       /* pipeline stages: 2..16, a multiple of warps_k / 2 */
 };
 
 struct qtool_tile_config {
-    int token_tiles; /* per output tile: 2 to 32; few combinations with warps exist */
+    int token_tiles; /* per output tile: 2 to 32. Few combinations with warps are compiled; for the
+                        others qtool_matmul_plan_check returns QTOOL_UNSUPPORTED */
     int warps;       /* consumer warps, one strip each: 8, 12 or 16 */
     enum qtool_tile_schedule schedule;
 };
@@ -273,24 +283,26 @@ struct qtool_matmul_plan {
     struct qtool_matmul_config config;
     size_t workspace_bytes; /* that run needs; may be 0 */
     /* Not 0: weights are rounded before the product. DENSE rounds them to options.dtype, as
-     * qtool_matmul_dequantize does. TILE rounds weight / 2^(scale_exp2 + rounded_exp2) to FP16:
-     * with groups of 32 channels always, with larger groups in some kernels. */
+     * qtool_matmul_dequantize does. TILE rounds weight / 2^(scale_exp2 + rounded_exp2) to FP16. It
+     * always does so for groups of 32 channels, and in some kernels for larger groups. */
     int rounded, rounded_exp2;
     char reason[160]; /* error message when the status is not QTOOL_OK, else "" */
     QTOOL_KERNELS_OPAQUE(160) internal;
 };
 
 /*
- * Workspace: 256-byte aligned device memory of plan->workspace_bytes. The caller must zero its
- * first QTOOL_WORKSPACE_ZEROED bytes before the first use; every run leaves them zero. One
- * workspace of the largest workspace_bytes can serve all runs in a stream, also those of the other
- * headers. Runs that may overlap in time need separate workspaces.
+ * Workspace: 256-byte aligned device memory of plan->workspace_bytes, which is 0 or at least
+ * QTOOL_WORKSPACE_ZEROED. The caller must zero the first QTOOL_WORKSPACE_ZEROED bytes before the
+ * first use; every run leaves them zero. One workspace of the largest workspace_bytes can serve all
+ * runs in a stream, also those of the other headers. Runs that may overlap in time need separate
+ * workspaces.
  */
 enum { QTOOL_WORKSPACE_ZEROED = 2 << 20 };
 
-/* Chooses a kernel for m tokens, 1..2^24, and the weight's shape and alignment. The plan can run
- * with any weight of the same kind, format (bits, exp_bits, group, zero NULL or not) and shape. If
- * the status is not QTOOL_OK, out->reason says why and run refuses the plan. */
+/* Chooses a kernel for m tokens (1 to 2^24) and for the shape and alignment of the weight. The plan
+ * can run with any weight of the same kind, format (bits, exp_bits, group, zero NULL or not), shape
+ * and alignment of zero-points. If the status is not QTOOL_OK, out->reason says why and run refuses
+ * the plan. */
 int qtool_matmul_plan(struct qtool_matmul_plan *out, const struct qtool_matmul_weight *w, size_t m,
                       const struct qtool_matmul_options *opt);
 /* Validates a changed plan->config and updates the rest of the plan, also workspace_bytes. Must be

@@ -20,11 +20,14 @@ extern "C" {
 #endif
 
 enum qtool_kv_format {
-    QTOOL_KV_INT4, /* codes 0..15 with scales and minima */
+    QTOOL_KV_INT4, /* codes 0..15, FP16 scales and minima */
     QTOOL_KV_F16,  /* unquantized, for comparison */
 };
 
-enum { QTOOL_KV_GROUP = 64 }; /* INT4: tokens whose keys share scales and minima */
+/* INT4: tokens of a KV group. KV group g of a sequence is the tokens 64 g to 64 g + 63, without
+ * token 0; the last one may be partial. For each head and channel its keys share a scale and a
+ * minimum. */
+enum { QTOOL_KV_GROUP = 64 };
 
 /*
  * A cache in device memory. A page holds page_tokens tokens of every KV head. Paged: token i of
@@ -33,51 +36,56 @@ enum { QTOOL_KV_GROUP = 64 }; /* INT4: tokens whose keys share scales and minima
  *
  * INT4 dequantizes channel d of a token and head to
  *
- *     key[d]   = key_code[d] * k_param[0][d] + k_param[1][d]     k_param: of the token's group
+ *     key[d]   = key_code[d] * k_param[0][d] + k_param[1][d]     k_param: of the token's KV group
  *     value[d] = value_code[d] * scale + minimum
  *
- * but for the keys of token 0 of a sequence: they are unlike all others in most models, so k_first
- * holds them exactly, and their codes are not used.
+ * The keys of token 0 of a sequence are an exception: k_first holds them in FP16, and their codes
+ * are not used. In most models they differ strongly from all other keys.
  *
- * Of eight value codes in a 32-bit word, channel c is in the 4 bits from 4 c on; of eight key
- * codes, channel 2 i + h is in the 4 bits from 4 i + 16 h on.
+ * A 32-bit word holds the codes of eight adjacent channels. In words of values, the c-th of them
+ * (c = 0..7) is in bits 4 c to 4 c + 3. In words of keys, number 2 i + h (i = 0..3, h = 0, 1) is in
+ * bits 4 i + 16 h to 4 i + 16 h + 3. Bit 0 is the least significant.
  */
 struct qtool_kv_cache {
     enum qtool_kv_format format;
     size_t heads;       /* KV heads */
     size_t head_dim;    /* 64 or 128 */
     size_t page_tokens; /* a multiple of 64 (INT4) or 16 (F16); with a table also a power of two */
-    const int *table;
-    size_t table_pitch; /* with several sequences at least ceil(max_length / page_tokens) */
-    /* [pages][heads][page_tokens][head_dim] codes or F16; fewer than 2^32 rows of head_dim. All
-     * arrays are 16-byte aligned. */
+    const int *table;   /* device, or NULL */
+    size_t table_pitch; /* entries of `table` per sequence; with more than one sequence at least
+                           ceil(options.max_length / page_tokens) */
+    /* INT4: U32 [pages][heads][page_tokens][head_dim / 8]; F16: F16 [pages][heads][page_tokens]
+     * [head_dim]. pages * heads * page_tokens must be below 2^32. The caller owns all arrays; k, v,
+     * k_param, v_param, k_first and k_tail are 16-byte aligned. */
     void *k, *v;
     void *k_param; /* INT4: F16 [pages][heads][page_tokens / 64][2][head_dim], scales and minima */
     void *v_param; /* INT4: F16 [pages][heads][page_tokens][2], scale and minimum */
-    void *k_first; /* INT4: F16 [sequences][heads][head_dim] */
-    /* INT4: F16 [sequences][heads][64][head_dim], the exact keys of each sequence's last group.
-     * Attention does not read it. */
+    void *k_first; /* INT4: F16 [sequences][heads][head_dim], the keys of token 0 */
+    /* INT4: F16 [sequences][heads][64][head_dim], the keys of each sequence's last KV group, which
+     * append reads to quantize that group again. Attention does not read it. `sequences`, here and
+     * in k_first, is the largest sequence number + 1. */
     void *k_tail;
 };
 
 /*
  * Enqueues the quantization of `tokens` new tokens, k (16-byte aligned) and v
- * [tokens][heads][head_dim] of `dtype`.
- * Token i is written as token number position[i] of sequence sequence[i]. All arrays are in device
- * memory. The tokens of a sequence must follow each other in the arrays, with consecutive
- * positions. The first of them is the sequence's length, or less, down to the start of its last
- * group, to replace tokens.
+ * [tokens][heads][head_dim] of `dtype`. Token i is written as token number position[i] of sequence
+ * sequence[i]. All arrays are in device memory. The tokens of a sequence must follow each other in
+ * the arrays, with consecutive positions. If L is the current length of a sequence, its first new
+ * position is L, or, to replace tokens, any position from the start of its last KV group,
+ * 64 * floor((L - 1) / 64), to L - 1.
  *
- * INT4 computes, over the channels of a token and head for values, and over the tokens present of a
- * group, but token 0, for each head and channel of keys, in FP32:
+ * INT4 computes the following in FP32. Values have one scale and minimum per token and head, over
+ * the head_dim channels. Keys have one scale and minimum per head, channel and KV group, over the
+ * tokens of the group that are in the cache.
  *
  *     minimum = F16(min over x)
  *     scale   = F16((max over x - min over x) / 15), or 1 if that is 0
  *     code    = clamp(rint((x - minimum) * (1 / scale)), 0, 15)
  *
- * where x is clamped to the range of FP16, and keys are rounded to FP16 first. rint rounds ties to
- * even. All keys of a group that gets a token are quantized again, the earlier ones from k_tail. The
- * F16 format stores k and v clamped to the range of FP16.
+ * where x is the input, clamped to the range of FP16; keys are then also rounded to FP16. rint
+ * rounds ties to even. When tokens are added to a KV group, all its keys are quantized again; those
+ * of earlier calls come from k_tail. The F16 format stores k and v clamped to the range of FP16.
  *
  * Sequence, position and page numbers are not checked. Returns QTOOL_UNSUPPORTED if a pointer is
  * NULL or the cache or dtype is invalid; 0 tokens are valid.
@@ -93,26 +101,27 @@ struct qtool_kv_options {
     float scale;            /* factor of the scores, positive; usually 1 / sqrt(head_dim) */
     enum qtool_dtype dtype; /* of q and out */
     int device;             /* CUDA device ordinal; must be the current device */
-    /* Not 0: use programmatic dependent launch (PDL). Attention may start to read the cache before
-     * the preceding kernel in the stream has finished, and before kernels that allowed PDL to that
-     * kernel (qtool_kv_append does) have finished. Those kernels may write q and the last group of
-     * each sequence (F16: the last token), but no other tokens, lengths or tables. */
+    /* Not 0: use programmatic dependent launch (PDL). Attention may start to read the cache while
+     * the preceding kernel in the stream still runs. If that kernel was itself launched with PDL
+     * and its predecessor triggers early (as the kernel of qtool_kv_append does), that predecessor
+     * may still run, too, and so on. These kernels may write q and the last KV group of each
+     * sequence (F16: the last token), but no other tokens, lengths or tables. */
     int dependent_launch;
 };
 
 /* Result of planning; read-only for callers. */
 struct qtool_kv_plan {
     struct qtool_kv_options options;
-    size_t split_tokens;    /* tokens of a sequence per thread block (split-K); a multiple of 128 */
+    size_t split_tokens;    /* split-KV: tokens of a sequence per thread block; a multiple of 128 */
     size_t splits;          /* ceil(max_length / split_tokens); 0 if the plan was refused */
     size_t workspace_bytes; /* that run needs; never 0 */
     char reason[160];       /* error message when the status is not QTOOL_OK, else "" */
     QTOOL_KERNELS_OPAQUE(64) internal;
 };
 
-/* Plans attention over caches of the format, heads and head_dim of `cache`. split_tokens: 0 lets
- * the planner choose. If the status is not QTOOL_OK, out->reason says why and run refuses the plan.
- * */
+/* Plans attention over caches of the format, heads and head_dim of `cache`. split_tokens: 0 (the
+ * planner chooses), or a multiple of 128, at most 2^30, that gives at most 256 splits. If the
+ * status is not QTOOL_OK, out->reason says why and run refuses the plan. */
 int qtool_kv_attention_plan(struct qtool_kv_plan *out, const struct qtool_kv_cache *cache,
                             const struct qtool_kv_options *opt, size_t split_tokens);
 
@@ -122,11 +131,11 @@ int qtool_kv_attention_plan(struct qtool_kv_plan *out, const struct qtool_kv_cac
  *     out[b][h] = sum over i < length[b] of p[i] * value[i]
  *     p         = softmax over i < length[b] of (options.scale * dot(q[b][h], key[i]))
  *
- * where key and value are those of sequence b and KV head h * cache heads / query heads. q and out
- * are [batch][heads][head_dim] of options.dtype, 16-byte aligned. length [batch] is in device
- * memory; a length above max_length is cut to max_length, and a length of 0 gives zeros. Returns
- * QTOOL_UNSUPPORTED, and enqueues nothing, if an address is misaligned or NULL or the cache does
- * not match the plan.
+ * where key and value belong to sequence b and KV head floor(h * cache->heads / options.heads). q
+ * and out are [batch][heads][head_dim] of options.dtype, 16-byte aligned. length [batch] is in
+ * device memory; a length above max_length is cut to max_length, and a length of 0 gives zeros.
+ * Returns QTOOL_UNSUPPORTED, and enqueues nothing, if an address is misaligned or NULL or the cache
+ * does not match the plan.
  */
 int qtool_kv_attention_run(const struct qtool_kv_plan *plan, const struct qtool_kv_cache *cache,
                            void *out, const void *q, const int *length, void *workspace,

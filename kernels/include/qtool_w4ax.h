@@ -4,7 +4,7 @@
  * libqtool_kernels. Status codes and the workspace rules are those of qtool_kernels.h.
  *
  * Channels are permuted and divided into channel blocks of 128. The activations of a channel block
- * have 4 or 8 bits. Per linear layer, or per group of layers that share an input:
+ * have 4 or 8 bits. For each linear input (the activations that q/k/v, or gate/up, share):
  *
  *     qtool_w4ax_blocks(words, bits, ...)                  once: the block words of the kernels
  *     qtool_w4ax_quantize(&acts, &input, &norm, x, ...)    norm + gather + quantize, one launch
@@ -13,12 +13,12 @@
  *
  * quantize and run only enqueue kernels. Integer sums are exact; results are bitwise reproducible.
  *
- * Scale granularities, with weight codes w, activation codes x, and dot(b) = the sum of w * x over
+ * Scale granularities, with weight codes w, activation codes c, and dot(b) = the sum of w * c over
  * the channels of channel block b:
  *
  *   BLOCK  y = sum over b of scale_w[row][b] * scale_x[token][b] * dot(b)
  *   INT    y = scale_w[row] * scale_x[token] * sum over b of int_w[row][b] * dot(b)
- *          (x already contains the integer factor of its channel block, see qtool_w4ax_quantize)
+ *          (c already contains the integer factor of its channel block, see qtool_w4ax_quantize)
  *   ROW    y = scale_w[row] * scale_x[token] * sum over b of dot(b)
  */
 #ifndef QTOOL_W4AX_H
@@ -51,12 +51,17 @@ enum qtool_w4ax_scales { QTOOL_W4AX_BLOCK, QTOOL_W4AX_INT, QTOOL_W4AX_ROW };
  */
 
 /*
- * A block word describes a channel block to the quantizer and the kernels. It is 2 * s plus these
- * flags, where 64 * s is the sum of the row sizes, in bytes, of the channel blocks before it. Its
- * rows therefore start m * 64 * s bytes after the start of the codes of m tokens.
+ * A block word describes a channel block to the quantizer and the kernels. It is 2 * s plus flags.
+ * s is the offset of the channel block in units of 64 bytes per token: with m tokens, the rows of
+ * the channel block start 64 * s * m bytes after `codes`.
+ *
+ *   flags                      codes    rows
+ *   none                       4 bits    64 bytes (packed)
+ *   WIDE_ROWS, NARROW_VALUES   4 bits   128 bytes
+ *   WIDE_ROWS                  8 bits   128 bytes
  */
-enum { QTOOL_W4AX_WIDE_ROWS = 1 };           /* rows of 128 bytes */
-#define QTOOL_W4AX_NARROW_VALUES 0x80000000u /* rows of 128 bytes with 4-bit codes */
+enum { QTOOL_W4AX_WIDE_ROWS = 1 };
+#define QTOOL_W4AX_NARROW_VALUES 0x80000000u
 
 /*
  * Writes the block words of channel blocks with bits[i] = 4 or 8, i < count, to host memory
@@ -69,7 +74,8 @@ size_t qtool_w4ax_blocks(uint32_t *words, const uint8_t *bits, size_t count, int
 /* Quantized activations in device memory, allocated by the caller. */
 struct qtool_w4ax_acts {
     void *codes;  /* m * bytes per token (qtool_w4ax_blocks), 128-byte aligned */
-    float *scale; /* BLOCK: [ceil(k/128)][m rounded up to 4]; INT, ROW: [m]; 16-byte aligned */
+    float *scale; /* BLOCK: [ceil(k/128)][m rounded up to a multiple of 4]; INT, ROW: [m]; 16-byte
+                     aligned */
     int *sum;     /* INT: [m], the sum of each token's stored bytes; else unused */
 };
 
@@ -80,8 +86,8 @@ struct qtool_w4ax_input {
     const uint32_t *blocks; /* device, [ceil(k/128)]: block words */
     const uint32_t *perm;   /* device, [k], 16-byte aligned: perm[i] is the input channel of
                                position i; NULL: the identity */
-    float clip4, clip8;     /* fraction of the largest magnitude that is representable, above 0;
-                               1: no clipping */
+    float clip4, clip8;     /* the largest representable magnitude, as a fraction of the largest
+                               magnitude of the channel block or token; above 0; 1: no clipping */
     int packed;             /* as passed to qtool_w4ax_blocks; BLOCK only */
     /* Not 0: use programmatic dependent launch, as in struct qtool_matmul_options. perm, blocks and
      * the norm's weight and bias may then be read before the preceding kernel has finished. */
@@ -122,8 +128,8 @@ struct qtool_w4ax_norm {
  *
  * The product v * (1 / s) is exact before rint, and rint rounds ties to even. With an RMS norm, v
  * is x * weight, without the factor 1 / rms of the token. The codes and the comparison with 2^-120
- * do not depend on that factor. The stored scale is multiplied by it, except a stored scale of 1
- * for s or u of 0.
+ * do not depend on that factor. The stored scale is multiplied by it, except where the stored scale
+ * is 1 (BLOCK: s < 2^-120; INT, ROW: u = 0).
  *
  * The kernel keeps a row of 2 * k bytes in shared memory, unless scales is BLOCK and there is
  * neither a permutation nor a layer norm. Returns QTOOL_UNSUPPORTED if the row does not fit (k
@@ -136,21 +142,22 @@ int qtool_w4ax_quantize(const struct qtool_w4ax_acts *out, const struct qtool_w4
 /* ---- products ------------------------------------------------------------------------------- */
 
 /*
- * W[n][k] with codes -8..7, in the order "frag16x64/byte" of formats/layouts/layout_frag8.h, padded to
- * 16 rows and 128 columns. Scales are in the slot order of formats/layouts/layout_frag.h.
+ * W[n][k] with codes -8..7, in the order "frag16x64/byte" of formats/layouts/layout_frag8.h, padded
+ * to 16 rows and 128 columns. The scales of the 16 rows of a strip are stored in the order of rows
+ * 0 8 1 9 2 10 ... 7 15: row r is at position 2 * (r % 8) + r / 8.
  */
 struct qtool_w4ax_weight {
     enum qtool_w4ax_scales scales;
     size_t n, k;       /* without padding */
-    const void *plane; /* U32 [n/16][2 * ceil(k/128)][32][4], 16-byte aligned */
-    /* [n/16][ceil(k/128)][16], 16-byte aligned. BLOCK: F16, scale_w; INT: U8 0..16, int_w; ROW:
-     * unused. */
+    const void *plane; /* U32 [ceil(n/16)][2 * ceil(k/128)][32 lanes][4], 16-byte aligned */
+    /* [ceil(n/16)][ceil(k/128)][16], 16-byte aligned. BLOCK: F16, scale_w; INT: U8 0..16, int_w;
+     * ROW: unused. */
     const void *scale;
-    const void *row_scale;  /* INT, ROW: F16 [n/16][16], scale_w, 4-byte aligned */
+    const void *row_scale;  /* INT, ROW: F16 [ceil(n/16)][16], scale_w, 4-byte aligned */
     int scale_exp2;         /* scale_w = stored F16 scale * 2^scale_exp2 */
     const uint32_t *blocks; /* device: block words of the layer's input */
     size_t pitch_blocks;    /* fragment blocks of 64 columns from one strip of 16 rows to the next;
-                               0: as many as k has */
+                               0: 2 * ceil(k/128) */
 };
 
 /* The kernels. Each has its own member in the union of struct qtool_w4ax_config. */
@@ -177,8 +184,8 @@ struct qtool_w4ax_stream_config {
     int tokens;    /* per pass: 8, 16 or 32 */
     int strips;    /* of 16 rows, per thread block at a time: 2 or 4 */
     int warps;     /* per thread block: 4 or 8 */
-    int cta_units; /* units per thread block (Stream-K). A unit is one channel block of one row
-                      group of `strips` strips */
+    int cta_units; /* work units per thread block (Stream-K). A work unit is one channel block of
+                      `strips` strips */
 };
 
 /* A kernel and its parameters. qtool_w4ax_plan chooses them. A tuner may change them and call
@@ -211,10 +218,11 @@ int qtool_w4ax_plan(struct qtool_w4ax_plan *out, const struct qtool_w4ax_weight 
  * called between a change of config and run. Returns a status as qtool_w4ax_plan does. */
 int qtool_w4ax_plan_check(struct qtool_w4ax_plan *plan);
 
-/* Enqueues y[m][n] = the product, of options.output, contiguous and row-major. y is 2-byte aligned
- * (F32: 4-byte; 16 bytes are fastest). acts must hold plan->m tokens, quantized with the same
- * scales and block words as the weight has; this is not checked. Returns QTOOL_UNSUPPORTED, and
- * enqueues nothing, if an address is misaligned or NULL or the weight does not match the plan. */
+/* Enqueues the product into y[m][n], contiguous, row-major, of type options.output. y is 2-byte
+ * aligned (F32: 4-byte; 16 bytes are fastest). acts must hold plan->m tokens, quantized with the
+ * same scales and block words as the weight has; this is not checked. Returns QTOOL_UNSUPPORTED,
+ * and enqueues nothing, if an address is misaligned or NULL or the weight does not match the
+ * plan. */
 int qtool_w4ax_run(const struct qtool_w4ax_plan *plan, const struct qtool_w4ax_weight *w,
                    const struct qtool_w4ax_acts *acts, void *y, void *workspace, void *stream);
 
