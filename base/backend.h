@@ -1,7 +1,8 @@
 /*
  * The interface to compute backends: a table of functions for forward passes, gradients and
- * calibration. Drivers are written once and run on the CPU (OpenBLAS + OpenMP) or a GPU (cuBLAS +
- * kernels). kernels/ implements the backends; callers do not need to know which one they hold.
+ * calibration. Code that runs models is written once, against this table, and runs on the CPU
+ * (OpenBLAS + OpenMP) or a GPU (cuBLAS + kernels). kernels/ implements the backends; callers do not
+ * need to know which one they hold.
  *
  * Unless stated otherwise, tensors are FP32, row-major, and in backend memory (`alloc`). `m` is the
  * number of tokens. Sequences of equal length are stacked: token i is position i % seqlen of
@@ -29,16 +30,17 @@ enum qt_act_kind { QT_ACT_SILU, QT_ACT_GELU_TANH, QT_ACT_GELU, QT_ACT_RELU };
 /*
  * Causal attention: query i sees itself and earlier positions of its sequence.
  *
- * exact_keys simulates a 4-bit KV cache whose keys have a scale per channel and group of tokens
- * (base/kv4.h). A query sees the keys of earlier groups as k holds them, and those of its own group
- * rounded with the range of the group's exact keys up to the query: what the cache holds when the
- * query's token is the last one. Gradients need exact_keys = NULL.
+ * exact_keys simulates a 4-bit KV cache whose keys have a scale per channel and KV group
+ * (base/kv4.h). k holds the keys after quantization and dequantization of whole KV groups,
+ * exact_keys the keys before it. For the query at position i, the keys of its own KV group are
+ * quantized with the minimum and maximum over the group's tokens up to i, as in a cache whose last
+ * token is i. The key of token 0 is not quantized. Gradients need exact_keys = NULL.
  */
 struct qt_attention {
     size_t seqlen, heads, kv_heads, head_dim;
-    float scale;   /* multiplies q.k */
-    float softcap; /* scores = cap * tanh(scores / cap); 0 = none */
-    size_t window; /* number of visible positions, the query's included; 0 = all earlier ones */
+    float scale;             /* multiplies q.k */
+    float softcap;           /* scores = cap * tanh(scores / cap); 0 = none */
+    size_t window;           /* number of visible positions, including the query's; 0: no limit */
     const float *exact_keys; /* [m][kv_heads * head_dim], numbers that FP16 can hold; or NULL */
 };
 
@@ -62,8 +64,9 @@ enum { QT_HIST_BINS = 64 };
 
 static inline uint32_t qt_hist_bin(float x)
 {
-    /* Half octaves above 2^-127 = exponent + exponent after a carry that occurs for mantissas above
-     * sqrt(2). 0x3504f4 is the mantissa of the first float above sqrt(2). */
+    /* Half octaves above 2^-127: the exponent of x, plus the exponent after an addition to the
+     * mantissa that carries if the mantissa is above sqrt(2). 0x3504f4 is the mantissa of the first
+     * float above sqrt(2). */
     uint32_t u = qt_f32_bits(x) & 0x7fffffff;
     int32_t b = (int32_t)((u >> 23) + ((u + (0x800000 - 0x3504f4)) >> 23)) - 221;
     b = b < 0 ? 0 : b;
@@ -131,9 +134,10 @@ struct qt_backend {
                     enum qt_act_kind kind, size_t count, struct qt_err *err);
     /* y += x */
     int (*add)(struct qt_backend *be, float *y, const float *x, size_t count, struct qt_err *err);
-    /* Gather: y[i] = x[rows[i]] * factor[i]; scatter: y[rows[i]] += x[i] * factor[i], rows all
-     * different; i < m, rows of n floats. rows and factor are host memory. rows = NULL means row i,
-     * factor = NULL means 1. gather_rows works in place (y = x) only if rows is NULL. */
+    /* gather_rows: y[i] = x[rows[i]] * factor[i]. scatter_rows: y[rows[i]] += x[i] * factor[i]; the
+     * indices in `rows` must be distinct. i < m; x[i] and y[i] are n floats. `rows` and `factor`
+     * are in host memory. rows = NULL: rows[i] is i; factor = NULL: factor[i] is 1. gather_rows
+     * works in place (y = x) only if rows is NULL. */
     int (*gather_rows)(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
                        const float *factor, size_t m, size_t n, struct qt_err *err);
     int (*scatter_rows)(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
@@ -177,8 +181,8 @@ struct qt_backend {
                          const float *gate, const float *up, enum qt_act_kind kind, size_t count,
                          struct qt_err *err);
     /* Computes losses[m] (host memory, nats) and dlogits[m][vocab] = weight * gradient of the loss;
-     * dlogits may be logits. The loss is -ln p(target), or 0 for QT_NO_TARGET, if ref is NULL, else
-     * KL(ref || model), which does not read targets. softcap as in score. */
+     * dlogits may be logits. If ref is NULL, the loss is -ln p(target), or 0 for QT_NO_TARGET.
+     * Otherwise it is KL(ref || model), and targets is not read. softcap as in score. */
     int (*loss_grad)(struct qt_backend *be, double *losses, float *dlogits, const float *logits,
                      const float *ref, const uint32_t *targets, float softcap, float weight,
                      size_t m, size_t vocab, struct qt_err *err);

@@ -13,9 +13,10 @@
 #include "base/num.h"
 
 /*
- * Groups of tokens whose keys share a scale per channel: token 0 is a group of its own, because
- * models give it keys unlike all others and attend to it from everywhere; the following groups end
- * before each multiple of QT_KV_GROUP. Returns the first token of the group of token i.
+ * KV groups: tokens of a sequence whose keys share a scale and a minimum per head and channel. KV
+ * group g is the tokens 64 g to 64 g + 63, without token 0, which belongs to no group: in most
+ * models its keys differ strongly from all others, and all queries attend to it, so the cache holds
+ * them in FP16. Returns the first token of the KV group of token i; 0 if i is 0.
  */
 enum { QT_KV_GROUP = 64 };
 static inline size_t qt_kv4_group(size_t i)

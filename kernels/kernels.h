@@ -23,10 +23,10 @@
 /* Opens the CPU backend: OpenBLAS and OpenMP, on the threads of qt_threads_set. Close with
  * be->close(be). QT_E_RESOURCE if memory or address space is short. */
 int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err);
-/* Opens the CUDA backend on a GPU: cuBLAS in FP32 or 3xTF32 (Cholesky: FP64), and CUDA kernels.
- * Gradients other than matrix products are computed on the CPU. Results are the same from run to
- * run; they differ from the CPU backend's by rounding. QT_E_NO_GPU as qt_gpu_open, or without
- * cuBLAS. */
+/* Opens the CUDA backend on a GPU: cuBLAS in FP32 or 3xTF32 (Cholesky: FP64), and CUDA kernels. Of
+ * the backward pass only the matrix products run on the GPU; the CPU computes the rest. Results are
+ * the same from run to run; they differ from the CPU backend's by rounding. QT_E_NO_GPU as
+ * qt_gpu_open, or without cuBLAS. */
 int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err);
 
 /* ---- a GPU ---------------------------------------------------------------------------------- */
@@ -47,8 +47,10 @@ struct qt_gpu_work {
 /*
  * One GPU: memory, kernels, timing. It is a table of functions, so that its users build without
  * CUDA and can be tested with a simulated device. All work goes to one stream, in order. download
- * and time return when the work is done, upload when src has been read; all others only enqueue.
- * Errors: QT_E_INTERNAL for failed CUDA calls, QT_E_RESOURCE if device memory is exhausted.
+ * and time return when the work is done, upload when src has been read. copy, fill, run,
+ * dequantize, w4ax_quantize, w4ax_run, kv_append, kv_run, transfer and gemm only enqueue. The plan
+ * functions and w4ax_blocks compute on the host. Errors: QT_E_INTERNAL for failed CUDA calls,
+ * QT_E_RESOURCE if device memory is exhausted.
  */
 struct qt_gpu {
     char name[128];   /* "NVIDIA H200" */
@@ -57,7 +59,8 @@ struct qt_gpu {
     bool has_cublas;
     qtool_matmul_dense_fn *dense; /* cuBLAS, for struct qtool_matmul_options; or NULL */
     void *dense_context;
-    int device, sms, cc;
+    int device, sms;
+    int cc; /* compute capability of the device, 10 * major + minor */
     size_t l2_bytes, memory_bytes;
     void *ctx;
 
@@ -124,7 +127,8 @@ struct qt_gpu {
      * us[j] is the median time of its replays, divided by the number of launches. If the copies
      * together are several times larger than the L2 cache, all reads are cold. The works are
      * replayed alternately, so that changes of the GPU's clock affect all of them. Before the first
-     * replay the GPU idles until it has recovered from the previous measurement.
+     * replay the function waits, at most 150 ms, until the GPU's clock has recovered from the
+     * previous measurement.
      */
     int (*time)(struct qt_gpu *gpu, double *us, const struct qt_gpu_work *works, size_t n,
                 struct qt_err *err);
