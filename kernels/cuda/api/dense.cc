@@ -1,6 +1,6 @@
-/* Products of many tokens: weights are dequantized into the workspace, and the caller's dense
- * product does the rest. Some rows of weights at a time, which bounds the workspace; it is not
- * faster (docs/experiments, E071). */
+/* Products of many tokens: weights are dequantized into the workspace, then multiplied by the
+ * caller's dense product. Rows are dequantized in parts of about 256 MiB to bound the workspace;
+ * that does not make the product faster (docs/experiments, E071). */
 #include "kernels/cuda/api/dense.h"
 
 /* A part has a multiple of ALIGN rows, as tiles of dense products do. */

@@ -1,4 +1,4 @@
-/* qtool_kernels.h: the library itself. */
+/* qtool_kernels_version and qtool_kernels_compute. */
 #include "kernels/cuda/common/device.h"
 #include "kernels/include/qtool_kernels.h"
 

@@ -1,11 +1,13 @@
 /*
- * The TMA pipeline of the sm_90a kernels (skinny_common.cuh, tile_common.cuh): a ring of stages in
- * shared memory with a full and an empty mbarrier per stage.
+ * The TMA pipeline of the sm_90a kernels (skinny_common.cuh, tile_common.cuh): a circular buffer of
+ * stages in shared memory with a full and an empty mbarrier per stage.
  *
  * Two producer warps fill the stages, one with weights and one with X; consumer warps multiply. The
- * time to the first copy is part of every launch, so each producer warp initializes half of the
- * mbarriers, and the kernel arguments that the first copy needs are adjacent: each cache line of
- * arguments is fetched when it is first read.
+ * time to the first copy is part of every launch. To shorten it, the producer warp of the weights
+ * initializes one mbarrier, starts the copies of the first stage, and then initializes the other
+ * full mbarriers, while the producer warp of X initializes the empty ones. The kernel arguments of
+ * the first copies are adjacent, because the first read of each 64-byte line of arguments is a
+ * cache miss.
  */
 #ifndef QT_KERNELS_CUDA_COMMON_PIPELINE_CUH
 #define QT_KERNELS_CUDA_COMMON_PIPELINE_CUH

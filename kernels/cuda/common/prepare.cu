@@ -4,7 +4,7 @@
  *
  *   grid       one thread block of 256 threads per token
  *   Used by    tile kernels, and skinny kernels with unaligned or BF16 X
- *   Moves      X once or twice (BF16: the second time from L1 or L2), 2 m k bytes out; 16 bytes per
+ *   Traffic    X once or twice (BF16: the second time from L1 or L2), 2 m k bytes out; 16 bytes per
  *              thread if rows are aligned
  */
 #include "kernels/cuda/common/device.h"

@@ -4,16 +4,18 @@
  *   grid    (tokens, KV heads)
  *   block   INT4: 4 warps; F16: 1 warp
  *   values  warp 0; a lane has D / 32 adjacent channels of the token
- *   keys    INT4: the thread block of the last new token of a group quantizes the whole group, those
- *           of other tokens none. A thread has 8 adjacent channels of every ROWS-th token. Keys of
- *           earlier calls come from k_tail
+ *   keys    INT4: the thread block of the last new token of a KV group quantizes the whole group;
+ *           the other thread blocks quantize no keys. A thread has 8 adjacent channels of every
+ *           ROWS-th token. Keys of earlier calls come from k_tail
  *
- * The thread block of a sequence's first group in this call also stores the keys of its last group
- * to k_tail, after it has read its own earlier keys from there.
+ * The thread block that quantizes a sequence's first KV group of this call also stores the keys of
+ * the sequence's last KV group to k_tail, after it has read the first group's earlier keys from
+ * there.
  *
- * Traffic    2 * 2 * head_dim bytes read, head_dim + 4 bytes written, per token and head; and per
- *            group with new tokens up to 64 * 2 * head_dim read, 64 * head_dim / 2 + 4 * head_dim
- *            written
+ * Traffic    bytes per token and head: 4 * head_dim read, head_dim / 2 + 4 written (codes and
+ *            parameters of values); per head and KV group with new tokens: up to 128 * head_dim
+ *            read from k_tail, 36 * head_dim written (codes and parameters of keys); per head and
+ *            sequence: up to 128 * head_dim written to k_tail
  * Reference  the same arithmetic in plain C (tests/gpu/test_kv4.c), bit for bit
  * Used by    qtool_kv_append
  */
@@ -52,7 +54,7 @@ static __device__ __forceinline__ uint32_t kv_code(float x, float minimum, float
     return __float_as_uint(__fadd_rn(code, 0x1.8p23f));
 }
 
-/* Quantizes the value of the token at index `token` of the call; 32 threads, with PER channels each. */
+/* Quantizes the value of the token at index `token` of the call; 32 threads of PER channels. */
 template <int PER>
 static __device__ __forceinline__ void kv_append_value(const kv_append_args &a, int token, int head,
                                                        size_t row)
@@ -160,10 +162,9 @@ template <int D> static __device__ __forceinline__ void kv_join_ranges(kv_keys *
         }
 }
 
-/* Quantizes the group that ends, so far, with the token at index `token` of the call. row: of the
- * group's token 0. at: place of the token in the group. begin: the first one whose keys are
- * quantized, others have codes of 0. run:
- * tokens of the group that are in the call. */
+/* Quantizes the KV group whose last token so far is at index `token` of the call. row: cache row of
+ * position 0 of the group. at: position of the token in the group. begin: the first position whose
+ * keys are quantized; earlier ones get codes of 0. run: tokens of the group in the call. */
 template <int D>
 static __device__ __forceinline__ void kv_append_group(const kv_append_args &a, int token, int head,
                                                        int sequence, size_t row, int at, int begin,

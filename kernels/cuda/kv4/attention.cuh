@@ -2,31 +2,33 @@
  * Attention of a decode step: one new token per sequence over the KV cache, with the sequence split
  * over thread blocks (split-KV).
  *
- *   grid          (splits, KV heads x tiles of 4 HQ query heads, sequences)
+ *   grid          (splits, KV heads x tiles of 4 * HQ query heads, sequences); HQ: query heads per
+ *                 lane
  *   thread block  F::warps(HQ) warps; each has a pipeline of its own, and the warps take the stages
- *                 of a split (TOKENS tokens each) in turn
- *   smem          [ pipeline of DEPTH stages per warp: keys, values, their parameters ]
- *                 [ keys of token 0 ]; at the end
- *                 the partial results of the warps are in the same place
+ *                 of a split (TOKENS tokens each) round-robin
+ *   smem          [ pipeline of DEPTH stages per warp: keys, values, their parameters | keys of
+ *                 token 0 ]; the epilogue reuses all of it for the partial results of the warps
  *
  *   warp          global -- cp.async --> stage --> codes in FP16 mantissas --> S = K q
  *                 (m16n8k16) --> p = 2^(S - m) --> times the value scale of the token --> FP16,
  *                 transposed --> O += V^T p, codes in FP16 mantissas (m16n8k16)
  *
- * A key is code * scale + minimum, with scales and minima per channel and group: the scales are
+ * A key is code * scale + minimum, with scales and minima per channel and KV group: the scales are
  * multiplied into q for each stage, and the minima times q are one number per head and stage. A
  * value is code * scale + minimum: the scale is multiplied into p, and the minima times p are
  * accumulated as one number per head.
  *
  * The softmax is online, with a running maximum m per warp and head, which is updated only if some
- * score exceeds it. Likewise v_unit, the power of two that keeps p * scale in the range of FP16.
+ * score exceeds it. v_unit, the power of two that keeps p * scale in the range of FP16, is updated
+ * in the same way.
  *
  * Partial results of splits are combined through the workspace (combine.cuh).
  *
  * Traffic    the cache once per tile of query heads, q once per split; splits > 1:
  *            (head_dim + 4) * 4 bytes per query head and split, written and read
- * Reference  FP64 attention over the dequantized cache; relative error <= 1.5e-3, BF16 3e-3
- *            (queries times key scales are FP16, p is FP16)
+ * Reference  FP64 attention over the dequantized cache; relative error of the output <= 1.5e-3
+ *            (BF16 3e-3), of one row <= 3e-3 (BF16 6e-3): queries times key scales are FP16, p is
+ *            FP16
  * Used by    attention.cu
  */
 #ifndef QT_KERNELS_CUDA_KV4_ATTENTION_CUH
@@ -164,7 +166,8 @@ static __device__ __forceinline__ float2 kv_param(uint32_t at)
     return __half22float2(*(const __half2 *)&v);
 }
 
-/* Processes one stage, whose first token is token0. own: token of the lane's row g in a tile. first: keys of token 0. */
+/* Processes one stage, whose first token is token0. own: token of the lane's row g in a tile.
+ * first: keys of token 0. */
 template <class F, int HQ>
 static __device__ __forceinline__ void
 kv_stage_step(kv_state<F, HQ> *st, const kv_queries<F, HQ> &q, const F &format, uint32_t stage,

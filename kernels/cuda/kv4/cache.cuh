@@ -35,10 +35,10 @@ static __device__ __forceinline__ int kv_page(const kv_view &c, int sequence, in
 
 /*
  * Formats. A stage of TOKENS tokens of one head is [ K rows | V rows | value parameters | key
- * parameters ] in shared memory; a tile is 16 of its tokens. Scores: keys are the A operand (rows = tokens, k = channels),
- * queries are B (n = heads). Output: transposed values are the A operand of m16n8k16 (rows =
- * channels, k = tokens), probabilities are B. The order of k is free if both operands agree, so
- * each format uses the order in which its words are stored.
+ * parameters ] in shared memory; a tile is 16 of its tokens. Scores: keys are the A operand (rows =
+ * tokens, k = channels), queries are B (n = heads). Output: transposed values are the A operand of
+ * m16n8k16 (rows = channels, k = tokens), probabilities are B. The order of k is free if both
+ * operands agree, so each format uses the order in which its words are stored.
  *
  * Lane (g, t) = (lane / 4, lane % 4) gets the scores of the tokens of rows g and g + 8 of a tile
  * for the heads head(u, t), u = 0..HQ-1: s[u][0] and s[u][1]. In the products with values, columns
@@ -54,7 +54,7 @@ static __device__ __forceinline__ int kv_page(const kv_view &c, int sequence, in
  *     moved          address `rows` rows after a row among the first 8; rows is a constant
  *     query_channel  channel of value i, i < D / 32, that a lane prepares of a head: two a word
  *     query_part     factor of a word of a query
- *     query_exp2     log2 of the factor that queries are multiplied by, from their largest magnitude
+ *     query_exp2     log2 of the factor of a query, from its largest magnitude
  */
 
 /* Returns v, in a register that the compiler keeps: it would recompute the value for each stage,
@@ -69,7 +69,7 @@ template <class T> static __device__ __forceinline__ T *kv_kept(T *p)
     return (T *)__shfl_sync(~0u, (unsigned long long)p, threadIdx.x % 32);
 }
 
-/* Log2 of the factor that brings the largest magnitude `top` into [2^exponent, 2^(exponent + 1)). */
+/* Log2 of the factor that brings `top` into [2^exponent, 2^(exponent + 1)). */
 static __device__ __forceinline__ float kv_exponent(float top, int exponent)
 {
     return top > 0 && top < INFINITY ? (float)min(exponent - ilogbf(top), 100) : 0;
@@ -203,9 +203,9 @@ template <int D> struct kv_int4 {
                     s[i][u][j] =
                         fmaf(sum[i][u / 2][2 * j + u % 2], 0x1p24f, least[u / 2].product(u % 2));
     }
-    /* Products of queries with one vector of channels, in any row. Rows g of A have the even words of
-     * the vector, rows g + 8 the odd words: what lies in four consecutive registers anyway. Half of
-     * each accumulator has the products of even words with even words, or of odd with odd. */
+    /* Products of queries with one vector of channels, in any row. Rows g of A have the even words
+     * of the vector, rows g + 8 the odd words: what lies in four consecutive registers anyway. Half
+     * of each accumulator has the products of even words with even words, or of odd with odd. */
     struct vector {
         float even[4], odd[4];
 

@@ -1,8 +1,8 @@
 /*
  * Attention kernel, epilogue: combines the partial results of warps and of splits. A partial result
- * has, per query head, D floats of sum p * value, then the maximum (log2) and the denominator: the
- * sum of p. Partial results with different maxima are scaled by 2^(maximum - largest maximum) and
- * added in a fixed order.
+ * has, per query head, D + 4 floats: D of sum p * value, the maximum (log2), the denominator (the
+ * sum of p), and two unused ones. Partial results with different maxima are scaled by
+ * 2^(maximum - largest maximum) and added in a fixed order.
  */
 #ifndef QT_KERNELS_CUDA_KV4_COMBINE_CUH
 #define QT_KERNELS_CUDA_KV4_COMBINE_CUH

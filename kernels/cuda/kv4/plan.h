@@ -9,8 +9,8 @@ struct qt_kv_state {
     size_t cache_heads; /* KV heads of the planned cache; run refuses others */
     int kernel;         /* index of the instance in attention.cu */
     int dependent;      /* use programmatic dependent launch */
-    /* Not 0: partial sums are in the zeroed part of the workspace, and thread blocks poll for them.
-     * 0: they follow the zeroed part, and thread blocks count arrivals. */
+    /* Not 0: the partial results of splits are in the zeroed part of the workspace, and thread
+     * blocks poll for them. 0: they follow the zeroed part, and thread blocks count arrivals. */
     int polled;
 };
 

@@ -18,8 +18,9 @@
  *     ZEROS         bytes of the zero-points of 16 rows and a group; 0: no zero-points
  *     set_zeros     sets the zero-points at the start of a group, from qt_lane_zeros
  *     fragment      computes the A registers of k-step s as FP16x2
- *     ROUND_EXP2    for GROUPED formats: fragment * 2^ROUND_EXP2 * stored scale (below 2^15) stays
- *                   in the range of FP16 without losing precision
+ *     ROUND_EXP2    for GROUPED formats: with stored scales of at most 2^15,
+ *                   fragment * 2^ROUND_EXP2 * stored scale neither overflows nor becomes subnormal
+ *                   in FP16
  *     RARE          has few specialized kernels, because each kernel takes a second to compile
  *
  * Fragments may be scaled by a power of two, which qt_result_factor corrects.

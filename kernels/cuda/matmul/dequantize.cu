@@ -5,7 +5,7 @@
  *   warp       one fragment block of 16 x 64 weights
  *   smem       [ look-up table | rows of each warp ]: rows are staged for full-line stores
  *   Used by    qtool_matmul_dequantize, and matrix products by cuBLAS (dense.cc)
- *   Moves      packed bytes once, 2 n k bytes out
+ *   Traffic    packed bytes once, 2 n k bytes out
  *   Reference  qt_packed_decode, rounded: equal bit for bit
  */
 #include "kernels/cuda/common/convert.cuh"

@@ -21,8 +21,8 @@
  * adds them in the order of the splits, so results do not depend on timing.
  *
  * Requires   X FP16, 16-byte aligned rows of a multiple of 64 columns
- * Moves      packed bytes once per tile of tokens, X once per tile of rows (both through L2), Y
- *            once; with split-K: 8 splits n m bytes of partial sums through L2
+ * Traffic    packed bytes once per tile of tokens, X once per tile of rows (both through L2), Y
+ *            once; with split-K: 8 * splits * n * m bytes of partial sums through L2
  * Reference  qt_packed_decode and an FP64 product; relative error <= 2.3e-4 with FP16 output
  */
 #ifndef QT_KERNELS_CUDA_MATMUL_MMA_TILE_CUH

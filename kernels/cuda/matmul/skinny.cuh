@@ -16,7 +16,7 @@
  *
  * Requires   X 16-byte aligned: FP16, k a multiple of 64 (prepare.cu makes such X); or BF16, k a
  *            multiple of 256, and converter warps
- * Moves      packed bytes once; X once per thread block and tile (through L2); Y once
+ * Traffic    packed bytes once; X once per thread block and tile (through L2); Y once
  * Reference  qt_packed_decode and an FP64 product; relative error <= 2.3e-4 with FP16 output
  */
 #ifndef QT_KERNELS_CUDA_MATMUL_SKINNY_CUH

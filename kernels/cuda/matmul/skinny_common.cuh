@@ -1,30 +1,32 @@
 /*
  * Common parts of the skinny kernels (formats with planes, mix24, w4ax): Y = X W^T for up to 16
- * tokens, sm_90a. A thread block computes whole rows, so there is no reduction between thread
- * blocks:
+ * tokens (w4ax: 32), sm_90a. A thread block computes whole rows, so there is no reduction between
+ * thread blocks:
  *
  *   grid       one thread block per multiprocessor, each strips_cta strips of 16 rows, in tiles of
  *              tile_strips
  *   block      WN x WK consumer warps, WK along k, STRIPS strips each; two producer warps
  *   smem       [ look-up table | stages | partial sums | data of the kernel | mbarriers ]
  *
- *   producers:  TMA: packed weights, X (128-byte swizzle) --> a stage: 256 columns of k
- *   consumers:  half a stage ("slot", 128 columns): packed words --> A fragments --+
- *                                                   X --> B fragments -------------+--> mma.sync
+ *   producers:  TMA: packed weights, X (128-byte swizzle) --> a stage: 512 bytes of X per token,
+ *               which are 256 columns of FP16 (w4ax: 512 channels)
+ *   consumers:  half a stage (slot): packed words --> A fragments --+
+ *                                    X --> B fragments -------------+--> mma.sync
  *
- * The WK warps take the slots round-robin. A warp waits only for the stages of its own slots, so
- * the number of stages is a multiple of its step in stages. The warp then observes every phase of
- * the mbarriers that it waits for, and cannot confuse phases of equal parity.
+ * The WK warps take the slots round-robin. A warp waits only for the stages of its own slots, which
+ * are WK / 2 stages apart. The number of stages must be a multiple of that distance: then the warp
+ * waits on the same mbarriers in every round and sees each of their phases, so parities are
+ * unambiguous.
  *
- * A warp releases a stage only when the accumulators of its slot are known. Otherwise the assembler
- * moves the arrival directly behind the last loads of the slot, and TMA may overwrite the data
- * before the loads complete (seen for scales, once in some thousand runs). The address of the
- * mbarrier is therefore made to depend on the accumulators.
+ * A warp arrives at the empty mbarrier of a stage only after the mma.sync of its slot have written
+ * the accumulators. Otherwise the assembler moves the arrival directly behind the last loads of the
+ * slot, and TMA may overwrite the data before the loads complete (seen for scales, once in some
+ * thousand runs). The address of the mbarrier is therefore made to depend on the accumulators.
  *
  * Epilogue: the WK partial sums of an output are added in shared memory in a fixed order.
  *
- * Template parameters: MT token tiles of 8 (m <= 8 MT); STRIPS; LAST, the largest number of strips
- * of the last warp along the rows, STRIPS or STRIPS / 2; and Work, the kernel-specific part:
+ * Template parameters: MT token tiles of 8 (m <= 8 MT); STRIPS: strips of a warp; LAST: maximum
+ * strips of the last warp along the rows (STRIPS or STRIPS / 2); Work: the kernel-specific part:
  *
  *     begin_tile(slot)          called before the warp's first slot of a tile, number `slot` of k
  *     slot(sums, stage, x)      adds the products of a slot, for as many strips as sums has; stage,

@@ -1,6 +1,7 @@
 /*
  * The stream kernel: Y = X W^T for few tokens (m <= 32), one pass over the packed weights. For
- * devices without TMA (8.0 and up), and on Hopper for zero-points that TMA cannot copy.
+ * compute capability 8.x and 12.x, and on 9.0 for 4-bit integers with zero-points that the skinny
+ * kernel cannot load (groups of 256 or more, or not aligned for TMA).
  *
  *   grid       (row groups, split-K): a thread block computes strips_cta strips of 16 rows over
  *              1 / splits of k
@@ -20,7 +21,7 @@
  * Template parameters: Format, the code format; MT token tiles of 8 (m <= 8 MT); STRIPS; DEPTH.
  *
  * Requires   16-byte aligned sections (zero-points: 8); up to 227 KB of shared memory
- * Moves      packed bytes once; X once per row group; Y once; with split-K: 8 * splits * n * m
+ * Traffic    packed bytes once; X once per row group; Y once; with split-K: 8 * splits * n * m
  *            bytes of partial sums through L2
  * Reference  qt_packed_decode and an FP64 product; relative error <= 2.3e-4 with FP16 output
  */

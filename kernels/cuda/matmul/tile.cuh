@@ -6,13 +6,16 @@
  *
  *   stage:     X | packed planes | group scales | zero-points
  *
- * Group scales: either the accumulators are kept in units of the scale of the current group. At a
- * new group they are multiplied by old scale / new scale, and at the end by the last scale: one
- * multiplication per accumulator and group, without a second set of accumulators. Or the weights
- * are multiplied by their scales and rounded to FP16 (ROUNDS, see QT_TILE_EXACT_TOKENS).
+ * Group scales are applied in one of two ways:
+ *
+ *   exact      The accumulators are kept in units of the scale of the current group. At a new group
+ *              they are multiplied by old scale / new scale, and after the last group by its scale:
+ *              one multiplication per accumulator and group, without a second set of accumulators.
+ *   ROUNDS     The weights are multiplied by their scales and rounded to FP16 (see
+ *              QT_TILE_EXACT_TOKENS).
  *
  * Requires   X FP16, 16-byte aligned rows of a multiple of 64 columns (prepare.cu makes such X)
- * Moves      packed bytes once per BM tokens, X once per 64 WGS rows (through L2), Y once; 8 bytes
+ * Traffic    packed bytes once per BM tokens, X once per 64 WGS rows (through L2), Y once; 8 bytes
  *            of partial sums through L2 for each output of a shared tile and thread block
  * Reference  qt_packed_decode, rounded where the kernel rounds, and an FP64 product; relative error
  *            <= 2.3e-4 with FP16 output

@@ -16,15 +16,17 @@
  * Stream-K: a thread block takes a range of (tile, stage) pairs, which may begin and end inside a
  * tile. If its first tile began in another thread block, it stores the accumulators in the
  * workspace; the thread block that began the tile adds them to its own in a fixed order, so results
- * do not depend on timing. Ranges are assigned from the last thread block to the first: a thread
- * block only waits for thread blocks of lower numbers, which were started earlier, and for the
- * first tile of their ranges. If there are more than twice as many tiles as thread blocks, the
- * remaining tiles are processed whole.
+ * do not depend on timing. Thread block 0 has the last range, and the last thread block the first
+ * one. So a thread block only waits for thread blocks with lower numbers. These started earlier,
+ * and the tile that it waits for is the first in their ranges, so there is no deadlock. If there
+ * are at least twice as many tiles as thread blocks, only the first tiles are shared, and the
+ * others are processed whole.
  *
  * Clusters: if two or four thread blocks are available for every tile, they split k and exchange
  * accumulators through distributed shared memory, which is faster than the workspace.
  *
- * Template parameters: WGS; BM; C; and Work, the kernel-specific part of the consumers:
+ * Template parameters: WGS: consumer warpgroups; BM: tokens of a tile; C: 64-column blocks of k per
+ * stage; Work: the kernel-specific part of the consumers:
  *
  *     sum                                    type of the accumulators, float or int
  *     multiply(sums, ring, segment, strip)   mainloop of a segment, for the warp's strip of 16 rows

@@ -2,16 +2,18 @@
  * Dequantization of mix24 records (2- and 4-bit groups in a matrix, after arXiv 2311.16442) to the
  * A operand of mma.sync m16n8k16. formats/layouts/layout_mix24.h defines the layout.
  *
- * A TWO is a record of 2-bit codes, a FOUR one of 4-bit codes. In each 64 columns a lane owns one
- * whole group in two rows, g and g + 8. It dequantizes one scale and one zero-point per row, and
- * the four groups of 64 columns share every mma. Weights are dequantized to their exact FP16
- * values,
+ * A TWO is a unit with 2-bit codes, a FOUR one with 4-bit codes. In each 64 columns a lane owns one
+ * whole group in two rows, g and g + 8. It dequantizes one scale and one zero-point per row. Every
+ * mma (16 columns) has four columns of each of the four groups in 64 columns. Weights are
+ * dequantized to their exact FP16 values,
  *
- *     w = c sigma 2^-22 - zero sigma 2^-22,    sigma = (q + z2) s2
+ *     w = c * sigma * 2^-22 - zero * sigma * 2^-22,    sigma = (q + z2) * s2
  *
- * with one fused multiply-add per two weights: a masked code is an FP16 subnormal, its value times
- * 2^(bit - 24), so the fields at bits 2, 4, 6 and 8 need sigma times 1, 1/4, 1/16 and 1/64. No bias
- * is added and subtracted again, and the accumulators need no correction.
+ * where c is the code, zero the zero-point and q the 4-bit scale of the group, and s2 and z2 are
+ * the second-order scale and offset. One fused multiply-add computes two weights: a masked code is
+ * an FP16 subnormal, c * 2^(bit - 24), where bit is the position of its field in the half-word. So
+ * the fields at bits 2, 4, 6 and 8 need sigma times 1, 1/4, 1/16 and 1/64. No bias is added and
+ * subtracted again, and the accumulators need no correction.
  */
 #ifndef QT_KERNELS_CUDA_MIX24_DECODE_CUH
 #define QT_KERNELS_CUDA_MIX24_DECODE_CUH

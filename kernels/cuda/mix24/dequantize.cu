@@ -4,7 +4,7 @@
  *   grid       (strips x unit parts): 16 rows x UNITS units per thread block
  *   warp       one record: 16 rows x 128 columns; then LANES threads per row overwrite the outliers
  *              of the thread block's weights
- *   Moves      packed bytes once, 2 n k bytes out
+ *   Traffic    packed bytes once, 2 n k bytes out
  *   Reference  the weights' exact values, rounded once: equal bit for bit
  */
 #include "kernels/cuda/common/convert.cuh"

@@ -2,11 +2,12 @@
  * Gathers X for the skinny and tile mix24 kernels: rows in packed order for TMA. For outliers also
  * columns of X (outliers.cuh, tile_outliers.cuh), or lists of outliers (outlier_patch.cuh).
  *
- *   grid       list_blocks thread blocks, each the lists of a strip; column_blocks, each warp 64
- *              columns x 8 N tokens; the remaining ones, each warp 8 tokens x 64 N columns of rows.
- *              Each warp loads its own X: there are few warps, and they are latency-bound. Padding
- *              groups, and channels beyond k, become zero
- *   Moves      X once, or twice for columns too, 2 m k bytes out for each; CSR once, 16 to 128
+ *   grid       list_blocks thread blocks make the outlier lists of one strip each; column_blocks
+ *              thread blocks gather columns of X (a warp: 64 columns of 8 N tokens); the others
+ *              gather rows of X (a warp: 64 N columns of 8 tokens). Each warp loads its own X:
+ *              there are few warps, and they are latency-bound. Padding groups, and channels beyond
+ *              k, become zero
+ *   Traffic    X once, or twice for columns too, 2 m k bytes out for each; CSR once, 16 to 128
  *              bytes of list per strip and unit
  *
  * Template parameters: N, 1 for the skinny kernel, 2 for the tile kernel; PAIRS: channels 2i and

@@ -4,13 +4,16 @@
  * fragment before the product. The cost does not depend on the number of tokens.
  *
  * Registers cannot be indexed at run time. Therefore values are stored to a buffer in shared
- * memory, which is otherwise zero, in fragment order. K-steps with outliers load the buffer while
- * they are dequantized, and add it. Then the positions are zeroed again (except for the batch that
- * is dequantized needlessly behind the last unit of a tile). Of the eight k-steps of a unit
+ * memory, which is otherwise zero, in fragment order. While a k-step with outliers is dequantized,
+ * the warp loads its part of the buffer and adds it to the fragment. It then zeroes these positions
+ * again. (Those of the batch that is dequantized past the last unit of a tile are zeroed at the
+ * start of the next tile.) A unit has eight k-steps: s = 0..3 of the blocks b = 0 and 1 of 64
+ * columns. In the buffer,
  *
- *     byte   512 (4 b + s) + 16 lane + 4 i + 2 h    is register i, half h, k-step s of block b
+ *     byte   512 * (4 * b + s) + 16 * lane + 4 * i + 2 * h
  *
- * The buffer of a warp holds a batch of STEPS k-steps: positions are taken modulo 512 STEPS.
+ * is half h of register i of k-step s of block b. The buffer of a warp holds a batch of STEPS
+ * k-steps: positions are taken modulo 512 * STEPS.
  *
  * For each strip of 16 rows and unit there is a list of stores, made from the CSR by the launch
  * that gathers X (gather.cu):

@@ -26,7 +26,7 @@
  *
  * Requires   compute capability 8.0 (clusters of more than one thread block: 9.0); stream, csr_col
  *            and csr_val 16-byte aligned; at most 32 units per warp
- * Moves      packed bytes once; X once per row group; Y once, and FP32 sums between launches
+ * Traffic    packed bytes once; X once per row group; Y once, and FP32 sums between launches
  * Reference  the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
  */
 #ifndef QT_KERNELS_CUDA_MIX24_RING_CUH

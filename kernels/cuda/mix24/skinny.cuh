@@ -4,15 +4,15 @@
  * products.
  *
  *   launch 1:  gather.cu: X in packed order; this kernel's weights are copied meanwhile
- *   stage:     X | unit 0: a record per strip | unit 1: likewise
+ *   stage:     X | unit 2 s: a record per strip | unit 2 s + 1: a record per strip
  *   block      also up to QT_MIX24_OUTLIER_WARPS warps that add the outliers (outliers.cuh)
  *
- * Whether unit u is a FOUR follows from u F mod U, which is updated by addition. If there are
- * FOURs, every unit has room for a FOUR in the stage, and for as many strips as the warps have;
- * strips beyond the tile give results that are not used.
+ * A matrix has U units, F of them FOURs. Unit u is a FOUR iff (u F mod U) + F >= U; the remainder u
+ * F mod U is updated by additions. Each unit of a stage has room for the strips of all warps, and,
+ * if the matrix has FOURs, for FOUR records. Results of strips beyond the tile are discarded.
  *
  * Requires   stream 16-byte aligned
- * Moves      packed bytes once; X twice in the first launch, or four times with outliers, then once
+ * Traffic    packed bytes once; X twice in the first launch, or four times with outliers, then once
  *            per thread block and tile, and a sector or two per outlier (through L2); Y once
  * Reference  the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
  */

@@ -13,7 +13,7 @@
  * outliers.
  *
  * Requires   stream 16-byte aligned
- * Moves      packed bytes, and lists, once per BM tokens, X once per 64 WGS rows (through L2), Y
+ * Traffic    packed bytes, and lists, once per BM tokens, X once per 64 WGS rows (through L2), Y
  *            once
  * Reference  the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
  */

@@ -7,8 +7,8 @@
  *   D [tokens][8 rows] += A [tokens][16 entries] B [16 entries][8 rows]
  *
  * Entries of adjacent rows are contiguous. A warp processes the entries of 8 to 32 rows in chunks
- * of 16, without regard to row boundaries; a chunk with entries of two groups of 8 rows is
- * multiplied for each. B holds an entry's value in the column of its row, and zeros elsewhere. A
+ * of 16, without regard to row boundaries; a chunk that covers two groups of 8 rows takes one mma
+ * per group. B holds an entry's value in the column of its row, and zeros elsewhere. A
  * holds columns of X, which are contiguous in memory:
  *
  *   columns [packed column][tokens] -- cp.async --> shared memory: 4 buffers per warp,
@@ -17,7 +17,7 @@
  *
  * Entries are loaded 64 at a time, two per lane, and exchanged by shuffles.
  *
- * Moves      entries once per T tokens, a column of T tokens per entry (through L2); FP32 sums
+ * Traffic    entries once per T tokens, a column of T tokens per entry (through L2); FP32 sums
  */
 #ifndef QT_KERNELS_CUDA_MIX24_TILE_OUTLIERS_CUH
 #define QT_KERNELS_CUDA_MIX24_TILE_OUTLIERS_CUH

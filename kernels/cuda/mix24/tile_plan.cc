@@ -1,4 +1,4 @@
-/* The mix24 tile kernel's plan: model times, arguments, launch. */
+/* The mix24 tile kernel's plan: estimated times, arguments, launch. */
 #include "kernels/cuda/common/prepare.h"
 #include "kernels/cuda/common/tensor_map.h"
 #include "kernels/cuda/mix24/tile.h"

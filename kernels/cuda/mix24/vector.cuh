@@ -22,7 +22,7 @@
  * Template parameter: STRIPS.
  *
  * Requires   at most 32 units per warp and 64 Ki packed columns
- * Moves      packed bytes once; x once per row group; y once
+ * Traffic    packed bytes once; x once per row group; y once
  * Reference  the weights' exact values and an FP64 product; relative error <= 2.3e-4, FP16 output
  */
 #ifndef QT_KERNELS_CUDA_MIX24_VECTOR_CUH

@@ -7,8 +7,8 @@
  *                 channels 32 (i / 4) + 4 (i % 4) + 0..3 and the same + 16, which is one word of
  *                 packed codes or two words of bytes
  *   smem          [ the token's row as stored, FP16 or BF16 [k] | absmax or scale of its channel
- *                 blocks ]. DIRECT: each value is read once and in order, so the row is not
- *                 copied.
+ *                 blocks ]. With BLOCK scales and neither permutation nor layer norm (template
+ *                 parameter DIRECT) each value is read once and in order, so the row is not copied
  *
  * The factor of an RMS norm scales all values of a token alike, so it does not change the codes and
  * goes into the scales. The sum of squares is accumulated while codes are made, and the scales are

@@ -8,18 +8,18 @@
  *   one row  --cp.async--> row as stored --> codes
  *                                       +--> statistics of a norm
  *
- *   grid          two tokens: all resident thread blocks, which take pairs of tokens in buffer; one
- *                 token: one thread block per token
- *   thread block  k / 16 threads; half a warp per channel block, in two rounds; channels of a lane
- *                 as in quantize.cu
+ *   grid          two tokens: as many thread blocks as are resident; each loops over pairs of
+ *                 tokens; one token: one thread block per token
+ *   thread block  k / 16 threads; half a warp per channel block; each half warp has two channel
+ *                 blocks; channels of a lane as in quantize.cu
  *   smem          rows as stored, FP16 or BF16 [tokens][k]. Two tokens: also two buffers of value
  *                 pairs [k][2], one written while the other is read.
  *
- * Many tokens are bound by the instruction rate, and by shared memory banks if channels are
- * gathered. One read of a value pair, with one address and one set of channel parameters, serves
- * two tokens. Few tokens are bound by latency, which is lower for one token at a time. A thread has
- * the same channels of all its tokens: it loads its part of the permutation and computes where its
- * codes go only once.
+ * With many tokens the kernel is bound by the instruction rate, and by shared-memory bank conflicts
+ * if channels are gathered. One read of a value pair, with one address and one set of channel
+ * parameters, serves two tokens. With few tokens it is bound by latency, which is lower for one
+ * token at a time. A thread has the same channels of all its tokens: it loads its part of the
+ * permutation, and computes the addresses of its codes, only once.
  *
  * Traffic    each row read once, its codes and scales written once
  * Reference  as quantize.cu

@@ -2,18 +2,18 @@
  * The w4ax stream kernel computes Y = X W^T for decode steps: one pass over the weights for
  * m <= 8 MT <= 32 tokens. X may be packed.
  *
- *   unit          one channel block (128 channels) of a row group of S strips of 16 rows. Units are
- *                 numbered row group by row group.
- *   thread block  cta_units consecutive units; its warps take one unit each in turn
+ *   work unit     one channel block (128 channels) of a row group (S strips of 16 rows). Work units
+ *                 are numbered row group by row group.
+ *   thread block  cta_units consecutive work units; its warps take one each, round-robin
  *   smem          [ partial sums of the warps | pipelines ]; each warp has a pipeline of DEPTH
- *                 stages of its own units
+ *                 stages, of its own work units
  *   stage         [ S x 1024 bytes of codes | S x 32 bytes of row scales | m rows of X |
  *                 token scales | block word ]
  *   warp          global -- cp.async --> stage -- shift, mask --> m16n8k32 s8 --> INT32
  *                 -- * scales --> FP32
  *
- * Every unit loads its part of X. A thread block with few row groups uses each byte of X about once
- * anyway, and no warp waits for a copy of all of X before its first product.
+ * X is loaded per work unit instead of once per thread block: a thread block with few row groups
+ * uses each byte of X about once, and no warp has to wait for all of X.
  *
  * At the end of a row group the partial sums of the warps are added in order through shared memory.
  * If several thread blocks share a row group (split-K), their partial sums go to the workspace, and
@@ -53,10 +53,10 @@ template <int MT, int S> struct w4ax_stream_stage {
 
 /* Position of a warp's producer side. */
 struct w4ax_stream_cursor {
-    unsigned unit;  /* the next unit to copy */
+    unsigned unit;  /* the next work unit to copy */
     int group, kb;  /* its row group and channel block */
-    int copied;     /* number of units copied */
-    uint32_t words; /* lane i has the block word of the warp's unit copied / 32 * 32 + i */
+    int copied;     /* number of work units copied */
+    uint32_t words; /* lane i has the block word of the warp's work unit copied / 32 * 32 + i */
 };
 
 static __device__ __forceinline__ void w4ax_load_words(const w4ax_args &a, w4ax_stream_cursor *c,
@@ -155,7 +155,7 @@ static __device__ __forceinline__ void w4ax_load_x_s4(uint32_t b[4], uint32_t x,
 }
 #endif
 
-/* Multiplies the unit in a stage and adds the products to the accumulators. */
+/* Multiplies the work unit in a stage and adds the products to the accumulators. */
 template <int SCALES, int MT, int S>
 static __device__ __forceinline__ void
 w4ax_multiply_unit(typename w4ax_sum<SCALES>::type acc[S][MT][4], const w4ax_args &a,

@@ -36,12 +36,12 @@ enum { MAX_SHARED = QTOOL_WORKSPACE_ZEROED / sizeof(unsigned) };
 
 /* ---- choice --------------------------------------------------------------------------------- */
 
-/* Cost of sharing row groups, in units. H200, BLOCK, 8 tokens: 6144 x 4096 takes 10.5 us in shares
- * of 24 units, 6.8 in whole groups of 32; 10240 x 8192 takes 18.0 in shares of 78, 15.4 in two
- * groups of 64. */
+/* Cost of sharing row groups, in work units. H200, BLOCK, 8 tokens: 6144 x 4096 takes 10.5 us in
+ * shares of 24 work units, 6.8 in whole row groups of 32; 10240 x 8192 takes 18.0 in shares of 78,
+ * 15.4 in two row groups of 64. */
 enum { SHARING = 64 };
 
-/* Gives thread blocks whole groups, or equal shares if whole groups would leave too many
+/* Gives thread blocks whole row groups, or equal shares if whole ones would leave too many
  * multiprocessors idle. */
 static void choose_units(struct qtool_w4ax_plan *p)
 {

@@ -1,4 +1,4 @@
-/* The w4ax tile kernel's plan: model times, arguments, launch. */
+/* The w4ax tile kernel's plan: estimated times, arguments, launch. */
 #include "kernels/cuda/common/device.h"
 #include "kernels/cuda/w4ax/tile.h"
 
