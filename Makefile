@@ -132,11 +132,13 @@ install: all
 	install -m 644 $(wildcard docs/*.md docs/*.tsv docs/*.svg docs/*.json) "$(DOC)/docs"
 	install -d "$(DESTDIR)$(PREFIX)/share/man/man1" \
 	    "$(DESTDIR)$(PREFIX)/share/bash-completion/completions" \
-	    "$(DESTDIR)$(PREFIX)/share/zsh/site-functions"
+	    "$(DESTDIR)$(PREFIX)/share/zsh/site-functions" \
+	    "$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d"
 	$(B)/qtool manual >"$(DESTDIR)$(PREFIX)/share/man/man1/qtool.1"
 	sed -i "s|/usr/local/share/doc|$(PREFIX)/share/doc|" "$(DESTDIR)$(PREFIX)/share/man/man1/qtool.1"
 	$(B)/qtool completion bash >"$(DESTDIR)$(PREFIX)/share/bash-completion/completions/qtool"
 	$(B)/qtool completion zsh >"$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_qtool"
+	$(B)/qtool completion fish >"$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/qtool.fish"
 	$(if $(NVCC),@$(MAKE) --no-print-directory install-kernels)
 
 clean:

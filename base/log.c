@@ -22,6 +22,12 @@ void qt_log_progress(const struct qt_log *log, const char *stage, double done, d
         log->progress(log->ctx, stage, done, total);
 }
 
+void qt_log_layer(const struct qt_log *log, size_t layer, size_t layers, double tokens)
+{
+    if (log && log->layer)
+        log->layer(log->ctx, layer, layers, tokens);
+}
+
 double qt_clock(void)
 {
     struct timespec t;

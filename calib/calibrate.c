@@ -186,6 +186,7 @@ int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *i
     QT_TRY(qt_qcal_create(&r.writer, path, &r.info, opt->force, err));
     QT_TRY(embed(&r, ids, err));
     for (size_t l = 0; l < r.info.layers; l++) {
+        qt_log_layer(opt->log, l, r.info.layers, (double)r.tokens);
         QT_TRY(run_layer(&r, l, err));
         qt_log_progress(opt->log, "calibrate", (double)(l + 1), (double)r.info.layers);
     }

@@ -8,7 +8,7 @@
  *   ui.c           messages and progress on stderr
  *   table.c        aligned columns on stdout; readable sizes and shapes
  *   doc.c          the --json document
- *   source.c       PATH arguments, --tensor rules, gates
+ *   source.c       PATH and -o arguments, --tensor rules, gates
  *   calibration.c  --data and --calib
  *   interrupt.c    SIGINT and SIGTERM
  *   cmd_*.c        one command each; inspect_qcal.c: inspect of calibration files
@@ -18,6 +18,7 @@
 
 #include "cli/opts.h"
 #include "verify/verify.h"
+#include <signal.h>
 #include <stdio.h>
 
 /* ---- environment (environment.c) ------------------------------------------------------------ */
@@ -35,16 +36,24 @@ enum ui_progress { UI_AUTO, UI_PLAIN, UI_NONE };
 struct ui {
     const char *command;
     bool quiet, bar, plain;
-    bool drawn;            /* the current line of the terminal shows a bar */
-    char stage[32];        /* the current stage, "" before the first */
-    double started, shown; /* times of the stage's start and of its last output, seconds */
+    bool drawn;             /* the current line of the terminal shows a bar */
+    char stage[32];         /* the current stage, "" before the first */
+    double started, shown;  /* times of the stage's start and of its last output, seconds */
+    double first, fraction; /* of the stage that was done at its start and when measured */
+    double measured;        /* time of the last measurement of the speed */
+    double speed, weight;   /* smoothed fraction per second = speed / weight */
+    size_t layer, layers;   /* layers = 0: not in a layer */
+    double tokens;          /* that the stage runs through every layer; 0: unknown */
 };
+/* The current line of the terminal shows a bar. */
+extern volatile sig_atomic_t ui_line_open;
 
 void ui_init(struct ui *ui, const char *command, bool quiet, enum ui_progress progress);
 /* Returns a log that prints through ui, which must outlive it. */
 struct qt_log ui_log(struct ui *ui);
-/* Erases the bar before other output. */
+/* Before other output: ui_clear erases the bar, ui_end_line keeps it. */
 void ui_clear(struct ui *ui);
+void ui_end_line(struct ui *ui);
 
 /* ---- commands ------------------------------------------------------------------------------- */
 
@@ -62,6 +71,7 @@ struct cli {
     char **argv;
     struct ui ui;
     struct qt_log log;
+    char *advice;    /* line to print after the error, freed by the caller of the command */
     json_t *doc;     /* with --json: document for the results; otherwise NULL */
     bool doc_failed; /* out of memory while filling doc */
 };
@@ -181,6 +191,9 @@ void source_close(struct source *s);
 int checkpoint_open(struct qt_ckpt **out, const char *path, struct qt_err *err);
 int container_open(struct qt_container **out, const char *path, struct qt_err *err);
 
+/* Checks -o before any work: QT_E_USAGE if the directory to write in does not exist. */
+int out_check(const char *path, struct qt_err *err);
+
 /* --tensor 'REGEX=SPEC', split at the first '='. */
 struct rules {
     struct qt_rule *rule;
@@ -194,6 +207,9 @@ void rules_free(struct rules *rules);
  * figures. */
 int gate_validate(const char *expr, const struct qt_figure *figures, size_t n,
                   const struct qt_tensor_figures *tensors, struct qt_err *err);
+/* Checks the gate and prints each condition with its value, in the document as "gates". */
+int gate_apply(struct cli *cli, const char *expr, const struct qt_figure *figures, size_t n,
+               const struct qt_tensor_figures *tensors, struct qt_err *err);
 
 /* ---- calibration data (calibration.c) ------------------------------------------------------- */
 

@@ -97,6 +97,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     size_t n = 0;
     int rc;
     QT_TRY(check_arguments(o, args, err));
+    QT_TRY(out_check(o->out, err));
     while (args[n])
         n++;
     if (o->merge)

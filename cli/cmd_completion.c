@@ -167,13 +167,67 @@ static void print_zsh(void)
     fputs("    esac\n}\n_qtool \"$@\"\n", stdout);
 }
 
+/* ---- fish ----------------------------------------------------------------------------------- */
+
+/* Prints text in single quotes. */
+static void fish_text(const char *text)
+{
+    putchar('\'');
+    for (; *text; text++)
+        printf(*text == '\'' || *text == '\\' ? "\\%c" : "%c", *text);
+    putchar('\'');
+}
+
+static void fish_options(const struct command *c, const struct opt *opts)
+{
+    for (const struct opt *o = opts; o->name; o++) {
+        printf("complete -c qtool -n '__fish_seen_subcommand_from %s' -l %s", c->name, o->name);
+        if (o->letter)
+            printf(" -s %c", o->letter);
+        if (has_values(o)) {
+            fputs(" -x -a '", stdout);
+            print_values(c, o);
+            putchar('\'');
+        } else if (o->kind == OPT_SIZE) {
+            fputs(" -x", stdout);
+        } else if (o->kind != OPT_FLAG) {
+            fputs(" -r", stdout);
+        }
+        fputs(" -d ", stdout);
+        fish_text(o->help);
+        putchar('\n');
+    }
+}
+
+static void print_fish(void)
+{
+    fputs("# fish completion of qtool, made by qtool completion fish\n", stdout);
+    for (size_t i = 0; commands[i]; i++) {
+        printf("complete -c qtool -n __fish_use_subcommand -f -a %s -d ", commands[i]->name);
+        fish_text(commands[i]->summary);
+        putchar('\n');
+    }
+    fputs("complete -c qtool -n __fish_use_subcommand -f -a help -d 'show the help of a command'\n",
+          stdout);
+    for (size_t i = 0; commands[i]; i++) {
+        if (commands[i]->words) {
+            printf("complete -c qtool -n '__fish_seen_subcommand_from %s' -f -a '",
+                   commands[i]->name);
+            print_choices(commands[i]->words);
+            fputs("'\n", stdout);
+        }
+        fish_options(commands[i], commands[i]->opts);
+        fish_options(commands[i], common_opts);
+    }
+}
+
 /* ---- the command ---------------------------------------------------------------------------- */
 
-static const char *const shells[] = {"bash", "zsh", NULL};
+static const char *const shells[] = {"bash", "zsh", "fish", NULL};
 
 static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
 {
-    static void (*const print[])(void) = {print_bash, print_zsh};
+    static void (*const print[])(void) = {print_bash, print_zsh, print_fish};
     (void)options;
     if (cli->doc)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "completion has no JSON output: omit --json");
@@ -188,17 +242,18 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
 static const struct common_options defaults = COMMON_DEFAULTS;
 static const struct opt opts[] = {{0}};
 static const struct opt_positional positionals[] = {
-    {"SHELL", "bash or zsh"},
+    {"SHELL", "bash, zsh or fish"},
     {0},
 };
 
 const struct command cmd_completion = {
     .name = "completion",
-    .summary = "print a completion script for bash or zsh",
+    .summary = "print a completion script for bash, zsh or fish",
     .description = "Prints a script that completes qtool's commands, options and schemes in a "
-                   "shell. 'make install' installs the scripts of bash and zsh.",
+                   "shell. 'make install' installs the scripts.",
     .examples = "  . <(qtool completion bash)\n"
-                "  qtool completion zsh >~/.zfunc/_qtool\n",
+                "  qtool completion zsh >~/.zfunc/_qtool\n"
+                "  qtool completion fish >~/.config/fish/completions/qtool.fish\n",
     .opts = opts,
     .positionals = positionals,
     .words = shells,

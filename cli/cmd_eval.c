@@ -3,6 +3,7 @@
 
 #include "kernels/kernels.h"
 
+#include <math.h>
 #include <stddef.h>
 
 struct eval_options {
@@ -43,7 +44,7 @@ static size_t make_figures(struct qt_figure out[MAX_FIGURES], const struct qt_ev
     if (!r->has_ref)
         return n;
     out[n++] = (struct qt_figure){"ref_ppl", r->ref_ppl};
-    out[n++] = (struct qt_figure){"ppl_ratio", r->ppl / r->ref_ppl};
+    out[n++] = (struct qt_figure){"ppl_ratio", r->ppl_ratio};
     out[n++] = (struct qt_figure){"kld", r->kld_mean};
     out[n++] = (struct qt_figure){"kld_mean", r->kld_mean};
     out[n++] = (struct qt_figure){"kld_median", r->kld_median};
@@ -53,18 +54,41 @@ static size_t make_figures(struct qt_figure out[MAX_FIGURES], const struct qt_ev
     return n;
 }
 
+/* " +- 0.123", or "" if the error is not known. */
+static const char *text_error(char buf[TEXT_SIZE], const char *format, double error)
+{
+    char number[TEXT_SIZE];
+    snprintf(number, sizeof number, format, error);
+    snprintf(buf, TEXT_SIZE, isfinite(error) ? " +- %s" : "", number);
+    return buf;
+}
+
+static const char *text_perplexity(char buf[2 * TEXT_SIZE], double ppl, double nll)
+{
+    if (isinf(ppl)) /* e^709.78 is the largest double */
+        snprintf(buf, 2 * TEXT_SIZE, "inf: exp of the mean loss, %.6g nats per token, overflows",
+                 nll);
+    else
+        snprintf(buf, 2 * TEXT_SIZE, ppl < 1e6 ? "%.4f" : "%.4g", ppl);
+    return buf;
+}
+
 static int print_report(const struct qt_eval_report *r, struct qt_err *err)
 {
     struct table t = {.align = "ll"};
+    char error[TEXT_SIZE], ppl[2 * TEXT_SIZE];
     table_row(&t, "data\t%zu windows of %zu tokens, %llu scored", r->windows, r->seqlen,
               (unsigned long long)r->scored_tokens);
-    table_row(&t, r->ppl < 1e6 ? "perplexity\t%.4f" : "perplexity\t%.4g", r->ppl);
+    table_row(&t, "perplexity\t%s%s", text_perplexity(ppl, r->ppl, r->nll),
+              text_error(error, r->ppl < 1e6 ? "%.4f" : "%.4g", r->ppl_se));
     if (r->has_ref) {
-        const double change = 100 * (r->ppl / r->ref_ppl - 1);
-        table_row(&t, isnan(change) ? "reference\t%.4f" : "reference\t%.4f (%+.3f %%)", r->ref_ppl,
-                  change);
-        table_row(&t, "KL divergence\t%.6f mean, %.6f median, %.6f 99.9 %% (nats)", r->kld_mean,
-                  r->kld_median, r->kld_p999);
+        char change[2 * TEXT_SIZE] = "";
+        text_error(error, "%.3f", 100 * r->ppl_ratio_se);
+        if (isfinite(r->ppl_ratio))
+            snprintf(change, sizeof change, " (%+.3f%s %%)", 100 * (r->ppl_ratio - 1), error);
+        table_row(&t, "reference\t%s%s", text_perplexity(ppl, r->ref_ppl, r->ref_nll), change);
+        table_row(&t, "KL divergence\t%.6f%s mean, %.6f median, %.6f 99.9 %% (nats)", r->kld_mean,
+                  text_error(error, "%.6f", r->kld_se), r->kld_median, r->kld_p999);
         table_row(&t, "same top token\t%.3f %%", 100 * r->same_top);
         table_row(&t, "RMS of dp\t%.3f %%", 100 * r->rms_dp);
     }
@@ -77,6 +101,12 @@ static void fill_doc(struct cli *cli, const struct qt_eval_report *r,
     doc_set(cli, cli->doc, "windows", doc_size(r->windows));
     doc_set(cli, cli->doc, "seqlen", doc_size(r->seqlen));
     doc_set(cli, cli->doc, "scored_tokens", doc_size(r->scored_tokens));
+    doc_set(cli, cli->doc, "nll", doc_real(r->nll));
+    doc_set(cli, cli->doc, "ppl_se", doc_real(r->ppl_se));
+    if (r->has_ref) {
+        doc_set(cli, cli->doc, "ppl_ratio_se", doc_real(r->ppl_ratio_se));
+        doc_set(cli, cli->doc, "kld_se", doc_real(r->kld_se));
+    }
     doc_figures(cli, figures, n);
 }
 
@@ -189,7 +219,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
 {
     const struct eval_options *o = options;
     struct source model = {0}, ref = {0};
-    struct qt_eval_report report;
+    struct qt_eval_report report = {0};
     struct qt_figure figures[MAX_FIGURES];
     enum qt_kv_keys keys;
     int rc;
@@ -200,14 +230,18 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         QT_TRY(open_whole(&ref, o->ref, cli, err));
     QT_TRY(check_agreement(&model, err));
     QT_TRY(check_agreement(&ref, err));
-    QT_TRY(evaluate(&report, cli, o, &model, &ref, err));
+    rc = evaluate(&report, cli, o, &model, &ref, err);
+    if (rc == QT_E_INPUT && report.not_finite && !cli->doc)
+        printf("perplexity  nan: %s\n", err->reason);
+    if (rc < 0)
+        goto done;
     size_t n = make_figures(figures, &report);
     if (cli->doc)
         fill_doc(cli, &report, figures, n);
     else
         QT_TRY(print_report(&report, err));
     if (o->gate)
-        QT_TRY(qt_gate_check(o->gate, figures, n, NULL, err));
+        QT_TRY(gate_apply(cli, o->gate, figures, n, NULL, err));
 done:
     source_close(&ref);
     source_close(&model);
@@ -270,7 +304,9 @@ const struct command cmd_eval = {
         "models run side by side, and their next-token distributions are compared at every "
         "position: KL(reference || model) in nats, the fraction of positions with the same most "
         "probable token, and the root mean square of the change in the probability of the actual "
-        "next token. Checksums of containers are checked first.\n\n"
+        "next token. Checksums of containers are checked first. Numbers after +- are standard "
+        "errors over windows; that of the change from the reference is of the differences between "
+        "both models.\n\n"
         "Figures for --gate: ppl; with --ref also ref_ppl, ppl_ratio, kld_mean (short: kld), "
         "kld_median, kld_p999, same_top, rms_dp. Relations: <=, >=, <, >; commas separate "
         "conditions.",

@@ -132,12 +132,12 @@ static void outlook_doc(struct cli *cli, const struct qt_ckpt *ckpt)
 static int print_entries(const struct source *s, struct qt_err *err)
 {
     struct table t = {.align = "lllrrrr"};
-    char shape[TEXT_SIZE], bytes[TEXT_SIZE];
+    char shape[TEXT_SIZE], bytes[TEXT_SIZE], spec[QT_SPEC_TEXT];
     table_row(&t, "QUANTIZED\tSCHEME\tSHAPE\tSIZE\tBPW\tSQNR dB\tCOSINE");
     for (size_t i = 0; i < qt_container_count(s->container); i++) {
         const struct qt_entry *e = qt_container_entry(s->container, i);
         uint64_t size = entry_bytes(e);
-        table_row(&t, "%s\t%s\t%s\t%s\t%.4f\t%.2f\t%.6f", e->name, e->spec,
+        table_row(&t, "%s\t%s\t%s\t%s\t%.4f\t%.2f\t%.6f", e->name, qt_spec_short(spec, e->spec),
                   text_shape(shape, 2, (const size_t[]){e->n, e->k}), text_bytes(bytes, size),
                   8 * (double)size / ((double)e->n * (double)e->k), error_sqnr(e),
                   error_figure(e, "cosine"));

@@ -25,12 +25,13 @@ static void item_row(struct table *t, const struct qt_plan_item *item)
 {
     const struct qt_tensor *tensor = item->tensor;
     char shape[TEXT_SIZE], before[TEXT_SIZE], after[TEXT_SIZE], why[QT_WHY_SIZE];
+    char spec[QT_SPEC_TEXT];
     text_shape(shape, tensor->ndim, tensor->shape);
     text_bytes(before, tensor->nbytes);
     if (!item->copied)
         table_row(t, "%s\t%s\t%s\t%s\t%.4f\t%s\t%s", tensor->name, qt_dtype_name(tensor->dtype),
-                  shape, item->packed->spec.text, qt_packed_bpw(item->packed), before,
-                  text_bytes(after, qt_packed_bytes(item->packed)));
+                  shape, qt_spec_short(spec, item->packed->spec.text), qt_packed_bpw(item->packed),
+                  before, text_bytes(after, qt_packed_bytes(item->packed)));
     else
         table_row(t, "%s\t%s\t%s\tcopied: %s\t\t%s\t%s", tensor->name, qt_dtype_name(tensor->dtype),
                   shape, qt_plan_item_why(why, item), before, before);

@@ -34,25 +34,22 @@ static char *append_quoted(char *to, const char *word)
 /* *out: the command line that resumes this run. The caller frees it with qt_free. */
 static int resume_command(char **out, const struct cli *cli, bool has_resume, struct qt_err *err)
 {
-    static const char start[] = "qtool quantize --resume";
-    size_t room = sizeof start;
-    for (int i = 2; i < cli->argc; i++)
+    char *line, *to;
+    size_t room = sizeof " --resume";
+    for (int i = 0; i < cli->argc; i++)
         room += 4 * strlen(cli->argv[i]) + 3;
-    int rc = qt_array_new(out, room, 1, err);
+    int rc = qt_array_new(&line, room, 1, err);
     if (rc < 0)
         return rc;
-    char *to = *out + sprintf(*out, "%s", has_resume ? "qtool quantize" : start);
-    for (int i = 2; i < cli->argc; i++)
+    to = line;
+    for (int i = 0; i < cli->argc; i++) {
         to = append_quoted(to, cli->argv[i]);
-    return QT_OK;
-}
-
-static void tell_resume(struct cli *cli, const char *command, const char *hint)
-{
-    ui_clear(&cli->ui);
-    fputs(hint, stderr);
-    if (cli->doc)
-        doc_set(cli, cli->doc, "resume", doc_text(command));
+        if (i == 1 && !has_resume) /* behind the command's name: "--" may follow */
+            to += sprintf(to, " --resume");
+    }
+    rc = qt_string_copy(out, line + 1, err); /* without the first blank */
+    qt_free(line);
+    return rc;
 }
 
 /* ---- the command ---------------------------------------------------------------------------- */
@@ -94,13 +91,13 @@ static int print_tensors(const json_t *document, struct qt_err *err)
         const json_t *hessian = json_object_get(tensor, "hessian");
         const json_t *shape = json_object_get(tensor, "shape");
         const char *fallback = json_string_value(json_object_get(hessian, "fallback"));
-        char text[6][TEXT_SIZE];
+        char text[6][TEXT_SIZE], spec[QT_SPEC_TEXT];
         bool raised = json_is_true(json_object_get(hessian, "damp_raised"));
         table_row(&t, "%s\t%lldx%lld\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s",
                   json_string_value(json_object_get(tensor, "name")),
                   (long long)json_integer_value(json_array_get(shape, 0)),
                   (long long)json_integer_value(json_array_get(shape, 1)),
-                  json_string_value(json_object_get(tensor, "scheme")),
+                  qt_spec_short(spec, json_string_value(json_object_get(tensor, "scheme"))),
                   text_real(text[0], "%.4f", json_object_get(tensor, "bpw")),
                   text_real(text[1], "%.3e", json_object_get(error, "mse")),
                   text_real(text[2], "%.2f", json_object_get(error, "sqnr_db")),
@@ -168,8 +165,9 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     char *command = NULL, *hint = NULL;
     int rc;
     QT_TRY(resume_command(&command, cli, o->resume, err));
-    QT_TRY(qt_string_format(&hint, err, "qtool quantize: to continue: %s\n", command));
+    QT_TRY(qt_string_format(&hint, err, "To continue: %s\n", command));
     interrupt_hint(hint);
+    QT_TRY(out_check(o->out, err));
     QT_TRY(kv_options_keys(&kv, &o->kv, err));
     QT_TRY(rules_parse(&rules, &o->tensor, err));
     QT_TRY(qt_learn_parse(&learn, o->learn ? o->learn : "", err));
@@ -196,9 +194,13 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(qt_quantize(&report, ckpt, &opt, err));
     QT_TRY(print_report(cli, o, ckpt, &calibration.data, &report, err));
 done:
-    if (rc == QT_E_INTERRUPTED)
-        tell_resume(cli, command, hint);
     interrupt_hint(NULL);
+    if (rc == QT_E_INTERRUPTED) {
+        cli->advice = hint;
+        hint = NULL;
+    }
+    if (rc == QT_E_INTERRUPTED && cli->doc)
+        doc_set(cli, cli->doc, "resume", doc_text(command));
     qt_free(command);
     qt_free(hint);
     json_decref(report.document);
@@ -255,7 +257,8 @@ static const struct opt opts[] = {
     {.name = "force",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, force),
-     .help = "replace OUT and all files in it if it exists, once the new container is complete"},
+     .help = "replace OUT and all files in it if it exists, once the new container is complete; "
+             "without --resume, also delete what an interrupted run left in OUT.partial"},
     {.name = "resume",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, resume),

@@ -134,17 +134,18 @@ static size_t make_figures(struct qt_figure out[MAX_FIGURES], const struct resul
 static int print_tensors(const struct qt_verify_report *r, struct qt_err *err)
 {
     struct table t = {.align = "lllrrrrr"};
-    char shape[TEXT_SIZE];
+    char shape[TEXT_SIZE], spec[QT_SPEC_TEXT];
     table_row(&t, "TENSOR\tSCHEME\tSHAPE\tBPW\tSQNR dB\tCOSINE\tMSE\tMAX");
     for (size_t i = 0; i < r->count; i++) {
         const struct qt_verify_tensor *v = &r->tensors[i];
         text_shape(shape, 2, (const size_t[]){v->n, v->k});
+        qt_spec_short(spec, v->spec);
         if (v->compared)
-            table_row(&t, "%s\t%s\t%s\t%.4f\t%.2f\t%.6f\t%.3g\t%.3g", v->name, v->spec, shape,
-                      v->bpw, qt_error_sqnr_db(&v->error), qt_error_cosine(&v->error),
+            table_row(&t, "%s\t%s\t%s\t%.4f\t%.2f\t%.6f\t%.3g\t%.3g", v->name, spec, shape, v->bpw,
+                      qt_error_sqnr_db(&v->error), qt_error_cosine(&v->error),
                       qt_error_mse(&v->error), v->error.max_abs);
         else
-            table_row(&t, "%s\t%s\t%s\t%.4f", v->name, v->spec, shape, v->bpw);
+            table_row(&t, "%s\t%s\t%s\t%.4f", v->name, spec, shape, v->bpw);
     }
     return table_print(&t, err);
 }
@@ -164,37 +165,40 @@ static int print_device(const struct qt_device_report *r, const struct qt_gpu *g
                         struct qt_err *err)
 {
     struct table t = {.align = "lllrrrrrl"};
-    char shape[TEXT_SIZE], us[QT_DEVICE_TIMES][TEXT_SIZE];
+    char shape[TEXT_SIZE], us[QT_DEVICE_TIMES][TEXT_SIZE], spec[QT_SPEC_TEXT];
     printf("\nfused kernels on %s, %s, %s\n", gpu->name, gpu->cuda, gpu->cublas);
     table_row(&t, "TENSOR\tSCHEME\tSHAPE\tFP16\tBF16\tM=%zu us\tM=%zu us\tM=%zu us\tRESULT",
               qt_device_times[0], qt_device_times[1], qt_device_times[2]);
     for (size_t i = 0; i < r->count; i++) {
         const struct qt_device_tensor *d = &r->tensors[i];
         text_shape(shape, 2, (const size_t[]){d->n, d->k});
+        qt_spec_short(spec, d->spec);
         if (d->missing[0]) {
-            table_row(&t, "%s\t%s\t%s\t\t\t\t\t\tno kernel: %s", d->name, d->spec, shape,
-                      d->missing);
+            table_row(&t, "%s\t%s\t%s\t\t\t\t\t\tno kernel: %s", d->name, spec, shape, d->missing);
             continue;
         }
         for (int j = 0; j < QT_DEVICE_TIMES; j++)
             text_time(us[j], d->us[j], d->cublas_us[j]);
-        table_row(&t, "%s\t%s\t%s\t%.2e\t%.2e\t%s\t%s\t%s\t%s%s", d->name, d->spec, shape,
+        table_row(&t, "%s\t%s\t%s\t%.2e\t%.2e\t%s\t%s\t%s\t%s%s", d->name, spec, shape,
                   d->error[QTOOL_F16], d->error[QTOOL_BF16], us[0], us[1], us[2],
                   d->faults ? "FAILED: " : "ok", d->fault);
     }
     return table_print(&t, err);
 }
 
+/* quiet: without the rows of single tensors. */
 static int print_report(const struct results *r, const struct qt_gpu *gpu,
-                        const struct qt_figure *figures, size_t n, struct qt_err *err)
+                        const struct qt_figure *figures, size_t n, bool quiet, struct qt_err *err)
 {
     struct table t = {.align = "ll"};
     char bytes[TEXT_SIZE], tuned[TEXT_SIZE] = "";
-    int rc, second;
-    QT_TRY(print_tensors(&r->report, err));
-    if (r->on_gpu)
+    int rc = QT_OK, second;
+    if (!quiet)
+        QT_TRY(print_tensors(&r->report, err));
+    if (!quiet && r->on_gpu)
         QT_TRY(print_device(&r->device, gpu, err));
-    putchar('\n');
+    if (!quiet)
+        putchar('\n');
     table_row(&t, "container\tsound: checksums, structure, values, packing%s",
               r->compared ? "; copied tensors equal the source" : "");
     if (r->report.tuned)
@@ -355,7 +359,7 @@ static int check_gate_names(const char *gate, const struct results *r,
     return rc;
 }
 
-static int check_figures(const char *gate, const struct results *r,
+static int check_figures(struct cli *cli, const char *gate, const struct results *r,
                          const struct qt_container *container, const struct qt_figure *figures,
                          size_t n, struct qt_err *err)
 {
@@ -363,13 +367,13 @@ static int check_figures(const char *gate, const struct results *r,
     int rc = rows_new(&rows, r, container, err);
     if (rc < 0)
         return rc;
-    rc = qt_gate_check(gate, figures, n, &rows.t, err);
+    rc = gate_apply(cli, gate, figures, n, &rows.t, err);
     rows_free(&rows);
     return rc;
 }
 
 /* On a GPU, two conditions are always required; --gate can replace the second. */
-static int apply_gates(const char *gate, const struct results *r,
+static int apply_gates(struct cli *cli, const char *gate, const struct results *r,
                        const struct qt_container *container, const struct qt_figure *figures,
                        size_t n, struct qt_err *err)
 {
@@ -381,7 +385,7 @@ static int apply_gates(const char *gate, const struct results *r,
     if (r->on_gpu)
         QT_TRY(qt_string_format(&text, err, "%s%s%s", own, gate ? "," : "", gate ? gate : ""));
     if (text || gate)
-        QT_TRY(check_figures(text ? text : gate, r, container, figures, n, err));
+        QT_TRY(check_figures(cli, text ? text : gate, r, container, figures, n, err));
 done:
     qt_free(text);
     return rc;
@@ -434,10 +438,10 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     if (cli->doc)
         fill_doc(cli, &r, gpu, figures, n);
     else
-        QT_TRY(print_report(&r, gpu, figures, n, err));
+        QT_TRY(print_report(&r, gpu, figures, n, o->common.quiet, err));
     if (o->strict)
         QT_TRY(check_strict(&r.report, args[0], err));
-    QT_TRY(apply_gates(o->gate, &r, container, figures, n, err));
+    QT_TRY(apply_gates(cli, o->gate, &r, container, figures, n, err));
 done:
     qt_device_free(&r.device);
     qt_verify_free(&r.report);

@@ -3,10 +3,12 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 const struct command *const commands[] = {
@@ -98,7 +100,7 @@ void process_end(enum qt_status status, const char *message, const char *more)
         write_text(STDOUT_FILENO, message);
         write_text(STDOUT_FILENO, "\"\n  }\n}\n");
     }
-    write_text(STDERR_FILENO, "qtool: ");
+    write_text(STDERR_FILENO, ui_line_open ? "\nqtool: " : "qtool: ");
     write_text(STDERR_FILENO, message);
     write_text(STDERR_FILENO, "\n");
     if (more)
@@ -121,13 +123,21 @@ static void catch_lost_mappings(void)
     sigaction(SIGBUS, &action, NULL);
 }
 
+/* True if stdout is a pipe that nobody reads any more: what reads it (head, say) has seen enough. */
+static bool stdout_is_unread(void)
+{
+    struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
+    return poll(&out, 1, 0) == 1 && (out.revents & POLLERR) != 0;
+}
+
 /* Turns success into QT_E_RESOURCE if the results could not be written. */
 static int close_stdout(const char *command, int rc)
 {
+    const bool unread = stdout_is_unread();
     bool failed = ferror(stdout);
     errno = 0;
     failed |= fclose(stdout) != 0;
-    if (!failed)
+    if (!failed || unread)
         return rc;
     fprintf(stderr, "qtool %s: cannot write results to standard output%s%s\n", command,
             errno ? ": " : "", errno ? strerror(errno) : "");
@@ -153,6 +163,7 @@ int device_number(const char *device)
 static int check_device(const struct command *cmd, const char *device, struct qt_err *err)
 {
     static const char *const names[] = {"cpu", "cuda"};
+    static const char *const gpus[] = {"gpu", "nvidia"};
     size_t index;
     if (strcmp(device, "cpu") == 0)
         return QT_OK;
@@ -161,6 +172,10 @@ static int check_device(const struct command *cmd, const char *device, struct qt
         if (rc < 0)
             return rc;
     } else if (strcmp(device, "cuda") != 0) {
+        for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++)
+            if (strncasecmp(device, gpus[i], strlen(gpus[i])) == 0)
+                return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                               "unknown device '%s'; did you mean 'cuda'?", device);
         return opts_unknown("device", device, names, 2, err);
     }
     return cmd->gpu ? QT_OK
@@ -198,7 +213,10 @@ static int parse_and_run(struct cli *cli, const struct command *cmd, void *optio
     if (cli->doc_failed)
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory for the JSON document");
 done:
-    ui_clear(&cli->ui);
+    if (rc == QT_E_INTERRUPTED)
+        ui_end_line(&cli->ui);
+    else
+        ui_clear(&cli->ui);
     opts_free(options, &syntax);
     return rc;
 }
@@ -209,7 +227,10 @@ static int report(struct cli *cli, const char *command, int rc, const struct qt_
     if (rc < 0) {
         fflush(stdout); /* keep the order if both go to one file */
         print_error(command, err);
+        if (cli->advice)
+            fputs(cli->advice, stderr);
     }
+    qt_free(cli->advice);
     if (cli->doc)
         rc = doc_print(cli, command, rc, err);
     json_decref(cli->doc);
@@ -284,9 +305,11 @@ static int dispatch(int argc, char **argv)
         return QT_E_USAGE;
     }
     const char *name = argv[1];
+    if (!strcmp(name, "--version") || !strcmp(name, "-V"))
+        name = "version";
     if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h"))
         return show_help(argc, argv);
-    const struct command *cmd = find_command(strcmp(name, "--version") ? name : "version");
+    const struct command *cmd = find_command(name);
     return cmd ? run_command(cmd, argc, argv) : unknown_command(argc, argv, name);
 }
 

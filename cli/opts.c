@@ -65,8 +65,61 @@ static struct row find_row(struct parse *p, const char *name, size_t len, char l
     return (struct row){0};
 }
 
-static int unknown_option(const struct parse *p, const char *word, struct qt_err *err)
+/* What other tools call an option, and what it is here. */
+static const struct {
+    const char *word, *meaning;
+} synonyms[] = {
+    {"--group-size", "--scheme nf4:g=128"},
+    {"--groupsize", "--scheme nf4:g=128"},
+    {"--dataset", "--data"},
+    {"--nsamples", "--samples"},
+    {"--num-samples", "--samples"},
+    {"--max-length", "--seqlen"},
+    {"--ctx-size", "--seqlen"},
+    {"--output", "--out"},
+    {"--output-dir", "--out"},
+    {"--outfile", "--out"},
+    {"--overwrite", "--force"},
+    {"--gpu", "--device cuda"},
+    {"--cuda", "--device cuda"},
+    {"--continue", "--resume"},
+    {"--silent", "--quiet"},
+};
+
+/* The scheme of so many bits that users of other tools would expect. */
+static const char *scheme_of_bits(const char *bits)
 {
+    static const char *const schemes[] = {"nf2", "nf3", "int4", "fp5", "fp6", "fp7", "int8"};
+    return bits && bits[0] >= '2' && bits[0] <= '8' && !bits[1] ? schemes[bits[0] - '2'] : "int4";
+}
+
+static int suggest(const char *word, const char *option, const char *value, struct qt_err *err)
+{
+    return qt_fail(err, QT_E_USAGE, NULL, NULL, "unknown option '%s'; did you mean '%s%s'?", word,
+                   option, value);
+}
+
+/* Suggestions for the options of other tools, if this command has the option that is meant. */
+static int unknown_synonym(struct parse *p, const char *word, const char *value, struct qt_err *err)
+{
+    static const char *const bits[] = {"--bits", "--wbits", "--w-bits", "--nbits"};
+    for (size_t i = 0; i < sizeof bits / sizeof *bits; i++)
+        if (strcmp(word, bits[i]) == 0 && find_row(p, "scheme", strlen("scheme"), 0).opt)
+            return suggest(word, "--scheme ", scheme_of_bits(value), err);
+    for (size_t i = 0; i < sizeof synonyms / sizeof *synonyms; i++) {
+        const char *option = synonyms[i].meaning;
+        if (strcmp(word, synonyms[i].word) == 0 &&
+            find_row(p, option + 2, strcspn(option + 2, " "), 0).opt)
+            return suggest(word, option, "", err);
+    }
+    return QT_OK;
+}
+
+static int unknown_option(struct parse *p, const char *word, const char *value, struct qt_err *err)
+{
+    const int rc = unknown_synonym(p, word, value, err);
+    if (rc < 0)
+        return rc;
     char dashed[OPTS_MAX_TABLES * OPTS_MAX_ROWS][32];
     const char *names[OPTS_MAX_TABLES * OPTS_MAX_ROWS];
     size_t n = 0;
@@ -162,7 +215,9 @@ static int parse_option(struct parse *p, const char *arg, struct qt_err *err)
     if (row.opt)
         return parse_value(p, row, attached, err);
     snprintf(word, sizeof word, "%.*s", (int)qt_min_size(len, sizeof word - 1), arg);
-    return unknown_option(p, word, err);
+    if (!attached && p->next < p->argc)
+        attached = p->argv[p->next];
+    return unknown_option(p, word, attached, err);
 }
 
 static size_t count_positionals(const struct opt_positional *table)

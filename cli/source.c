@@ -1,6 +1,8 @@
-/* PATH arguments, --tensor rules, gates. */
+/* PATH and -o arguments, --tensor rules, gates. */
 #include "cli/cli.h"
 
+#include <errno.h>
+#include <math.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -76,6 +78,28 @@ int container_open(struct qt_container **out, const char *path, struct qt_err *e
     return qt_container_open(out, path, err);
 }
 
+int out_check(const char *path, struct qt_err *err)
+{
+    struct stat st;
+    char *parent;
+    size_t n = strlen(path);
+    while (n && path[n - 1] == '/') /* DIR/OUT/ */
+        n--;
+    while (n && path[n - 1] != '/')
+        n--;
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    if (n == 0)
+        return QT_OK;
+    int rc = qt_string_format(&parent, err, "%.*s", (int)n, path);
+    if (rc < 0)
+        return rc;
+    if (stat(parent, &st) < 0 && errno == ENOENT)
+        rc = qt_fail(err, QT_E_USAGE, parent, NULL, "does not exist: create this directory first");
+    qt_free(parent);
+    return rc;
+}
+
 int rules_parse(struct rules *out, const struct opt_list *list, struct qt_err *err)
 {
     int rc;
@@ -112,4 +136,33 @@ int gate_validate(const char *expr, const struct qt_figure *figures, size_t n,
 {
     int rc = expr ? qt_gate_check(expr, figures, n, tensors, err) : QT_OK;
     return rc == QT_E_GATE ? QT_OK : rc; /* the values are not known yet */
+}
+
+int gate_apply(struct cli *cli, const char *expr, const struct qt_figure *figures, size_t n,
+               const struct qt_tensor_figures *tensors, struct qt_err *err)
+{
+    struct qt_gate_results results;
+    struct table t = {.align = "ll"};
+    json_t *array = cli->doc ? json_array() : NULL;
+    const int rc = qt_gate_run(&results, expr, figures, n, tensors, err);
+    for (size_t i = 0; i < results.count; i++) {
+        const struct qt_gate_result *r = &results.list[i];
+        char number[TEXT_SIZE] = "undefined";
+        if (!isnan(r->value))
+            snprintf(number, sizeof number, "%.9g", r->value);
+        if (!cli->doc) {
+            table_row(&t, "gate\t%s %s: %s", r->passed ? "passed" : "failed", r->text, number);
+            continue;
+        }
+        json_t *o = json_object();
+        doc_set(cli, o, "condition", doc_text(r->text));
+        doc_set(cli, o, "passed", json_boolean(r->passed));
+        doc_set(cli, o, "value", doc_real(r->value));
+        doc_append(cli, array, o);
+    }
+    if (cli->doc)
+        doc_set(cli, cli->doc, "gates", array);
+    qt_free(results.list);
+    const int second = cli->doc ? QT_OK : table_print(&t, rc < 0 ? NULL : err);
+    return rc < 0 ? rc : second;
 }

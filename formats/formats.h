@@ -318,8 +318,10 @@ int qt_container_check_crcs(const struct qt_container *c, struct qt_err *err);
  */
 struct qt_writer;
 struct qt_writer_options {
-    bool force;  /* replace DIR, which must be a container or empty, by the rename at the end */
-    bool resume; /* continue DIR.partial if it exists */
+    /* Replace DIR, which must be a container or empty, by the rename at the end; delete the work
+     * of an interrupted run in DIR.partial, unless `resume`. */
+    bool force;
+    bool resume;              /* continue DIR.partial if it exists */
     uint64_t max_shard_bytes; /* 0 = 4 GiB; a tensor is never split */
     /* Files that the caller reads, borrowed until qt_writer_close. QT_E_USAGE if one is in a
      * directory that would be replaced, whatever links lead there. */
@@ -330,7 +332,8 @@ struct qt_writer_options {
  * identity: everything that determines the output bytes (options, source fingerprint). tensors:
  * name, dtype, ndim, shape and nbytes are used, and file, if set, in errors; names are copied.
  * QT_E_RESUME, naming the member that differs, if the journal of a resume has another identity.
- * QT_E_USAGE if DIR exists and force is false, or if DIR is not a container. QT_E_RESOURCE if
+ * QT_E_USAGE if DIR exists and force is false, if DIR is not a container, or if DIR.partial has
+ * finished units and both force and resume are false. QT_E_RESOURCE if
  * another process uses DIR.partial or the disk is full (a DIR.partial that this call created is
  * removed), or if a resume finds a file header that differs from the one written.
  */

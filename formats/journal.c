@@ -186,8 +186,9 @@ static int add_unit(struct qt_journal *j, json_t *line, struct qt_err *err)
     const char *unit = json_string_value(json_object_get(line, "unit"));
     if (!unit || !json_object_get(line, "record") ||
         !json_is_array(json_object_get(line, "tensors")))
-        return qt_fail(err, QT_E_RESUME, j->path, NULL,
-                       "cannot resume: the journal is damaged; run again without --resume");
+        return qt_fail(
+            err, QT_E_RESUME, j->path, NULL,
+            "cannot resume: the journal is damaged; run again with --force, not --resume");
     return json_object_set(j->units, unit, line) < 0 ? no_memory(err, j->path) : QT_OK;
 }
 
@@ -261,6 +262,21 @@ int qt_journal_load(bool *found, struct qt_journal *j, const char *plan, const j
     QT_TRY(load_lines(found, j, text, size, plan, identity, err));
     if (*found)
         QT_TRY(cut(j, j->end, err));
+done:
+    qt_free(text);
+    return rc;
+}
+
+int qt_journal_count(size_t *units, const struct qt_journal *j, struct qt_err *err)
+{
+    char *text = NULL;
+    size_t size, lines = 0;
+    int rc;
+    *units = 0;
+    QT_TRY(qt_file_read(&text, &size, j->path, journal_limit, err));
+    for (size_t i = 0; i < size; i++)
+        lines += text[i] == '\n';
+    *units = lines ? lines - 1 : 0;
 done:
     qt_free(text);
     return rc;

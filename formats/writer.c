@@ -219,6 +219,27 @@ static int check_finished(const struct qt_writer *w, const json_t *identity, str
                           "not replaced: it is a complete container; rename or remove it");
 }
 
+/* Hours of work are not deleted by accident. */
+static int check_unfinished(const struct qt_writer *w, struct qt_err *err)
+{
+    char *path;
+    bool saved = false;
+    size_t units;
+    int rc = qt_journal_count(&units, &w->journal, err);
+    for (int i = 0; i < QT_PROGRESS_KINDS && rc == QT_OK && !saved; i++) {
+        rc = qt_path_join(&path, w->out.partial, progress_names[i], err);
+        if (rc == QT_OK)
+            saved = qt_path_exists(path);
+        qt_free(path);
+    }
+    if (rc == QT_OK && (units || saved))
+        rc = qt_fail(err, QT_E_USAGE, w->out.partial, NULL,
+                     "an interrupted run left %zu finished tensors here: --resume continues that "
+                     "run, --force deletes them",
+                     units);
+    return rc;
+}
+
 static int start_over(struct qt_writer *w, const char *digest, const json_t *identity,
                       struct qt_err *err)
 {
@@ -242,8 +263,9 @@ static int mark_committed(struct qt_writer *w, const json_t *unit, struct qt_err
         const json_t *item = json_array_get(list, k);
         json_int_t i = json_is_integer(item) ? json_integer_value(item) : -1;
         if (i < 0 || (size_t)i >= w->count || w->places[i].committed)
-            return qt_fail(err, QT_E_RESUME, w->journal.path, NULL,
-                           "cannot resume: the journal is damaged; run again without --resume");
+            return qt_fail(
+                err, QT_E_RESUME, w->journal.path, NULL,
+                "cannot resume: the journal is damaged; run again with --force, not --resume");
         w->places[i].committed = true;
         w->places[i].written = w->places[i].size;
     }
@@ -258,14 +280,15 @@ static int check_shard(const struct shard *s, struct qt_err *err)
     struct qt_map map;
     if (lstat(s->path, &st) < 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != s->size)
         return qt_fail(err, QT_E_RESUME, s->path, NULL,
-                       "cannot resume: the file is missing or has changed; run again without "
-                       "--resume");
+                       "cannot resume: the file is missing or has changed; run again with "
+                       "--force, not --resume");
     int rc = qt_map_open(&map, s->path, err);
     if (rc < 0)
         return rc;
     if (map.size != s->size || memcmp(map.data, s->header, s->header_size) != 0)
-        rc = qt_fail(err, QT_E_RESOURCE, s->path, NULL,
-                     "header read back differs from what was written; run again without --resume");
+        rc = qt_fail(
+            err, QT_E_RESOURCE, s->path, NULL,
+            "header read back differs from what was written; run again with --force, not --resume");
     qt_map_close(&map);
     return rc;
 }
@@ -313,6 +336,8 @@ int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tens
     QT_TRY(qt_outdir_lock(w->journal.fd, w->journal.path, err));
     if (opt->resume)
         QT_TRY(qt_journal_load(&found, &w->journal, digest, identity, err));
+    else if (!opt->force)
+        QT_TRY(check_unfinished(w, err));
     QT_TRY(found ? continue_earlier(w, err) : start_over(w, digest, identity, err));
     w->resumed = found;
     *out = w;
@@ -336,7 +361,7 @@ static int contradiction(const struct qt_writer *w, const char *tensor, const ch
         return qt_fail(err, QT_E_INTERNAL, w->out.dir, tensor, "%s", what);
     return qt_fail(err, QT_E_RESUME, w->journal.path, tensor,
                    "cannot resume: the records of the earlier run are wrong (%s); run again "
-                   "without --resume",
+                   "with --force, not --resume",
                    what);
 }
 
@@ -469,7 +494,7 @@ int qt_writer_load(void *data, size_t *size, const struct qt_writer *w, enum qt_
         memcpy(&crc, text + *size - sizeof crc, sizeof crc);
     if (*size < sizeof crc || crc != qt_crc32(0, text, *size - sizeof crc)) {
         rc = qt_fail(err, QT_E_RESUME, path, NULL,
-                     "cannot resume: the file is damaged; run again without --resume");
+                     "cannot resume: the file is damaged; run again with --force, not --resume");
         goto done;
     }
     *size -= sizeof crc;
@@ -613,10 +638,10 @@ static int read_back(const struct qt_writer *w, struct qt_err *err)
     if (rc == QT_E_RESOURCE || rc == QT_E_INTERRUPTED)
         qt_fail(err, rc, why.file, why.tensor, "%s", why.reason);
     else if (rc < 0 && c)
-        rc =
-            qt_fail(err, QT_E_RESOURCE, why.file, why.tensor,
-                    "data read back differs from what was written (%s); run again without --resume",
-                    why.reason);
+        rc = qt_fail(err, QT_E_RESOURCE, why.file, why.tensor,
+                     "data read back differs from what was written (%s); run again with --force, "
+                     "not --resume",
+                     why.reason);
     else if (rc < 0) {
         char what[sizeof why.reason + 40];
         snprintf(what, sizeof what, "the written container does not open: %s", why.reason);

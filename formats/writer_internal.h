@@ -77,6 +77,8 @@ void qt_journal_close(struct qt_journal *j);
  * QT_E_RESUME if its identity or plan (arguments of qt_journal_start) was another. */
 int qt_journal_load(bool *found, struct qt_journal *j, const char *plan, const json_t *identity,
                     struct qt_err *err);
+/* *units = the number of finished units by the number of lines, without a check of the lines. */
+int qt_journal_count(size_t *units, const struct qt_journal *j, struct qt_err *err);
 /* Empties the journal on disk, before the data of its units changes. The first bytes of its first
  * line stay: they mark DIR.partial as qtool's. */
 int qt_journal_clear(struct qt_journal *j, struct qt_err *err);

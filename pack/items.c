@@ -283,8 +283,9 @@ int qt_run_read_back(struct qt_packed *out, const struct qt_run *run, size_t i, 
     if (!sections)
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     else if (!json_equal(sections, json_object_get(run->entries[i], "sections")))
-        rc = qt_fail(err, QT_E_RESOURCE, run->opt->out_dir, run->plan.items[i].tensor->name,
-                     "data read back differs from the data written; start again without --resume");
+        rc = qt_fail(
+            err, QT_E_RESOURCE, run->opt->out_dir, run->plan.items[i].tensor->name,
+            "data read back differs from the data written; start again with --force, not --resume");
     json_decref(sections);
     return rc;
 }

@@ -385,20 +385,22 @@ static int run_data(struct qt_run *run, struct qt_err *err)
     struct qt_model *model = NULL;
     bool *is_linear = NULL;
     struct undersampled undersampled = {0};
+    const size_t tokens = run->opt->calibration->samples * run->opt->calibration->seqlen;
     int rc;
     QT_TRY(qt_model_open(&model, &source, err));
     QT_TRY(find_linears(&is_linear, run, model, err));
     QT_TRY(check_strict(run, is_linear, err));
-    warn_of_small_data(run, is_linear,
-                       run->opt->calibration->samples * run->opt->calibration->seqlen);
+    warn_of_small_data(run, is_linear, tokens);
     QT_TRY(plan_activations(run, model, &source, err));
     if (is_finished(run, is_linear))
         goto done;
     QT_TRY(quantize_others(run, is_linear, err));
     current = qt_run_weights(run);
     QT_TRY(qt_sequential_open(&seq, &source, &current, run->opt->calibration, err));
-    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
+    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++) {
+        qt_log_layer(run->opt->log, layer, qt_model_info(model)->layers, (double)tokens);
         QT_TRY(run_layer(run, model, seq, layer, &undersampled, err));
+    }
     warn_of_undersampled(&undersampled, run);
 done:
     qt_sequential_close(seq);
@@ -419,8 +421,10 @@ static int run_file(struct qt_run *run, struct qt_err *err)
     QT_TRY(check_strict(run, is_linear, err));
     QT_TRY(qt_calibrate_check(file, run->ckpt, model, err));
     warn_of_small_data(run, is_linear, qt_qcal_info(file)->tokens);
-    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++)
+    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++) {
+        qt_log_layer(run->opt->log, layer, qt_model_info(model)->layers, 0);
         QT_TRY(run_layer(run, model, NULL, layer, NULL, err));
+    }
 done:
     qt_free(is_linear);
     qt_model_close(model);

@@ -78,6 +78,10 @@ int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err);
  * effect. */
 int qt_spec_read(struct qt_spec *out, const char *text, struct qt_err *err);
 
+/* Writes the scheme text of a container without the parameters that are as its preset has them;
+ * method=search is one of these. Returns buf. Text that is not valid is copied. */
+const char *qt_spec_short(char buf[QT_SPEC_TEXT], const char *text);
+
 /* Replaces method=auto by gptq (calibrated) or search. */
 void qt_spec_resolve(struct qt_spec *spec, bool calibrated);
 

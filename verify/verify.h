@@ -67,9 +67,12 @@ struct qt_eval_options {
 struct qt_eval_report {
     size_t windows, seqlen;
     uint64_t scored_tokens; /* windows * (seqlen - 1) */
-    double ppl;
-    bool has_ref; /* a reference was given: the fields below are filled */
-    double ref_ppl;
+    bool not_finite;        /* qt_eval failed because a logit is NaN or infinity */
+    double nll, ppl;        /* mean of -ln p(token), and its exponential, which may be infinite */
+    bool has_ref;           /* a reference was given: the fields below are filled */
+    double ref_nll, ref_ppl, ppl_ratio;
+    /* Standard errors over windows of ppl, ppl_ratio and kld_mean; NaN for one window. */
+    double ppl_se, ppl_ratio_se, kld_se;
     double kld_mean, kld_median, kld_p999; /* nats, over all positions of all windows */
     double same_top; /* fraction of positions with the same most probable token */
     double rms_dp;   /* root mean square of p(target) - p_ref(target) over scored positions */
@@ -240,15 +243,29 @@ struct qt_tensor_figures {
     size_t per_tensor;
 };
 
+/* A condition of a gate and what was measured. */
+struct qt_gate_result {
+    char text[128]; /* "ppl_ratio <= 1.02", cut if it is longer */
+    bool passed;
+    double value; /* of the figure; of NAME[REGEX]: of the tensor that is nearest to failing */
+};
+struct qt_gate_results {
+    struct qt_gate_result *list; /* freed by the caller with qt_free */
+    size_t count;
+};
+
 /*
  * Evaluates the conditions of expr: comma-separated NAME<=X, NAME>=X, NAME<X or NAME>X over
  * figures[n], or NAME[REGEX]<=X over the figures of all tensors whose name matches the regular
  * expression (tensors may be NULL). X is decimal. QT_E_USAGE: bad syntax, unknown name, or no
  * tensor matches. QT_E_GATE: a condition fails; the message has each failed condition with its
- * value and tensor, as many as fit, and the number of the others.
+ * value and tensor, as many as fit, and the number of the others. qt_gate_run also lists all
+ * conditions in *out, unless an error other than QT_E_GATE occurs.
  */
 int qt_gate_check(const char *expr, const struct qt_figure *figures, size_t n,
                   const struct qt_tensor_figures *tensors, struct qt_err *err);
+int qt_gate_run(struct qt_gate_results *out, const char *expr, const struct qt_figure *figures,
+                size_t n, const struct qt_tensor_figures *tensors, struct qt_err *err);
 /* Returns true if expr has a condition NAME<=X (without [REGEX]) on that figure. */
 bool qt_gate_names(const char *expr, const char *figure);
 

@@ -511,8 +511,9 @@ static int resume(struct qt_learner *l, struct qt_err *err)
 {
     int rc = apply_finished(l, err);
     if (rc == QT_OK && l->at.done && l->at.crc != matrices_crc(l))
-        rc = qt_fail(err, QT_E_RESOURCE, l->run->opt->out_dir, NULL,
-                     "data read back differs from the data written; start again without --resume");
+        rc = qt_fail(
+            err, QT_E_RESOURCE, l->run->opt->out_dir, NULL,
+            "data read back differs from the data written; start again with --force, not --resume");
     return rc;
 }
 

@@ -298,6 +298,23 @@ int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err)
                : rc;
 }
 
+const char *qt_spec_short(char buf[QT_SPEC_TEXT], const char *text)
+{
+    struct qt_spec spec, usual;
+    snprintf(buf, QT_SPEC_TEXT, "%s", text);
+    if (qt_spec_read(&spec, text, NULL) < 0 || !spec.scheme ||
+        qt_spec_read(&usual, spec.preset->name, NULL) < 0)
+        return buf;
+    qt_spec_resolve(&usual, false);
+    unsigned omit = spec.fixed;
+    for (size_t i = 0; spec.scheme->params[i].key; i++)
+        if (spec.value[i] == usual.value[i])
+            omit |= 1u << i;
+    snprintf(buf, QT_SPEC_TEXT, "%s", spec.preset->name);
+    qt_params_text(buf, QT_SPEC_TEXT, ':', spec.scheme->params, spec.value, omit);
+    return buf;
+}
+
 void qt_spec_set_method(struct qt_spec *spec, enum qt_method method)
 {
     for (size_t i = 0; spec->scheme->params[i].key; i++)

@@ -12,9 +12,9 @@ $ qtool manual --json
 ? 2
 
 # Completion offers commands, options and values.
-$ qtool completion fish
+$ qtool completion tcsh
 ? 2
-2 unknown shell 'fish'
+2 unknown shell 'tcsh'
 $ qtool completion bash >rc && bash -c '. ./rc; COMP_WORDS=(qtool quantize --sch); COMP_CWORD=2; _qtool; echo "${COMPREPLY[@]}"'
 > ^--scheme$
 $ bash -c '. ./rc; COMP_WORDS=(qtool plan --scheme nf); COMP_CWORD=3; _qtool; echo "${COMPREPLY[@]}"'
@@ -37,5 +37,10 @@ $ touch "c d.safetensors" && bash -c '. ./rc; COMP_WORDS=(qtool inspect c); COMP
 > ^<c d\.safetensors>$
 $ for o in $(qtool calibrate --help | grep -o -e '--[a-z]*' | sort -u); do grep -q -e " $o[ ']" rc || echo "$o"; done
 >-
+# fish: every option of a command, with a description in single quotes.
+$ qtool completion fish >rc.fish && for o in data device force json merge out progress quiet samples seed seqlen threads; do grep -q -e "from calibrate' -l $o .*-d '" rc.fish || echo "$o"; done
+>-
+$ grep -c "__fish_use_subcommand -f -a quantize -d 'make a container" rc.fish && grep "from list' -f -a 'schemes kernels archs'" rc.fish && ! grep -v -e '^#' -e '^complete -c qtool ' rc.fish
+> ^1$
 need command -v zsh
 $ qtool completion zsh >_qtool && zsh -n _qtool

@@ -1,20 +1,25 @@
 $ qtool eval "$NANO" --data "$NANO/eval.txt" --windows 4 --progress plain
 > ^data +4 windows of 512 tokens, 2044 scored$
-> ^perplexity +1[0-9]\.[0-9]{4}$
+> ^perplexity +1[0-9]\.[0-9]{4} \+- [0-9.]+$
 >! reference
 2 ^qtool eval: eval done in
 
 $ qtool quantize "$NANO" -o nf4 --scheme nf4:g=64 -q
 $ qtool eval nf4 --ref "$NANO" --data "$NANO/eval.txt" --windows 4 -q --gate 'ppl_ratio<1.5,ppl_ratio>1.01,same_top>0.5'
 > ^perplexity +1[0-9]\.
-> ^reference +1[0-9]\.[0-9]{4} \([+-][0-9.]+ %\)$
-> ^KL divergence +0\.[0-9]{6} mean, 0\.[0-9]{6} median, [0-9.]+ 99\.9 % \(nats\)$
+> ^reference +1[0-9]\.[0-9]{4} \([+-][0-9.]+ \+- [0-9.]+ %\)$
+> ^KL divergence +0\.[0-9]{6} \+- 0\.[0-9]{6} mean, 0\.[0-9]{6} median, [0-9.]+ 99\.9 % \(nats\)$
 > ^same top token +[0-9.]+ %$
+> ^gate  passed ppl_ratio < 1\.5: 1\.[0-9]+$
+> ^gate  passed ppl_ratio > 1\.01: 1\.[0-9]+$
+> ^gate  passed same_top > 0\.5: 0\.[0-9]+$
 2-
 
-$ qtool eval nf4 --ref "$NANO" --data "$NANO/eval.txt" --windows 4 -q --gate 'kld_mean<1e-9'
+$ qtool eval nf4 --ref "$NANO" --data "$NANO/eval.txt" --windows 4 -q --gate 'kld_mean<1e-9,ppl<100'
 ? 5
 > ^perplexity
+> ^gate  failed kld_mean < 1e-09: 0\.
+> ^gate  passed ppl < 100: 1
 2 ^qtool eval: gate failed: kld_mean is 0\.[0-9]+, required < 1e-09$
 
 $ qtool eval "$NANO" --ref "$NANO" --data "$NANO/eval.txt" --windows 2 -q --gate 'kld_p999<=0,same_top>=1,rms_dp<=0,ppl_ratio<=1,ppl_ratio>=1'
@@ -155,3 +160,14 @@ $ OMP_STACKSIZE=16k qtool eval "$NANO" --data "$NANO/eval.txt" --windows 1 --seq
 ? 2
 2 ^qtool eval: OMP_STACKSIZE=16k: threads need stacks of 1 MB or more
 $ OMP_STACKSIZE=' 2 m ' qtool eval "$NANO" --data "$NANO/eval.txt" --windows 1 --seqlen 64 -q
+
+# A perplexity that is infinite or undefined is printed with the reason. (A head of huge numbers; logits that overflow.)
+$ cp -r "$MODELS/granite" loud && chmod -R u+w loud && sed -i 's/"logits_scaling": [0-9.]*/"logits_scaling": 1e-6/' loud/config.json && qtool eval loud --data loud/ids.u16 --seqlen 16 -q
+> ^perplexity  inf: exp of the mean loss, 1\.3[0-9]*e\+07 nats per token, overflows$
+$ qtool eval loud --ref "$MODELS/granite" --data loud/ids.u16 --seqlen 16 -q --gate 'ppl<=1e300'
+? 5
+2 ppl is inf
+$ cp -r "$MODELS/llama" huge && chmod -R u+w huge && sed -i 's/"format":"pt"/"format":"p"/;s/\("lm_head.weight":{"dtype":"\)F16/\1BF16/' huge/model.safetensors && n=$(od -An -tu8 -N8 huge/model.safetensors) && for i in $(seq 32); do printf '\177\177'; done | dd of=huge/model.safetensors bs=1 seek=$((n + 8)) conv=notrunc status=none && qtool eval huge --data huge/ids.u16 --seqlen 16 -q
+? 3
+> ^perplexity  nan: the logits are not finite at token [0-9]+ of the data$
+2 huge: the logits are not finite at token

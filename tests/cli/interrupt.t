@@ -7,9 +7,22 @@ $ qtool quantize zeros.safetensors -o whole --scheme lut3 -q
 # SIGSTOP, SIGTERM and SIGCONT as soon as OUT.partial exists.
 $ qtool quantize zeros.safetensors -o 'a part' --scheme lut3 -q --json >doc & pid=$!; while kill -0 $pid 2>/dev/null && ! [ -d 'a part.partial' ]; do sleep 0.01; done; kill -STOP $pid; kill -TERM $pid; kill -CONT $pid; wait $pid
 ? 75
-2 ^qtool quantize: to continue: qtool quantize --resume zeros\.safetensors -o 'a part' --scheme lut3 -q --json$
+2 ^qtool quantize: a part: interrupted after [0-9]+ of 24 tensors$
+2 ^To continue: qtool quantize --resume zeros\.safetensors -o 'a part' --scheme lut3 -q --json$
 $ grep -q '"status": "interrupted"' doc && grep -q '"exit_code": 75' doc && grep -q "\"resume\": \"qtool quantize --resume" doc
 $ test ! -e 'a part' && test -d 'a part.partial'
+
+# argv[0] is repeated, and another run over the unfinished one needs --resume or --force.
+$ "$(command -v qtool)" quantize zeros.safetensors -o over1 --scheme lut3 -q & pid=$!; while kill -0 $pid 2>/dev/null && ! [ "$(wc -l <over1.partial/journal)" -ge 2 ]; do sleep 0.01; done 2>/dev/null; kill -TERM $pid; wait $pid
+? 75
+2 ^To continue: /.*/qtool quantize --resume zeros\.safetensors -o over1 --scheme lut3 -q$
+$ qtool quantize zeros.safetensors -o over1 --scheme fp6 -q
+? 2
+>-
+2 over1\.partial: an interrupted run left [1-9][0-9]* finished tensors here: --resume continues that run, --force deletes them$
+$ qtool quantize zeros.safetensors -o over1 --scheme lut3 -q
+? 2
+$ test "$(wc -l <over1.partial/journal)" -ge 2 && qtool quantize zeros.safetensors -o over1 --scheme fp6 -q --force && test ! -e over1.partial && rm -r over1
 
 # OUT.partial and its files are neither a checkpoint nor a container.
 $ for c in 'quantize -o other --scheme fp6' plan inspect verify 'calibrate -o x.qcal --data /dev/null' 'eval --data /dev/null'; do qtool $c 'a part.partial' 2>&1 | grep -q "a part\.partial: is an unfinished container: run its 'quantize' command again with --resume" || exit 9; done

@@ -27,6 +27,9 @@ $ qtool version
 > ^qtool [0-9]+\.[0-9]+\.[0-9]+$
 > ^container format 1$
 
+$ qtool -V
+> ^qtool [0-9]
+
 $ qtool --version
 > ^qtool [0-9]
 

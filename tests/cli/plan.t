@@ -7,7 +7,7 @@ $ qtool plan "$NANO"
 
 $ qtool plan "$NANO" --scheme nf4:g=64 --tensor 'down_proj=fp6' --tensor 'layers\.2\..*down_proj=none'
 > ^TENSOR +DTYPE +SHAPE +SCHEME +BPW +BEFORE +AFTER$
-> ^model\.layers\.1\.mlp\.down_proj\.weight +F16 +256x512 +fp6:.* +6\.0312 +256\.0 KiB +96\.5 KiB$
+> ^model\.layers\.1\.mlp\.down_proj\.weight +F16 +256x512 +fp6 +6\.0312 +256\.0 KiB +96\.5 KiB$
 > ^model\.layers\.2\.mlp\.down_proj\.weight +F16 +256x512 +copied: scheme none +256\.0 KiB +256\.0 KiB$
 > ^model\.layers\.2\.mlp\.up_proj\.weight +F16 +512x256 +nf4:g=64
 > ^model\.embed_tokens\.weight +F16 +1024x256 +copied: embedding

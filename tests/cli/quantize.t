@@ -30,7 +30,7 @@ $ qtool quantize "$NANO" -o fp6 --scheme fp5 --force -q
 > ^bpw +5\.
 
 $ qtool inspect fp6
-> fp5:
+> fp5 
 
 # The same input and options give the same bytes for any number of threads.
 $ qtool quantize "$NANO" -o t1 --scheme nf4 --threads 1 -q && qtool quantize "$NANO" -o t3 --scheme nf4 --threads 3 -q
@@ -63,9 +63,13 @@ $ qtool quantize nowhere -o bad --scheme fp6
 ? 3
 2 ^qtool quantize: nowhere: 
 
-$ qtool quantize "$NANO" -o no/such/place --scheme fp6
-? 6
-2 no/such/place
+$ qtool quantize "$NANO" -o no/such/place/ --scheme fp6
+? 2
+2 ^qtool quantize: no/such: does not exist: create this directory first$
+
+$ qtool calibrate "$NANO" -o no/x.qcal --data "$NANO/calib.txt"
+? 2
+2 ^qtool calibrate: no: does not exist: create this directory first$
 
 # SHA256SUMS has all files except the report, in the format of sha256sum.
 $ qtool quantize "$NANO" -o summed --scheme fp6 -q && cd summed && sha256sum --strict --quiet -c SHA256SUMS && ls | grep -vx -e SHA256SUMS -e qtool-report.json | xargs sha256sum | cmp - SHA256SUMS

@@ -144,6 +144,24 @@ $ qtool inspect "$NANO" --device cdua
 ? 2
 2 unknown device 'cdua'; did you mean
 
+$ qtool eval "$NANO" --data x --device GPU
+? 2
+2 unknown device 'GPU'; did you mean 'cuda'\?
+
+# Options of other tools.
+$ qtool quantize "$NANO" -o x --bits 4
+? 2
+2 unknown option '--bits'; did you mean '--scheme int4'\?
+$ qtool plan "$NANO" --wbits=3
+? 2
+2 did you mean '--scheme nf3'\?
+$ qtool plan "$NANO" --group-size 128
+? 2
+2 did you mean '--scheme nf4:g=128'\?
+$ qtool eval "$NANO" --gpu
+? 2
+2 did you mean '--device cuda'\?
+
 # The environment.
 $ QTOOL_ISA=foo qtool inspect "$NANO"
 ? 2

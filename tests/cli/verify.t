@@ -1,12 +1,24 @@
 $ qtool quantize "$NANO" -o nf4 --scheme nf4:g=64 -q
 
-$ qtool verify nf4 -q
+$ qtool verify nf4 --progress none
 > ^TENSOR +SCHEME +SHAPE +BPW
 > ^container +sound
 > ^tensors +21 quantized, 8 copied$
 >! sqnr_min
 2-
 
+# -q: the summary only. Gates are listed with the measured values.
+$ qtool verify nf4 --source "$NANO" --gate 'bpw<=4.3,sqnr_min>=18,cosine_min>0.9,bytes<2e6,sqnr[layers.[12]]>=9' -q
+>! TENSOR
+> ^container +sound.*copied tensors equal the source$
+> ^gate  passed bpw <= 4\.3: 4\.[0-9]+$
+> ^gate  passed sqnr\[layers\.\[12\]\] >= 9: 2[0-9]\.
+2-
+$ qtool verify nf4 --gate 'bpw<=4.3,bpw[up]<=4' --json -q
+? 5
+> "condition": "bpw <= 4\.3"
+> "condition": "bpw\[up\] <= 4"
+> "passed": false
 $ qtool verify nf4 --source "$NANO" --gate 'bpw<=4.3,sqnr_min>=18,cosine_min>0.9,bytes<2e6' -q
 > ^container +sound.*copied tensors equal the source$
 > ^sqnr_min +2[0-9]

@@ -153,6 +153,9 @@ static void test_damaged_progress(void **state)
                   r.err);
     qt_writer_close(w);
     r.resume = false; /* starts over: no progress stays */
+    assert_status(fixture_open(&w, &r), QT_E_USAGE, r.err);
+    assert_reason(r.err, "--force deletes");
+    r.force = true;
     assert_status(fixture_open(&w, &r), QT_OK, r.err);
     assert_status(qt_writer_load(&data, &size, w, QT_PROGRESS_LEARNING, &r.err), QT_OK, r.err);
     assert_null(data);
@@ -173,7 +176,7 @@ static void test_stale_side_file(void **state)
     resume_and_compare(&r);
 }
 
-/* Without resume, the work of an earlier run is ignored and removed. */
+/* The work of an earlier run is removed with force and without resume only. */
 static void test_start_over(void **state)
 {
     (void)state;
@@ -181,6 +184,9 @@ static void test_start_over(void **state)
     r.shard_bytes = 40;
     leave_partial(&r, UNITS);
     r = run_many("over-again");
+    assert_status(fixture_write(&r), QT_E_USAGE, r.err);
+    assert_reason(r.err, "5 finished tensors");
+    r.force = true;
     r.kill_after = 100; /* counts the calls */
     assert_status(fixture_write(&r), QT_OK, r.err);
     assert_int_equal(r.kill_after, 100 - 24);
@@ -588,6 +594,7 @@ static void test_kill_while_discarding(void **state)
             skip();
         }
         r.resume = false;
+        r.force = true;
         assert_status(fixture_write(&r), QT_OK, r.err);
         shell("rm -r dropped && test ! -e dropped.partial");
         if (!killed)
@@ -817,6 +824,7 @@ static void without_memory(bool resumed)
     long n;
     for (n = 0;; n++) {
         struct run r = run_many("starved");
+        r.force = true; /* what the failed run left */
         if (resumed)
             leave_partial(&r, 3);
         r.resume = resumed;

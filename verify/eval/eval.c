@@ -14,6 +14,11 @@ enum {
 };
 static const size_t default_batch_bytes = (size_t)1 << 30;
 
+/* Sums over the scored positions of a window; kld: over all positions. */
+struct window_sums {
+    double nll, ref_nll, kld;
+};
+
 /* The model or the reference. */
 struct side {
     const struct qt_weights *weights;
@@ -37,8 +42,10 @@ struct eval {
     uint32_t *targets;             /* [LOGIT_POSITIONS] */
     struct qt_score *scores;       /* [LOGIT_POSITIONS] */
     double *kld;                   /* [windows * seqlen] with a reference */
+    struct window_sums *sums;      /* [windows] */
     double nll, ref_nll, p_delta2; /* sums over scored positions */
     size_t same_top;
+    bool not_finite;    /* a logit is NaN or infinity */
     double done, total; /* progress: windows times (layers + head) */
 };
 
@@ -135,6 +142,7 @@ static int new_buffers(struct eval *ev, struct qt_err *err)
     }
     QT_TRY(qt_array_new(&ev->targets, LOGIT_POSITIONS, sizeof *ev->targets, err));
     QT_TRY(qt_array_new(&ev->scores, LOGIT_POSITIONS, sizeof *ev->scores, err));
+    QT_TRY(qt_array_new(&ev->sums, ev->windows, sizeof *ev->sums, err));
     if (ev->nsides == 2)
         QT_TRY(qt_array_new(&ev->kld, ev->windows * ev->seqlen, sizeof *ev->kld, err));
 done:
@@ -154,6 +162,7 @@ static void eval_close(struct eval *ev)
     }
     qt_free(ev->targets);
     qt_free(ev->scores);
+    qt_free(ev->sums);
     qt_free(ev->kld);
 }
 
@@ -182,31 +191,38 @@ static int run_layers(struct eval *ev, struct side *s, size_t first, size_t wind
 {
     int rc = qt_embed_tokens(s->embed_head, s->hidden, ev->ids + first * ev->seqlen,
                              windows * ev->seqlen, ev->seqlen, err);
-    for (size_t layer = 0; rc == QT_OK && layer < s->info.layers; layer++)
+    for (size_t layer = 0; rc == QT_OK && layer < s->info.layers; layer++) {
+        qt_log_layer(ev->log, layer, s->info.layers, (double)ev->windows * (double)ev->seqlen);
         rc = run_layer(ev, s, layer, windows, err);
+    }
     return rc;
 }
 
 /* Adds the scores of positions [pos, pos + m) of a window. */
 static int add_scores(struct eval *ev, size_t window, size_t pos, size_t m, struct qt_err *err)
 {
+    struct window_sums *sums = &ev->sums[window];
     bool ref = ev->nsides == 2;
     for (size_t i = 0; i < m; i++) {
         const struct qt_score *s = &ev->scores[i];
         size_t token = window * ev->seqlen + pos + i;
         const bool finite = isfinite(s->nll), ref_finite = !ref || isfinite(s->ref_nll);
-        if (!finite || !ref_finite || (ref && !isfinite(s->kld)))
+        ev->not_finite = !finite || !ref_finite || (ref && !isfinite(s->kld));
+        if (ev->not_finite)
             return qt_fail(err, QT_E_INPUT, ev->side[finite && !ref_finite].weights->dir, NULL,
                            "the logits are not finite at token %zu of the data", token);
         if (ref) {
             ev->kld[token] = s->kld;
+            sums->kld += s->kld;
             ev->same_top += s->same_top;
         }
         if (pos + i + 1 == ev->seqlen)
             continue; /* the last position has no target: see score_chunk */
         ev->nll += s->nll;
+        sums->nll += s->nll;
         if (ref) {
             ev->ref_nll += s->ref_nll;
+            sums->ref_nll += s->ref_nll;
             ev->p_delta2 += s->p_delta * s->p_delta;
         }
     }
@@ -282,25 +298,65 @@ static double quantile(const double *x, size_t n, double q)
     return i + 1 < n ? x[i] + part * (x[i + 1] - x[i]) : x[n - 1];
 }
 
+static double window_nll(const struct window_sums *w)
+{
+    return w->nll;
+}
+
+static double window_increase(const struct window_sums *w)
+{
+    return w->nll - w->ref_nll;
+}
+
+static double window_kld(const struct window_sums *w)
+{
+    return w->kld;
+}
+
+/* The standard error of the mean over windows of value(window) / n; NaN for one window. Windows of
+ * a text are less dependent on each other than its tokens are. */
+static double standard_error(const struct eval *ev, double (*value)(const struct window_sums *),
+                             double n)
+{
+    const double count = (double)ev->windows;
+    double mean = 0, square = 0;
+    if (ev->windows < 2)
+        return NAN;
+    for (size_t i = 0; i < ev->windows; i++)
+        mean += value(&ev->sums[i]) / n / count;
+    for (size_t i = 0; i < ev->windows; i++) {
+        const double d = value(&ev->sums[i]) / n - mean;
+        square += d * d;
+    }
+    return sqrt(square / (count - 1) / count);
+}
+
+/* Errors of exponentials are those of the exponents, times the value (the delta method). */
 static void fill_report(struct qt_eval_report *out, struct eval *ev)
 {
-    double scored = (double)(ev->windows * (ev->seqlen - 1));
+    const double each = (double)(ev->seqlen - 1), scored = (double)ev->windows * each;
     size_t positions = ev->windows * ev->seqlen;
     *out = (struct qt_eval_report){
         .windows = ev->windows,
         .seqlen = ev->seqlen,
         .scored_tokens = ev->windows * (ev->seqlen - 1),
+        .nll = ev->nll / scored,
         .ppl = exp(ev->nll / scored),
         .has_ref = ev->nsides == 2,
     };
+    out->ppl_se = out->ppl * standard_error(ev, window_nll, each);
     if (!out->has_ref)
         return;
     double sum = 0;
     for (size_t i = 0; i < positions; i++)
         sum += ev->kld[i];
     qsort(ev->kld, positions, sizeof *ev->kld, compare_double);
-    out->ref_ppl = exp(ev->ref_nll / scored);
+    out->ref_nll = ev->ref_nll / scored;
+    out->ref_ppl = exp(out->ref_nll);
+    out->ppl_ratio = exp(out->nll - out->ref_nll);
+    out->ppl_ratio_se = out->ppl_ratio * standard_error(ev, window_increase, each);
     out->kld_mean = sum / (double)positions;
+    out->kld_se = standard_error(ev, window_kld, (double)ev->seqlen);
     out->kld_median = quantile(ev->kld, positions, 0.5);
     out->kld_p999 = quantile(ev->kld, positions, 0.999);
     out->same_top = (double)ev->same_top / (double)positions;
@@ -325,6 +381,7 @@ int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct
     QT_TRY(run_batches(&ev, err));
     fill_report(out, &ev);
 done:
+    out->not_finite = ev.not_finite;
     eval_close(&ev);
     return rc;
 }

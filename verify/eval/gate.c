@@ -164,6 +164,7 @@ static bool holds(const struct condition *c, double value)
 struct verdict {
     char failed[1000];
     size_t more;
+    struct qt_gate_result current; /* of the condition at hand */
 };
 enum { MAX_TEXT = 900 }; /* limit for failures; leaves space for "and N more tensors" */
 
@@ -192,12 +193,27 @@ static void fail_more_tensors(struct verdict *v, size_t count)
         append(v->failed, sizeof v->failed, text);
 }
 
+/* Keeps the value that is nearest to failing; NaN wins. */
+static void note_value(struct verdict *v, const struct condition *c, double value)
+{
+    struct qt_gate_result *r = &v->current;
+    const bool upper = c->relation == AT_MOST || c->relation == BELOW;
+    const bool passed = holds(c, value);
+    if (!r->text[0] || isnan(value) || (upper ? value > r->value : value < r->value))
+        r->value = value;
+    r->passed = passed && (!r->text[0] || r->passed);
+    snprintf(r->text, sizeof r->text, "%s%s%.*s%s %s %.9g", c->name, c->regex ? "[" : "",
+             c->regex ? (int)c->regex_size : 0, c->regex ? c->regex : "", c->regex ? "]" : "",
+             relation_text[c->relation], c->limit);
+}
+
 static int check_whole(struct verdict *v, const struct condition *c,
                        const struct qt_figure *figures, size_t n, struct qt_err *err)
 {
     const struct qt_figure *figure = find_figure(c->name, figures, n);
     if (!figure)
         return unknown_figure(c, figures, n, err);
+    note_value(v, c, figure->value);
     if (!holds(c, figure->value))
         fail_condition(v, c, NULL, figure->value);
     return QT_OK;
@@ -216,6 +232,8 @@ static int check_each(struct verdict *v, const struct condition *c, size_t figur
         if (rc < 0)
             return rc;
         matched += found;
+        if (found)
+            note_value(v, c, value);
         if (!found || holds(c, value))
             continue;
         if (failed++ < MAX_NAMED)
@@ -247,8 +265,19 @@ static int check_tensors(struct verdict *v, const struct condition *c,
 int qt_gate_check(const char *expr, const struct qt_figure *figures, size_t n,
                   const struct qt_tensor_figures *tensors, struct qt_err *err)
 {
+    struct qt_gate_results ignored = {0};
+    int rc = qt_gate_run(&ignored, expr, figures, n, tensors, err);
+    qt_free(ignored.list);
+    return rc;
+}
+
+int qt_gate_run(struct qt_gate_results *out, const char *expr, const struct qt_figure *figures,
+                size_t n, const struct qt_tensor_figures *tensors, struct qt_err *err)
+{
     struct verdict v = {0};
     const char *cursor = expr;
+    size_t capacity = 0;
+    *out = (struct qt_gate_results){0};
     /* Parse the whole expression even after a failed condition: a syntax error must not depend on
      * the measured values. */
     do {
@@ -257,8 +286,13 @@ int qt_gate_check(const char *expr, const struct qt_figure *figures, size_t n,
         if (rc == QT_OK)
             rc = c.regex ? check_tensors(&v, &c, tensors, err)
                          : check_whole(&v, &c, figures, n, err);
+        if (rc == QT_OK)
+            rc = qt_array_grow(&out->list, &capacity, out->count + 1, sizeof *out->list, err);
         if (rc < 0)
             return rc;
+        if (v.current.text[0]) /* empty without the names of tensors */
+            out->list[out->count++] = v.current;
+        v.current = (struct qt_gate_result){0};
     } while (*cursor);
     if (v.more)
         return qt_fail(err, QT_E_GATE, NULL, NULL, "gate failed: %s; and %zu more", v.failed,
