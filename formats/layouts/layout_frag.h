@@ -37,8 +37,8 @@
  *   p = 2  word s / 2      nibble = [ step 2w+1 | step 2w ]
  *   p = 1  word 0          nibble = [ step 3 | 2 | 1 | 0 ]
  *
- * QT_FRAG_HALF: half-word h of a word holds the codes of value h, in slots of p bits from the
- * lowest bit up. Slots have the numbers 4 s + i, and the numbers continue from word to word. A
+ * QT_FRAG_HALF: half-word h of a word holds the codes of value h, in bit slots of p bits from the
+ * lowest bit up. Bit slots have the numbers 4 s + i, and the numbers continue from word to word. A
  * shift and a mask align the two values of a register with the fields of FP16x2:
  *
  *   p = 4  word s          half h = [ i3 | i2 | i1 | i0 ]

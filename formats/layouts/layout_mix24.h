@@ -3,7 +3,7 @@
  * the kernels and the tests share this definition; no other file repeats it.
  *
  * A GROUP is g = 16 (or 8) input channels that are neighbors in storage. Groups are assigned to
- * SLOTS by section perm, which has the group of each slot (0xffff: none); a kernel reads its
+ * GROUP SLOTS by section perm, which has the group of each slot (0xffff: none); a kernel reads its
  * activations in chunks of g channels (32 bytes). A UNIT is 128 packed columns: 8 slots (16 for
  * g = 8), all with 2-bit groups (a TWO) or all with 4-bit groups (a FOUR). The two kinds are spread
  * evenly. With U units, F of them FOURs,
@@ -82,7 +82,7 @@ enum {
     QT_MIX24_FOUR_CODES = 1024,
     QT_MIX24_Q_BYTES = 64,
     QT_MIX24_U_BYTES = 16,
-    QT_MIX24_NO_GROUP = 0xffff, /* in perm: slot without group */
+    QT_MIX24_NO_GROUP = 0xffff, /* in perm: group slot without group */
 };
 
 /* Shape of the units of a matrix. */
