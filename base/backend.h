@@ -21,11 +21,11 @@
 
 enum qt_norm_kind {
     QT_NORM_RMS,   /* x / rms(x) * w          (Llama) */
-    QT_NORM_RMS1,  /* x / rms(x) * (1 + w)    (Gemma) */
     QT_NORM_LAYER, /* (x - mean) / std * w + b (OPT)  */
 };
 
-enum qt_act_kind { QT_ACT_SILU, QT_ACT_GELU_TANH, QT_ACT_GELU, QT_ACT_RELU };
+/* RELU2: the square of the rectifier. */
+enum qt_act_kind { QT_ACT_SILU, QT_ACT_GELU_TANH, QT_ACT_GELU, QT_ACT_RELU, QT_ACT_RELU2 };
 
 /*
  * Causal attention: query i sees itself and earlier positions of its sequence.

@@ -120,7 +120,7 @@ struct qt_model_info {
     size_t layers, hidden, vocab, heads, kv_heads, head_dim, max_positions;
     float logit_softcap; /* 0 = none */
     size_t experts;      /* experts of an MoE layer, a shared expert included; 0: no MoE layers */
-    bool norms_plus_1;   /* norms multiply by 1 + w (QT_NORM_RMS1) */
+    bool norms_plus_1;   /* norms multiply by 1 + w */
 };
 
 /* Parses config.json of w->dir and checks the presence and shape of every tensor. w is used during
@@ -129,6 +129,29 @@ struct qt_model_info {
 int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_err *err);
 void qt_model_close(struct qt_model *model);
 const struct qt_model_info *qt_model_info(const struct qt_model *model);
+/* What a decoder computes besides: options that formats of other programs store beside tensors.
+ * Arrays belong to the model; NULL: there are none. */
+struct qt_model_details {
+    size_t dense_width, expert_width, shared_width; /* intermediate widths of MLPs; 0: none */
+    size_t routed, top_k; /* the router chooses top_k of `routed` experts; 0: no experts */
+    bool normalize_routing; /* routing weights of the chosen experts sum to 1 */
+    bool some_dense;        /* with experts: some layers have a dense MLP */
+    const size_t *windows;  /* [layers] sliding window in tokens; 0: none */
+    const bool *no_rope;    /* [layers] true: no rotary embedding */
+    /* The rotary embedding rotates rotary_dim channels of a head. Channel pair i turns by
+     * position * inv_freq[i]: of all layers, of layers with a window if they differ, and in
+     * sequences of more than long_from tokens. Cosines and sines are multiplied by rope_scale. */
+    size_t rotary_dim;
+    const float *inv_freq, *local_inv_freq, *long_inv_freq;
+    size_t long_from;
+    float rope_scale;
+    /* Factors of the attention scores, the embedding, sublayer outputs, and logits. */
+    float attn_scale, embed_scale, residual_scale, logit_scale;
+    float eps, attn_softcap; /* attn_softcap 0: none */
+    enum qt_act_kind act;
+    bool tied; /* the head is the embedding */
+};
+void qt_model_details(struct qt_model_details *out, const struct qt_model *model);
 /* Name of a head tensor that is stored although config.json ties the head to the embedding; NULL if
  * there is none. Both tensors must stay equal. *embedding is set to the embedding's name. The model
  * owns both strings. */

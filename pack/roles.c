@@ -78,10 +78,10 @@ static size_t layer_prefix(const char *name)
 static bool is_multimodal(const char *name)
 {
     static const char *const parts[] = {
-        "vision",  "visual",    "image",   "video",     "audio",     "speech",    "siglip",
-        "clip",    "vit.",      "vpm.",    "apm.",      "sam_model", "mlp1.", /* of InternVL */
-        "qformer", "resampler", "aligner", "connector", "projector", "perceiver", "merger.",
-        "merger_", "mergers."};
+        "vision",  "visual",    "image",   "video",      "audio",     "speech",    "siglip",
+        "clip",    "vit.",      "vpm.",    "apm.",       "sam_model", "mlp1.", /* of InternVL */
+        "qformer", "resampler", "aligner", "connector",  "projector", "perceiver", "merger.",
+        "merger_", "mergers.",  "talker.", "token2wav.", "code2wav."};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         for (const char *at = name; (at = strstr(at, parts[i])) != NULL; at++)
             if (at == name || at[-1] == '.' || at[-1] == '_')

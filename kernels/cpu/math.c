@@ -111,6 +111,11 @@ static inline float relu(float x)
     return x < 0.0f ? 0.0f : x; /* NaN stays NaN */
 }
 
+static inline float relu2(float x)
+{
+    return relu(x) * relu(x);
+}
+
 #define ACTIVATE(act)                                                                              \
     if (up)                                                                                        \
         for (size_t i = 0; i < n; i++)                                                             \
@@ -132,6 +137,8 @@ void cpu_activate(float *y, const float *gate, const float *up, enum qt_act_kind
         ACTIVATE(gelu);
     case QT_ACT_RELU:
         ACTIVATE(relu);
+    case QT_ACT_RELU2:
+        ACTIVATE(relu2);
     }
 }
 
@@ -156,6 +163,11 @@ static inline float gelu_slope(float x)
 static inline float relu_slope(float x)
 {
     return x > 0.0f ? 1.0f : 0.0f;
+}
+
+static inline float relu2_slope(float x)
+{
+    return 2.0f * relu(x);
 }
 
 #define ACTIVATE_GRAD(act, slope)                                                                  \
@@ -183,6 +195,8 @@ void cpu_activate_grad(float *dgate, float *dup, const float *dy, const float *g
         ACTIVATE_GRAD(gelu, gelu_slope);
     case QT_ACT_RELU:
         ACTIVATE_GRAD(relu, relu_slope);
+    case QT_ACT_RELU2:
+        ACTIVATE_GRAD(relu2, relu2_slope);
     }
 }
 
@@ -269,7 +283,7 @@ void cpu_rope(float *x, const float *cos, const float *sin, size_t heads, size_t
 /* ---- rows ----------------------------------------------------------------------------------- */
 
 /* Returns 1 / sqrt(mean square + eps) of a row. QT_NORM_LAYER subtracts the mean first; *mean is 0
- * for the other kinds. */
+ * for QT_NORM_RMS. */
 static inline float norm_factor(double *mean, const float *x, enum qt_norm_kind kind, float eps,
                                 size_t n)
 {
@@ -294,10 +308,6 @@ void cpu_norm(float *y, const float *x, const float *w, const float *bias, enum 
         for (size_t i = 0; i < n; i++)
             y[i] = x[i] * inv * w[i];
         break;
-    case QT_NORM_RMS1:
-        for (size_t i = 0; i < n; i++)
-            y[i] = x[i] * inv * (1.0f + w[i]);
-        break;
     case QT_NORM_LAYER: /* in double: x - mean cancels if the row is nearly constant */
         for (size_t i = 0; i < n; i++)
             y[i] = (float)((double)x[i] - mean) * inv * w[i];
@@ -315,10 +325,10 @@ void cpu_norm_grad(float *dx, double *dw, const float *dy, const float *x, const
                    enum qt_norm_kind kind, float eps, size_t n)
 {
     double mean, tz[LANES] = {0}, ts[LANES] = {0};
-    float inv = norm_factor(&mean, x, kind, eps, n), one = kind == QT_NORM_RMS1 ? 1.0f : 0.0f;
+    float inv = norm_factor(&mean, x, kind, eps, n);
     for (size_t i = 0; i < n; i += LANES)
         for (size_t l = 0; l < qt_min_size(LANES, n - i); l++) {
-            double t = (double)dy[i + l] * (double)(one + w[i + l]);
+            double t = (double)dy[i + l] * (double)w[i + l];
             ts[l] += t;
             tz[l] += t * ((double)x[i + l] - mean);
         }
@@ -328,7 +338,7 @@ void cpu_norm_grad(float *dx, double *dw, const float *dy, const float *x, const
         float d = dy[i], z = (float)((double)x[i] - mean) * inv;
         if (dw)
             dw[i] += (double)(d * z);
-        dx[i] = inv * (d * (one + w[i]) - mean_t - z * mean_tz);
+        dx[i] = inv * (d * w[i] - mean_t - z * mean_tz);
     }
 }
 

@@ -313,9 +313,8 @@ static int cuda_norm(struct qt_backend *be, float *y, const float *x, const floa
                      const float *bias, enum qt_norm_kind kind, float eps, size_t m, size_t n,
                      struct qt_err *err)
 {
-    static const enum gpu_norm kinds[] = {[QT_NORM_RMS] = GPU_NORM_RMS,
-                                          [QT_NORM_RMS1] = GPU_NORM_RMS1,
-                                          [QT_NORM_LAYER] = GPU_NORM_LAYER};
+    static const enum gpu_norm kinds[] = {
+        [QT_NORM_RMS] = GPU_NORM_RMS, [QT_NORM_LAYER] = GPU_NORM_LAYER};
     int rc = check_size(m, err);
     if (rc < 0 || m == 0 || n == 0)
         return rc;
@@ -341,7 +340,8 @@ static int cuda_activate(struct qt_backend *be, float *y, const float *gate, con
     static const enum gpu_act kinds[] = {[QT_ACT_SILU] = GPU_SILU,
                                          [QT_ACT_GELU_TANH] = GPU_GELU_TANH,
                                          [QT_ACT_GELU] = GPU_GELU,
-                                         [QT_ACT_RELU] = GPU_RELU};
+                                         [QT_ACT_RELU] = GPU_RELU,
+                                         [QT_ACT_RELU2] = GPU_RELU2};
     if (count == 0)
         return QT_OK;
     return gpu_check_launch(gpu_math_activate(y, gate, up, kinds[kind], count, self(be)->stream),

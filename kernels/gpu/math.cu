@@ -154,6 +154,8 @@ static __device__ float activated(float x, int kind)
         return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x)));
     case GPU_GELU:
         return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+    case GPU_RELU2:
+        return x < 0 ? 0 : x * x;
     default:
         return x < 0 ? 0 : x; /* NaN stays NaN */
     }
@@ -197,8 +199,7 @@ static __global__ void norm_kernel(float *y, const float *x, const float *w, con
         squares += ((double)row[i] - mean) * ((double)row[i] - mean);
     const float inv = (float)(1 / sqrt(block_join(squares) / (double)n + (double)eps));
     for (size_t i = threadIdx.x; i < n; i += THREADS) {
-        const float scale = kind == GPU_NORM_RMS1 ? 1.0f + w[i] : w[i];
-        y[blockIdx.x * n + i] = (float)((double)row[i] - mean) * inv * scale + (bias ? bias[i] : 0);
+        y[blockIdx.x * n + i] = (float)((double)row[i] - mean) * inv * w[i] + (bias ? bias[i] : 0);
     }
 }
 

@@ -15,7 +15,7 @@
  *      variant of config.json. test_model and test_backward compare with their logits and
  *      gradients.
  */
-#include "model/graph/internal.h"
+#include "model/config/config.h"
 
 #define DECODER_NAMES                                                                              \
     .layers = "layers.", .embed = "embed_tokens", .final_norm = "norm", .rope = true
@@ -27,10 +27,9 @@
 #define LLAMA_LIKE LLAMA_COMMON, .tied = {"tie_word_embeddings", false}
 
 #define GEMMA_LIKE                                                                                 \
-    DECODER_NAMES, .eps_key = "rms_norm_eps", .act_key = "hidden_activation",                      \
-                   .act = "gelu_pytorch_tanh", .norm = QT_NORM_RMS1,                               \
+    DECODER_NAMES, .eps_key = "rms_norm_eps", .act = "gelu_pytorch_tanh", .norms_plus_1 = true,    \
                    .tied = {"tie_word_embeddings", true}, .qkv_bias = {"attention_bias", false},   \
-                   .o_bias = {"attention_bias", false}, .head_dim = 256, .gemma_scales = true
+                   .o_bias = {"attention_bias", false}, .head_dim = 256, .read = config_read_gemma
 
 #define ATTENTION_WITHOUT_NORM                                                                     \
     [ROLE_Q] = "self_attn.q_proj", [ROLE_K] = "self_attn.k_proj", [ROLE_V] = "self_attn.v_proj",   \
@@ -65,6 +64,10 @@
 
 #define GLM_PARTS ATTENTION_PARTS, FUSED_MLP_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"
 
+#define UNGATED_PARTS                                                                              \
+    ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm", [ROLE_UP] = "mlp.up_proj",        \
+                     [ROLE_DOWN] = "mlp.down_proj"
+
 #define EXPERT_PARTS                                                                               \
     [ROLE_ROUTER] = "mlp.gate", [ROLE_GATE] = "gate_proj", [ROLE_UP] = "up_proj",                  \
     [ROLE_DOWN] = "down_proj"
@@ -73,6 +76,26 @@
     ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",                                   \
                      [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm",       \
                      EXPERT_PARTS
+
+#define GLM_MOE_LIKE                                                                               \
+    LLAMA_LIKE, .intermediate_key = "moe_intermediate_size", .experts = "mlp.experts.",            \
+                .shared = "mlp.shared_experts.", .sigmoid_router = true,                           \
+                .shared_count_key = "n_shared_experts"
+
+/* MLP of the squared rectifier, without a gate. */
+#define RELU2_LIKE                                                                                 \
+    DECODER_NAMES, .act_key = "hidden_act", .act = "relu2", .eps = 1e-5,                           \
+                   .tied = {"tie_word_embeddings", false}
+
+static const struct arch_alias internlm3_keys[] = {
+    {"attention_bias", "qkv_bias"}, {"mlp_bias", "bias"}, {0}};
+
+static const struct arch_alias granite4_keys[] = {{"layer_types", "layers_block_type"}, {0}};
+
+static const struct arch_alias exaone_keys[] = {{"num_hidden_layers", "num_layers"},
+                                                {"rms_norm_eps", "layer_norm_epsilon"},
+                                                {"hidden_act", "activation_function"},
+                                                {0}};
 
 static const struct arch table[] = {
     {
@@ -91,6 +114,108 @@ static const struct arch table[] = {
         .window = WINDOW_ALL,
     },
     {
+        .family = "ministral",
+        .kv_heads = 8,
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .window = WINDOW_LISTED,
+    },
+    {
+        .family = "internlm3",
+        .kv_heads = 2,
+        .head_dim = 128,
+        .aliases = internlm3_keys,
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .eps = 1e-5,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"mlp_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+    },
+    {
+        .family = "exaone",
+        .kv_heads = 8,
+        .aliases = exaone_keys,
+        .layers = "h.",
+        .embed = "wte",
+        .final_norm = "ln_f",
+        .parts = {[ROLE_ATTN_IN] = "ln_1",
+                  [ROLE_Q] = "attn.attention.q_proj",
+                  [ROLE_K] = "attn.attention.k_proj",
+                  [ROLE_V] = "attn.attention.v_proj",
+                  [ROLE_O] = "attn.attention.out_proj",
+                  [ROLE_MLP_IN] = "ln_2",
+                  [ROLE_GATE] = "mlp.c_fc_0",
+                  [ROLE_UP] = "mlp.c_fc_1",
+                  [ROLE_DOWN] = "mlp.c_proj"},
+        .eps_key = "rms_norm_eps",
+        .eps = 1e-5,
+        .act_key = "hidden_act",
+        .act = "silu",
+        .tied = {"tie_word_embeddings", false},
+        .rope = true,
+        .theta = 5e5,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+    },
+    {
+        .family = "cwm",
+        .kv_heads = 8,
+        .head_dim = 128,
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .eps = 1e-5,
+        .theta = 1e6,
+        .rope_needed = true,
+        .window = WINDOW_PATTERN_FIRST,
+        .window_period = 4,
+        .window_size = 8192,
+    },
+    {
+        .family = "hunyuan_v1_dense",
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS, [ROLE_Q_NORM] = "self_attn.query_layernorm",
+                  [ROLE_K_NORM] = "self_attn.key_layernorm"},
+        .norms_after_rope = true,
+        .rope_alpha = true,
+        .eps = 1e-5,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+    },
+    {
+        .family = "arcee",
+        RELU2_LIKE,
+        .parts = {UNGATED_PARTS},
+        .eps_key = "rms_norm_eps",
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+    },
+    {
+        .family = "jais2",
+        RELU2_LIKE,
+        .parts = {UNGATED_PARTS},
+        .eps_key = "layer_norm_eps",
+        .norm = QT_NORM_LAYER,
+        .qkv_bias = {"attention_bias", true},
+        .o_bias = {"attention_bias", true},
+        .mlp_bias = {"mlp_bias", true},
+    },
+    {
+        .family = "nemotron",
+        RELU2_LIKE,
+        .parts = {UNGATED_PARTS},
+        .eps_key = "norm_eps",
+        .norm = QT_NORM_LAYER,
+        .norms_plus_1 = true,
+        .partial_rope = true,
+        .rotary_factor = 0.5,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+    },
+    {
         .family = "ministral3",
         .kv_heads = 8,
         .head_dim = 128,
@@ -107,6 +232,32 @@ static const struct arch table[] = {
         .parts = {LLAMA_PARTS},
         .qkv_bias = {NULL, true},
         .window = WINDOW_FROM_LAYER,
+        .window_switch = true,
+    },
+    {
+        .family = "qwen2_vl_text",
+        .kv_heads = 8,
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .eps = 1e-5,
+        .theta = 1e6,
+        .mrope = true,
+        .qkv_bias = {NULL, true},
+        .window = WINDOW_FROM_LAYER,
+        .window_switch = true,
+        .window_from = 80,
+    },
+    {
+        .family = "qwen2_5_omni_text",
+        .kv_heads = 4,
+        LLAMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .theta = 1e6,
+        .mrope = true,
+        .qkv_bias = {NULL, true},
+        .window = WINDOW_FROM_LAYER,
+        .window_switch = true,
+        .window_size = 32768,
     },
     {
         .family = "qwen2_5_vl_text",
@@ -118,6 +269,7 @@ static const struct arch table[] = {
         .mrope = true,
         .qkv_bias = {NULL, true},
         .window = WINDOW_FROM_LAYER,
+        .window_switch = true,
         .window_from = 80,
     },
     {
@@ -128,6 +280,7 @@ static const struct arch table[] = {
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
         .window = WINDOW_FROM_LAYER,
+        .window_switch = true,
     },
     {
         .family = "qwen3_vl_text",
@@ -149,7 +302,8 @@ static const struct arch table[] = {
         .normalize_routing = {"norm_topk_prob", false},
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
-        .window = WINDOW_IF_USED,
+        .window = WINDOW_ALL,
+        .window_switch = true,
     },
     {
         .family = "qwen2_moe",
@@ -164,24 +318,76 @@ static const struct arch table[] = {
         .normalize_routing = {"norm_topk_prob", false},
         .qkv_bias = {"qkv_bias", true},
         .window = WINDOW_EVEN_TO_LAYER,
+        .window_switch = true,
+    },
+    {
+        .family = "qwen3_omni_moe_text",
+        .kv_heads = 4,
+        LLAMA_LIKE,
+        .intermediate_key = "moe_intermediate_size",
+        .parts = {QWEN3_MOE_PARTS},
+        .theta = 1e6,
+        .mrope = true,
+        .experts = "mlp.experts.",
+        .dense = "mlp.",
+        .normalize_routing = {"norm_topk_prob", true},
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
     },
     {
         .family = "glm4_moe",
-        LLAMA_LIKE,
-        .intermediate_key = "moe_intermediate_size",
+        GLM_MOE_LIKE,
         .parts = {QWEN3_MOE_PARTS, [ROLE_SELECT_BIAS] = "mlp.gate.e_score_correction_bias"},
-        .experts = "mlp.experts.",
-        .shared = "mlp.shared_experts.",
         .dense = "mlp.",
-        .normalize_routing = {"norm_topk_prob", true},
-        .sigmoid_router = true,
-        .shared_count_key = "n_shared_experts",
         .shared_count = 1,
         .first_dense = 1,
         .head_norms_key = "use_qk_norm",
-        .eps = 1e-5,
         .partial_rope = true,
         .rotary_factor = 0.5,
+        .eps = 1e-5,
+        .normalize_routing = {"norm_topk_prob", true},
+        .qkv_bias = {"attention_bias", false},
+    },
+    {
+        .family = "glm4v_moe_text",
+        .kv_heads = 8,
+        GLM_MOE_LIKE,
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  EXPERT_PARTS, [ROLE_SELECT_BIAS] = "mlp.gate.e_score_correction_bias"},
+        .dense = "mlp.",
+        .shared_count = 1,
+        .first_dense = 1,
+        .partial_rope = true,
+        .rotary_factor = 0.5,
+        .mrope = true,
+        .qkv_bias = {"attention_bias", true},
+        .eps = 1e-5,
+        .normalize_routing = {"norm_topk_prob", true},
+    },
+    {
+        .family = "solar_open",
+        .kv_heads = 8,
+        .head_dim = 128,
+        GLM_MOE_LIKE,
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  EXPERT_PARTS, [ROLE_SELECT_BIAS] = "mlp.gate.e_score_correction_bias"},
+        .shared_count = 1,
+        .theta = 1e6,
+        .eps = 1e-5,
+        .normalize_routing = {"norm_topk_prob", true},
+        .qkv_bias = {"attention_bias", false},
+    },
+    {
+        .family = "dots1",
+        .kv_heads = 32,
+        GLM_MOE_LIKE,
+        .parts = {QWEN3_MOE_PARTS, [ROLE_SELECT_BIAS] = "mlp.gate.e_score_correction_bias"},
+        .dense = "mlp.",
+        .normalize_routing = {"norm_topk_prob", false},
+        .eps = 1e-6,
+        .o_bias = {"attention_bias", false},
+        .window = WINDOW_FROM_LAYER,
+        .window_from = 62,
         .qkv_bias = {"attention_bias", false},
     },
     {
@@ -243,7 +449,19 @@ static const struct arch table[] = {
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
         .mlp_bias = {"mlp_bias", false},
-        .multipliers = true,
+        .read = config_read_multipliers,
+    },
+    {
+        .family = "granitemoehybrid",
+        LLAMA_LIKE,
+        .aliases = granite4_keys,
+        .intermediate_key = "shared_intermediate_size",
+        .parts =
+            {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+             [ROLE_GATE_UP] = "shared_mlp.input_linear", [ROLE_DOWN] = "shared_mlp.output_linear"},
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .read = config_read_granite4,
     },
     {
         .family = "smollm3",
@@ -301,6 +519,18 @@ static const struct arch table[] = {
         GLM_LIKE,
         .parts = {GLM_PARTS, [ROLE_ATTN_OUT] = "post_self_attn_layernorm",
                   [ROLE_MLP_OUT] = "post_mlp_layernorm"},
+    },
+    {
+        .family = "glm4v_text",
+        .kv_heads = 2,
+        LLAMA_LIKE,
+        .parts = {GLM_PARTS, [ROLE_ATTN_OUT] = "post_self_attn_layernorm",
+                  [ROLE_MLP_OUT] = "post_mlp_layernorm"},
+        .eps = 1e-5,
+        .partial_rope = true,
+        .interleaved = true,
+        .mrope = true,
+        .qkv_bias = {NULL, true},
     },
     {
         .family = "ernie4_5",
@@ -364,10 +594,18 @@ static const struct arch table[] = {
         .original_positions = 4096,
     },
     {
+        .family = "gemma",
+        GEMMA_LIKE,
+        .parts = {LLAMA_PARTS},
+        .act_key = "hidden_act",
+    },
+    {
         .family = "gemma2",
         GEMMA_LIKE,
         .parts = {GEMMA_PARTS},
+        .act_key = "hidden_activation",
         .window = WINDOW_EVEN,
+        .query_scalar = 256,
         .attn_softcap = 50,
         .logit_softcap = 30,
     },
@@ -384,8 +622,10 @@ static const struct arch table[] = {
         .window_period_key = "sliding_window_pattern",
         .parts =
             {GEMMA_PARTS, [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"},
+        .act_key = "hidden_activation",
         .window = WINDOW_PATTERN,
         .window_period = 6,
+        .query_scalar = 256,
     },
     {
         .family = "opt",
@@ -412,34 +652,50 @@ static const struct arch table[] = {
         .o_bias = {"enable_bias", true},
         .mlp_bias = {"enable_bias", true},
         .tied = {"tie_word_embeddings", true},
-        .opt_layout = true,
+        .read = config_read_opt,
     },
 };
 
 enum { FAMILIES = sizeof table / sizeof *table };
 
-/* Multimodal models, and the family of their decoders if "text_config" does not name it. */
-static const struct {
-    const char *type, *decoder;
-} multimodal[] = {
-    {"gemma3", "gemma3_text"},
-    {"mistral3", "mistral"},
-    {"qwen2_5_vl", "qwen2_5_vl_text"},
-    {"qwen3_vl", "qwen3_vl_text"},
+static const struct arch_multimodal multimodal[] = {
+    {"exaone4_5", "exaone4", 0},
+    {"gemma3", "gemma3_text", 0},
+    {"glm4v", "glm4v_text", 0},
+    {"glm4v_moe", "glm4v_moe_text", 0},
+    {"idefics3", "llama", 1e-5},
+    {"internvl", "qwen2", 0},
+    {"llava", "llama", 0},
+    {"llava_next", "llama", 0},
+    {"llava_onevision", "qwen2", 0},
+    {"mistral3", "mistral", 0},
+    {"qwen2_5_omni", "qwen2_5_omni_text", 0},
+    {"qwen2_5_vl", "qwen2_5_vl_text", 0},
+    {"qwen2_vl", "qwen2_vl_text", 0},
+    {"qwen3_omni_moe", "qwen3_omni_moe_text", 0},
+    {"qwen3_vl", "qwen3_vl_text", 0},
+    {"smolvlm", "llama", 1e-5},
+    {"vipllava", "llama", 0},
 };
 
 enum { MULTIMODAL = sizeof multimodal / sizeof *multimodal };
 
-const char *arch_of_multimodal(const char *type)
+const struct arch_multimodal *arch_of_multimodal(const char *type)
 {
     for (size_t i = 0; i < MULTIMODAL; i++)
         if (strcmp(multimodal[i].type, type) == 0)
-            return multimodal[i].decoder;
+            return &multimodal[i];
     return NULL;
 }
 
+/* Families that have another name in some checkpoints. */
+static const char *const renamed[][2] = {{"exaone4_5_text", "exaone4"}};
+
 const struct arch *arch_find(const char *family)
 {
+    for (size_t i = 0; i < sizeof renamed / sizeof *renamed; i++)
+        if (strcmp(renamed[i][0], family) == 0)
+            family = renamed[i][1];
     for (size_t i = 0; i < FAMILIES; i++)
         if (strcmp(table[i].family, family) == 0)
             return &table[i];

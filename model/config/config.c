@@ -9,21 +9,6 @@ enum {
     LIMIT_HEADS = 1 << 16,
 };
 
-/* Like config_read_positive, with the default `missing`; null turns the softcap off (*out = 0). */
-static int read_softcap(float *out, const struct source *src, const char *key, double missing,
-                        struct qt_err *err)
-{
-    const json_t *v = json_object_get(src->json, key);
-    double value = missing;
-    int rc = QT_OK;
-    if (json_is_null(v))
-        value = 0;
-    else if (v)
-        rc = config_read_positive(&value, src, key, err);
-    *out = (float)value;
-    return rc;
-}
-
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
 /* For kv_heads and head_dim, null does not mean the family's default but the value that follows
@@ -92,6 +77,7 @@ static int read_act(struct config *cfg, const struct source *src, struct qt_err 
         {"silu", QT_ACT_SILU},          {"swish", QT_ACT_SILU},
         {"gelu", QT_ACT_GELU},          {"gelu_pytorch_tanh", QT_ACT_GELU_TANH},
         {"gelu_new", QT_ACT_GELU_TANH}, {"relu", QT_ACT_RELU},
+        {"relu2", QT_ACT_RELU2},
     };
     const char *name = cfg->arch->act;
     int rc = qt_json_get_string(&name, src->json, cfg->arch->act_key, src->path, err);
@@ -123,7 +109,10 @@ static int read_flags(struct config *cfg, const struct source *src, struct qt_er
 {
     const struct arch *arch = cfg->arch;
     const struct arch_flag head_norms = {arch->head_norms_key, !arch->head_norms_key};
-    double eps = arch->eps > 0 ? arch->eps : arch->eps_key ? 1e-6 : 1e-5;
+    double eps = cfg->multimodal && cfg->multimodal->eps > 0 ? cfg->multimodal->eps
+                 : arch->eps > 0                             ? arch->eps
+                 : arch->eps_key                             ? 1e-6
+                                                             : 1e-5;
     int rc = QT_OK;
     QT_TRY(config_read_flag(&cfg->qkv_bias, src, &arch->qkv_bias, err));
     QT_TRY(config_read_flag(&cfg->o_bias, src, &arch->o_bias, err));
@@ -145,76 +134,21 @@ done:
     return rc;
 }
 
-static int read_opt(struct config *cfg, const struct source *src, struct qt_err *err)
-{
-    bool before = true, affine = true, no_final = false;
-    int rc = QT_OK;
-    QT_TRY(qt_json_get_bool(&before, src->json, "do_layer_norm_before", src->path, err));
-    QT_TRY(qt_json_get_bool(&affine, src->json, "layer_norm_elementwise_affine", src->path, err));
-    QT_TRY(qt_json_get_bool(&no_final, src->json, "_remove_final_layer_norm", src->path, err));
-    if (!affine)
-        QT_TRY(config_unsupported(src, "layer_norm_elementwise_affine", "false", err));
-    cfg->norm_after = !before;
-    cfg->final_norm = before && !no_final;
-done:
-    return rc;
-}
-
-static int read_gemma(struct config *cfg, const struct source *src, struct qt_err *err)
-{
-    const struct arch *arch = cfg->arch;
-    double scalar = 256;
-    bool both_ways = false;
-    int rc = QT_OK;
-    QT_TRY(
-        read_softcap(&cfg->attn_softcap, src, "attn_logit_softcapping", arch->attn_softcap, err));
-    QT_TRY(read_softcap(&cfg->info.logit_softcap, src, "final_logit_softcapping",
-                        arch->logit_softcap, err));
-    QT_TRY(config_read_positive(&scalar, src, "query_pre_attn_scalar", err));
-    QT_TRY(qt_json_get_bool(&both_ways, src->json, "use_bidirectional_attention", src->path, err));
-    if (both_ways)
-        QT_TRY(config_unsupported(src, "use_bidirectional_attention", "true", err));
-    if (arch->local_theta > 0 && cfg->attn_softcap > 0) /* transformers ignores it */
-        QT_TRY(config_unsupported(src, "attn_logit_softcapping", "a number in this family", err));
-    if (cfg->multimodal && cfg->info.logit_softcap > 0) /* ignored, too */
-        QT_TRY(
-            config_unsupported(src, "final_logit_softcapping", "a number in 'text_config'", err));
-    cfg->attn_scale = (float)(1.0 / sqrt(scalar));
-    cfg->embed_scale = (float)sqrt((double)cfg->info.hidden);
-done:
-    return rc;
-}
-
-static int read_multipliers(struct config *cfg, const struct source *src, struct qt_err *err)
-{
-    double embed = 1, attention = 1, residual = 1, logits = 1;
-    int rc;
-    QT_TRY(config_read_positive(&embed, src, "embedding_multiplier", err));
-    QT_TRY(config_read_positive(&attention, src, "attention_multiplier", err));
-    QT_TRY(config_read_positive(&residual, src, "residual_multiplier", err));
-    QT_TRY(config_read_positive(&logits, src, "logits_scaling", err));
-    cfg->embed_scale = (float)embed;
-    cfg->attn_scale = (float)attention;
-    cfg->residual_scale = (float)residual;
-    cfg->logit_scale = (float)(1 / logits);
-done:
-    return rc;
-}
-
 /* ---- sliding windows ------------------------------------------------------------------------ */
 
 /* *out = whether `layer` has the window, by layer_types or else by the family's rule. layer_types
- * must agree with a rule for all layers. from: the first layer or period of the rule. */
+ * must agree with WINDOW_ALL and WINDOW_NONE. from: the first layer or period of the rule. */
 static int layer_slides(bool *out, const struct config *cfg, const struct source *src, size_t layer,
                         size_t window, size_t from, struct qt_err *err)
 {
     const json_t *types = json_object_get(src->json, "layer_types");
     enum window_rule rule = cfg->arch->window;
-    const bool every = rule == WINDOW_ALL || rule == WINDOW_IF_USED;
+    const bool every = rule == WINDOW_ALL || rule == WINDOW_LISTED;
     *out = (every && window) || (rule == WINDOW_EVEN && layer % 2 == 0) ||
            (rule == WINDOW_FROM_LAYER && layer >= from) ||
            (rule == WINDOW_EVEN_TO_LAYER && layer % 2 == 0 && layer < from) ||
-           (rule == WINDOW_PATTERN && (layer + 1) % from != 0);
+           (rule == WINDOW_PATTERN && (layer + 1) % from != 0) ||
+           (rule == WINDOW_PATTERN_FIRST && layer % from != 0);
     if (!config_given(src->json, "layer_types"))
         return QT_OK;
     if (!json_is_array(types) || json_array_size(types) != cfg->info.layers)
@@ -222,10 +156,10 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
                        cfg->info.layers);
     const char *type = json_string_value(json_array_get(types, layer));
     bool slides = type && strcmp(type, "sliding_attention") == 0;
-    if (!type || (!slides && strcmp(type, "full_attention") != 0))
+    if (!type || (!slides && strcmp(type, "full_attention") != 0 && strcmp(type, "attention") != 0))
         return config_unsupported(src, "layer_types", type ? type : "an entry that is not a string",
                                   err);
-    if ((every || rule == WINDOW_NONE) && slides != *out)
+    if ((rule == WINDOW_ALL || rule == WINDOW_NONE) && slides != *out)
         return config_unsupported(src, "layer_types", type, err);
     *out = slides;
     return QT_OK;
@@ -234,17 +168,16 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
 static int read_windows(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     enum window_rule rule = cfg->arch->window;
-    size_t window = 4096; /* defaults of transformers */
+    size_t window = cfg->arch->window_size ? cfg->arch->window_size : 4096;
     size_t from = cfg->arch->window_from ? cfg->arch->window_from : 28;
-    bool use = true;
+    bool use = !cfg->arch->window_switch;
     int rc = QT_OK;
     QT_TRY(qt_array_new(&cfg->windows, cfg->info.layers, sizeof *cfg->windows, err));
-    if (rule == WINDOW_FROM_LAYER || rule == WINDOW_EVEN_TO_LAYER || rule == WINDOW_IF_USED) {
-        use = false;
+    if (cfg->arch->window_switch)
         QT_TRY(qt_json_get_bool(&use, src->json, "use_sliding_window", src->path, err));
+    if (rule == WINDOW_FROM_LAYER || rule == WINDOW_EVEN_TO_LAYER)
         QT_TRY(qt_json_get_size(&from, src->json, "max_window_layers", src->path, err));
-    }
-    if (rule == WINDOW_PATTERN) {
+    if (rule == WINDOW_PATTERN || rule == WINDOW_PATTERN_FIRST) {
         const bool none = config_null(src->json, "sliding_window");
         const char *period = cfg->arch->window_period_key;
         from = cfg->arch->window_period;
@@ -313,22 +246,34 @@ done:
 
 /* ---- the file ------------------------------------------------------------------------------- */
 
-/* Finds the family and the object with the decoder's options. */
+/* *out = the object `key` of obj, or obj if there is none. */
+static int inner_object(const json_t **out, const json_t *obj, const char *key, const char *path,
+                        struct qt_err *err)
+{
+    const json_t *inner = json_object_get(obj, key);
+    *out = json_is_object(inner) ? inner : obj;
+    return qt_json_literal(inner)
+               ? qt_fail(err, QT_E_INPUT, path, NULL, "'%s' is not an object", key)
+               : QT_OK;
+}
+
+/* Finds the family and the object with the decoder's options. Omni models have those of the
+ * multimodal model, without speech output, in "thinker_config". */
 static int find_decoder(struct config *cfg, struct source *src, struct qt_err *err)
 {
-    const json_t *inner = json_object_get(src->root, "text_config");
-    const char *type, *decoder;
+    const json_t *inner;
+    const char *type;
     int rc = QT_OK;
-    if (qt_json_literal(inner))
-        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'text_config' is not an object");
     QT_TRY(qt_json_need_string(&type, src->root, "model_type", src->path, err));
-    decoder = arch_of_multimodal(type);
-    cfg->multimodal = decoder != NULL;
-    if (cfg->multimodal)
-        type = decoder;
-    if (cfg->multimodal && json_is_object(inner)) { /* else no inner object, as in Qwen2.5-VL */
+    QT_TRY(inner_object(&src->root, src->root, "thinker_config", src->path, err));
+    src->json = src->root;
+    QT_TRY(inner_object(&inner, src->root, "text_config", src->path, err));
+    cfg->multimodal = arch_of_multimodal(type);
+    if (cfg->multimodal) {
+        type = cfg->multimodal->decoder;
+        if (inner != src->root) /* else the options are outside, as in Qwen2.5-VL */
+            QT_TRY(qt_json_get_string(&type, inner, "model_type", src->path, err));
         src->json = inner;
-        QT_TRY(qt_json_get_string(&type, inner, "model_type", src->path, err));
     }
     cfg->arch = arch_find(type);
     if (!cfg->arch)
@@ -337,12 +282,27 @@ done:
     return rc;
 }
 
+/* *out = a copy of src->json in which the family's own names of keys are replaced by the usual
+ * ones. */
+static int rename_keys(json_t **out, const struct config *cfg, const struct source *src,
+                       struct qt_err *err)
+{
+    *out = json_copy((json_t *)(uintptr_t)src->json);
+    if (!*out || json_object_size(*out) != json_object_size(src->json)) /* Jansson ignores it */
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    for (const struct arch_alias *a = cfg->arch->aliases; a && a->key; a++) {
+        json_t *value = json_object_get(*out, a->alias);
+        if (value && !json_object_get(*out, a->key) && json_object_set(*out, a->key, value) < 0)
+            return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    }
+    return QT_OK;
+}
+
 static int read_all(struct config *cfg, struct source *src, struct qt_err *err)
 {
     int rc = QT_OK;
-    QT_TRY(find_decoder(cfg, src, err));
     cfg->info.family = cfg->arch->family;
-    cfg->info.norms_plus_1 = cfg->arch->norm == QT_NORM_RMS1;
+    cfg->info.norms_plus_1 = cfg->arch->norms_plus_1;
     QT_TRY(read_sizes(cfg, src, err));
     QT_TRY(read_flags(cfg, src, err));
     QT_TRY(read_act(cfg, src, err));
@@ -350,12 +310,8 @@ static int read_all(struct config *cfg, struct source *src, struct qt_err *err)
     QT_TRY(read_no_rope(cfg, src, err));
     if (cfg->arch->rope)
         QT_TRY(config_read_rope(cfg, src, err));
-    if (cfg->arch->opt_layout)
-        QT_TRY(read_opt(cfg, src, err));
-    if (cfg->arch->gemma_scales)
-        QT_TRY(read_gemma(cfg, src, err));
-    if (cfg->arch->multipliers)
-        QT_TRY(read_multipliers(cfg, src, err));
+    if (cfg->arch->read)
+        QT_TRY(cfg->arch->read(cfg, src, err));
 done:
     return rc;
 }
@@ -363,13 +319,18 @@ done:
 int config_read(struct config *out, const char *dir, struct qt_err *err)
 {
     char *path = NULL;
-    json_t *json = NULL;
+    json_t *json = NULL, *renamed = NULL;
     int rc = QT_OK;
     *out = (struct config){0};
     QT_TRY(qt_path_join(&path, dir, "config.json", err));
     QT_TRY(qt_json_load_lenient(&json, path, LIMIT_FILE, err));
-    QT_TRY(read_all(out, &(struct source){json, json, path}, err));
+    struct source src = {json, json, path};
+    QT_TRY(find_decoder(out, &src, err));
+    QT_TRY(rename_keys(&renamed, out, &src, err));
+    src.json = renamed;
+    QT_TRY(read_all(out, &src, err));
 done:
+    json_decref(renamed);
     json_decref(json);
     qt_free(path);
     if (rc < 0)

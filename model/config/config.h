@@ -33,6 +33,12 @@ int config_unsupported(const struct source *src, const char *key, const char *va
 int config_read_flag(bool *out, const struct source *src, const struct arch_flag *flag,
                      struct qt_err *err);
 
+/* Readers of options that only some families have: see arch.read. */
+int config_read_opt(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_gemma(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_multipliers(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_granite4(struct config *cfg, const struct source *src, struct qt_err *err);
+
 /* Reads all fields of cfg about experts, and the width of dense MLPs. */
 int config_read_experts(struct config *cfg, const struct source *src, struct qt_err *err);
 /* Reads cfg->rope, local_rope, rotary_dim, query_beta and query_step; YaRN may raise

@@ -28,6 +28,13 @@ done:
     return rc;
 }
 
+/* Dynamic scaling begins beyond max_position_embeddings, where qtool does not go. */
+static int scale_dynamic(const struct scaling *s, struct qt_err *err)
+{
+    (void)s, (void)err;
+    return QT_OK;
+}
+
 static int scale_linear(const struct scaling *s, struct qt_err *err)
 {
     double factor = 0;
@@ -189,7 +196,8 @@ static int scale(const struct scaling *s, const char *type, struct qt_err *err)
     static const struct {
         const char *type;
         int (*fn)(const struct scaling *s, struct qt_err *err);
-    } known[] = {{"linear", scale_linear},
+    } known[] = {{"dynamic", scale_dynamic},
+                 {"linear", scale_linear},
                  {"llama3", scale_llama3},
                  {"yarn", scale_yarn},
                  {"longrope", scale_longrope}};
@@ -254,6 +262,19 @@ done:
     return rc;
 }
 
+/* Hunyuan: theta is multiplied by alpha^(d / (d - 2)), for heads of d channels. */
+static int read_alpha(double *theta, const struct config *cfg, const struct source *options,
+                      struct qt_err *err)
+{
+    const double d = (double)cfg->info.head_dim;
+    double alpha = 1;
+    int rc = QT_OK;
+    if (given_not_0(options->json, "alpha"))
+        rc = config_read_positive(&alpha, options, "alpha", err);
+    *theta *= d > 2 ? pow(alpha, d / (d - 2)) : 1;
+    return rc;
+}
+
 /* Fills *out, whose arrays the caller frees. theta: the default if neither `key` of config.json nor
  * the options have it. */
 static int read_rope_from(struct rotary *out, struct config *cfg, const json_t *rope,
@@ -270,6 +291,8 @@ static int read_rope_from(struct rotary *out, struct config *cfg, const json_t *
     QT_TRY(read_rotary_dim(cfg, &options, src, err));
     QT_TRY(qt_json_get_string(&type, rope, "type", src->path, err));
     QT_TRY(qt_json_get_string(&type, rope, "rope_type", src->path, err));
+    if (cfg->arch->rope_alpha && strcmp(type, "dynamic") == 0)
+        QT_TRY(read_alpha(&theta, cfg, &options, err));
     const size_t half = cfg->rotary_dim / 2;
     QT_TRY(qt_array_new(&powers, half, sizeof *powers, err));
     QT_TRY(qt_array_new(&out->inv_freq, half, sizeof *out->inv_freq, err));
@@ -343,9 +366,11 @@ int config_read_rope(struct config *cfg, const struct source *src, struct qt_err
     int rc = QT_OK;
     if (!empty)
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-    if (!(cfg->arch->local_theta > 0))
+    if (!(cfg->arch->local_theta > 0)) {
         QT_TRY(find_rope(&rope, src, empty, err));
-    else {
+        if (cfg->arch->rope_needed && rope == empty)
+            QT_TRY(config_unsupported(src, "rope_parameters", "the lack of this key", err));
+    } else {
         QT_TRY(check_theta_of_all(cfg, src, err));
         QT_TRY(ropes_of_layers(&rope, &local, src, empty, err));
         QT_TRY(read_rope_from(&cfg->local_rope, cfg, local, cfg->arch->local_theta_key,

@@ -114,18 +114,6 @@ done:
     return rc;
 }
 
-static int heads_forward(const struct chunk *c, enum role norm, float *x, float *raw, size_t heads,
-                         struct qt_err *err)
-{
-    size_t count = c->run.m * heads * c->cfg->info.head_dim;
-    int rc = QT_OK;
-    if (raw != x)
-        QT_TRY(c->be->copy(c->be, raw, x, count * sizeof *x, err));
-    QT_TRY(layer_heads(&c->run, norm, x, heads, err));
-done:
-    return rc;
-}
-
 static int attention_forward(struct chunk *c, struct qt_err *err)
 {
     struct layer_grad_work *w = c->w;
@@ -138,8 +126,8 @@ static int attention_forward(struct chunk *c, struct qt_err *err)
     QT_TRY(layer_linear(&c->run, ROLE_Q, w->q, in, err));
     QT_TRY(layer_linear(&c->run, ROLE_K, w->k, in, err));
     QT_TRY(layer_linear(&c->run, ROLE_V, w->v, in, err));
-    QT_TRY(heads_forward(c, ROLE_Q_NORM, w->q, w->q_raw, info->heads, err));
-    QT_TRY(heads_forward(c, ROLE_K_NORM, w->k, w->k_raw, info->kv_heads, err));
+    QT_TRY(layer_heads(&c->run, ROLE_Q_NORM, w->q, w->q_raw, info->heads, err));
+    QT_TRY(layer_heads(&c->run, ROLE_K_NORM, w->k, w->k_raw, info->kv_heads, err));
     QT_TRY(c->be->attention(c->be, w->y, w->q, w->k, w->v, c->run.m, &a, err));
     QT_TRY(layer_linear(&c->run, ROLE_O, w->o_raw, w->y, err));
     QT_TRY(join(c, w->mid, w->attn_sum, c->x, w->o_raw, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
@@ -254,17 +242,22 @@ done:
     return rc;
 }
 
-/* Gradient of queries or keys in place: the inverse rotation, then the norm. */
+/* Gradient of queries or keys in place, through the norm and the inverse rotation. */
 static int heads_back(const struct chunk *c, enum role norm, float *d, const float *raw,
                       size_t heads, struct qt_err *err)
 {
     const struct rope *rope = layer_rope(c->run.layer, norm == ROLE_Q_NORM);
+    const size_t rows = layer_head_rows(&c->run, heads);
+    const bool norm_last = c->cfg->arch->norms_after_rope;
     int rc = QT_OK;
+    if (norm_last)
+        QT_TRY(norm_back(c, norm, d, d, raw, rows, err));
     if (rope->cos)
         QT_TRY(c->be->rope(c->be, d, rope->cos, rope->minus_sin, c->run.m, c->run.seqlen, heads,
                            c->cfg->info.head_dim, c->cfg->rotary_dim, c->cfg->arch->interleaved,
                            err));
-    QT_TRY(norm_back(c, norm, d, d, raw, layer_head_rows(&c->run, heads), err));
+    if (!norm_last)
+        QT_TRY(norm_back(c, norm, d, d, raw, rows, err));
 done:
     return rc;
 }

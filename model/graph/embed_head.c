@@ -91,7 +91,16 @@ void qt_embed_head_close(struct qt_embed_head *e)
 
 int qt_head_set_norm(struct qt_embed_head *e, const float *w, struct qt_err *err)
 {
-    return e->be->upload(e->be, e->final_norm.weight, w, e->model->final_norm.n * sizeof *w, err);
+    const struct part *norm = &e->model->final_norm;
+    float *sum = NULL;
+    int rc = QT_OK;
+    QT_TRY(qt_array_new(&sum, norm->n, sizeof *sum, err));
+    for (size_t i = 0; i < norm->n; i++)
+        sum[i] = norm->plus_1 ? w[i] + 1 : w[i];
+    QT_TRY(e->be->upload(e->be, e->final_norm.weight, sum, norm->n * sizeof *sum, err));
+done:
+    qt_free(sum);
+    return rc;
 }
 
 /* hidden[m][hidden] = embedding of ids[m], without positions; m <= HEAD_TOKENS. */

@@ -48,8 +48,8 @@ static int run_attention(const struct layer_run *r, struct qt_err *err)
     QT_TRY(layer_linear(r, ROLE_Q, q, x, err));
     QT_TRY(layer_linear(r, ROLE_K, k, x, err));
     QT_TRY(layer_linear(r, ROLE_V, v, x, err));
-    QT_TRY(layer_heads(r, ROLE_Q_NORM, q, info->heads, err));
-    QT_TRY(layer_heads(r, ROLE_K_NORM, k, info->kv_heads, err));
+    QT_TRY(layer_heads(r, ROLE_Q_NORM, q, q, info->heads, err));
+    QT_TRY(layer_heads(r, ROLE_K_NORM, k, k, info->kv_heads, err));
     if (l->fake_quant.cache)
         QT_TRY(l->fake_quant.cache(l->fake_quant.cache_ctx, l->be, k, v, l->exact_keys,
                                    layer_linear_of(l->def, ROLE_K), layer_linear_of(l->def, ROLE_V),

@@ -59,14 +59,20 @@ struct arch_flag {
     bool value;
 };
 
+/* A key of config.json that a family calls `alias`; the key itself is understood too. */
+struct arch_alias {
+    const char *key, *alias;
+};
+
 enum window_rule {
     WINDOW_NONE,
-    WINDOW_ALL,          /* every layer has the sliding window */
-    WINDOW_IF_USED,      /* every layer, if use_sliding_window */
-    WINDOW_EVEN,         /* layers 0, 2, 4, ... */
-    WINDOW_PATTERN,      /* all layers but every window_period-th */
-    WINDOW_FROM_LAYER,   /* layers from max_window_layers on, if use_sliding_window */
-    WINDOW_EVEN_TO_LAYER /* layers 0, 2, 4, ... below max_window_layers, if use_sliding_window */
+    WINDOW_ALL,           /* every layer has the sliding window */
+    WINDOW_LISTED,        /* every layer, unless layer_types says otherwise */
+    WINDOW_EVEN,          /* layers 0, 2, 4, ... */
+    WINDOW_PATTERN,       /* all layers but every window_period-th: the last of each period */
+    WINDOW_PATTERN_FIRST, /* all layers but every window_period-th: the first of each period */
+    WINDOW_FROM_LAYER,    /* layers from max_window_layers on */
+    WINDOW_EVEN_TO_LAYER  /* layers 0, 2, 4, ... below max_window_layers */
 };
 
 /* Which layers have no rotary embedding (NoPE). */
@@ -76,11 +82,15 @@ enum no_rope_rule {
     NO_ROPE_GLOBAL  /* layers without a window, unless sliding_window is null */
 };
 
+struct config;
+struct source;
+
 /* A model family: the keys of config.json, their defaults, tensor names and parts of the graph. */
 struct arch {
     const char *family; /* model_type */
     /* Defaults. 0: config.json must have the key; for kv_heads: heads; head_dim: hidden / heads. */
     size_t vocab, max_positions, heads, kv_heads, head_dim;
+    const struct arch_alias *aliases; /* ends with {0}; NULL: none */
     /* Tensor names without the decoder's prefix ("model.") and ".weight" or ".bias". The names of a
      * layer follow `layers` and the layer number. */
     const char *layers, *embed, *positions, *final_norm, *project_in, *project_out;
@@ -106,36 +116,47 @@ struct arch {
     double local_theta;
     const char *local_theta_key;        /* NULL: only rope_parameters can set it */
     double attn_softcap, logit_softcap; /* defaults; 0: none */
+    double query_scalar; /* default of query_pre_attn_scalar; 0: the key is not read */
     enum qt_norm_kind norm;
+    bool norms_plus_1; /* norms multiply by 1 + the stored weight */
     struct arch_flag qkv_bias, o_bias, mlp_bias, tied;
     enum window_rule window;
     const char *window_period_key; /* NULL: window_period is fixed */
     size_t window_period;
-    size_t window_from;   /* default of max_window_layers; 0: 28 */
-    bool window_given;    /* without the key sliding_window there is no window (else: 4096) */
+    size_t window_from; /* default of max_window_layers; 0: 28 */
+    bool window_switch; /* reads use_sliding_window, default false */
+    size_t window_size; /* default of sliding_window; 0: 4096 */
+    bool window_given;  /* without the key sliding_window there is no window (else: the default) */
     bool window_optional; /* with WINDOW_PATTERN: sliding_window null means no window */
     enum no_rope_rule no_rope;
     bool norms_of_all_heads;    /* Q_NORM and K_NORM normalize all attention heads together */
+    bool norms_after_rope;      /* Q_NORM and K_NORM follow the rotary embedding */
     const char *head_norms_key; /* key that enables Q_NORM and K_NORM; NULL: always enabled */
-    bool multipliers;     /* reads {embedding,attention,residual}_multiplier and logits_scaling */
     bool rope;            /* false: learned positions from row `position_offset` of the table */
     bool partial_rope;    /* reads partial_rotary_factor */
     double rotary_factor; /* default of partial_rotary_factor; 0: 1 */
     bool interleaved;     /* the rotary embedding pairs channels 2i and 2i + 1 */
     bool query_steps;     /* reads llama_4_scaling_beta: queries are scaled by position */
     bool mrope;           /* accepts rope_type mrope, equal to the default for text */
+    bool rope_alpha;      /* rope_type dynamic may have `alpha`, which raises rope_theta */
+    bool rope_needed;     /* without rope options the family has a scaling of its own */
     /* Default of the top-level original_max_position_embeddings. In such a family the only scaling
      * is LongRoPE (also called su or yarn). 0: the key is among the rope options. */
     size_t original_positions;
-    bool opt_layout;   /* reads do_layer_norm_before, word_embed_proj_dim and other OPT options */
-    bool gemma_scales; /* softcaps, query_pre_attn_scalar, embedding times sqrt(hidden) */
     size_t position_offset;
+    /* Reads options that only this family and its relatives have, after all others; NULL: none. */
+    int (*read)(struct config *cfg, const struct source *src, struct qt_err *err);
 };
 /* Returns NULL for an unknown family. */
 const struct arch *arch_find(const char *family);
-/* For the model_type of a multimodal model: the family of its decoder, used if "text_config" of
- * config.json does not name one. NULL: not a multimodal model. */
-const char *arch_of_multimodal(const char *type);
+/* A multimodal model: the family of its decoder, and the decoder's default of the norms' epsilon (0:
+ * the family's), if "text_config" of config.json does not have them. */
+struct arch_multimodal {
+    const char *type, *decoder;
+    double eps;
+};
+/* NULL: not the model_type of a multimodal model. */
+const struct arch_multimodal *arch_of_multimodal(const char *type);
 
 /* A rotary embedding rotates channels i and i + rotary_dim / 2 of an attention head (2i and 2i + 1
  * if interleaved) by position * inv_freq[i]. Cosines and sines are multiplied by `scale`. */
@@ -169,7 +190,7 @@ struct config {
     float eps, attn_softcap;
     enum qt_act_kind act;
     bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm, head_norms;
-    bool multimodal; /* the decoder is part of a multimodal model */
+    const struct arch_multimodal *multimodal; /* the decoder is part of such a model; or NULL */
     /* Set if a multimodal config.json has no tie_word_embeddings, or different ones for the decoder
      * and the whole model. The head is then tied if no head tensor is stored. */
     bool tied_unclear;
@@ -189,6 +210,7 @@ struct part {
     char *weight, *bias; /* tensor names, owned; NULL: none */
     size_t n, k;
     bool linear;  /* listed by qt_model_linears */
+    bool plus_1;  /* 1 is added to the stored weight */
     size_t index; /* in the list of linears or of norms; row range: that of the fused part */
     size_t whole,
         first; /* this is rows [first, first + n) of part number `whole` (else: itself, 0) */

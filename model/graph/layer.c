@@ -8,7 +8,7 @@
 
 /* `staging` has room for the largest tensor; it is the only copy besides the backend's. *out may
  * hold memory from another layer, which is reused. */
-static int load_tensor(float **out, const char *name, size_t count, float *staging,
+static int load_tensor(float **out, const char *name, size_t count, bool plus_1, float *staging,
                        const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
 {
     int rc;
@@ -16,6 +16,8 @@ static int load_tensor(float **out, const char *name, size_t count, float *stagi
     if (!*out)
         QT_TRY(qt_backend_floats(out, be, count, 1, err));
     QT_TRY(w->load(w->ctx, name, staging, err));
+    for (size_t i = 0; plus_1 && i < count; i++)
+        staging[i] += 1;
     QT_TRY(qt_stop_check(err));
     QT_TRY(be->upload(be, *out, staging, count * sizeof **out, err));
 done:
@@ -27,9 +29,10 @@ int layer_load_part(struct loaded *out, const struct part *part, float *staging,
 {
     int rc = QT_OK;
     if (part->weight)
-        QT_TRY(load_tensor(&out->weight, part->weight, part_count(part), staging, w, be, err));
+        QT_TRY(load_tensor(&out->weight, part->weight, part_count(part), part->plus_1, staging, w,
+                           be, err));
     if (part->bias)
-        QT_TRY(load_tensor(&out->bias, part->bias, part->n, staging, w, be, err));
+        QT_TRY(load_tensor(&out->bias, part->bias, part->n, false, staging, w, be, err));
 done:
     return rc;
 }
@@ -334,17 +337,33 @@ size_t layer_head_rows(const struct layer_run *r, size_t heads)
     return r->layer->model->cfg.arch->norms_of_all_heads ? r->m : r->m * heads;
 }
 
-int layer_heads(const struct layer_run *r, enum role norm, float *x, size_t heads,
+static int norm_heads(const struct layer_run *r, enum role norm, float *x, float *raw, size_t heads,
+                      struct qt_err *err)
+{
+    const size_t count = r->m * heads * r->layer->model->cfg.info.head_dim;
+    int rc = QT_OK;
+    if (raw != x)
+        QT_TRY(r->layer->be->copy(r->layer->be, raw, x, count * sizeof *x, err));
+    QT_TRY(layer_apply_norm(r, norm, x, x, layer_head_rows(r, heads), err));
+done:
+    return rc;
+}
+
+int layer_heads(const struct layer_run *r, enum role norm, float *x, float *raw, size_t heads,
                 struct qt_err *err)
 {
     const struct qt_layer *l = r->layer;
     const struct config *cfg = &l->model->cfg;
     const struct rope *rope = layer_rope(l, norm == ROLE_Q_NORM);
+    const bool norm_last = cfg->arch->norms_after_rope;
     int rc = QT_OK;
-    QT_TRY(layer_apply_norm(r, norm, x, x, layer_head_rows(r, heads), err));
+    if (!norm_last)
+        QT_TRY(norm_heads(r, norm, x, raw, heads, err));
     if (rope->cos)
         QT_TRY(l->be->rope(l->be, x, rope->cos, rope->sin, r->m, r->seqlen, heads,
                            cfg->info.head_dim, cfg->rotary_dim, cfg->arch->interleaved, err));
+    if (norm_last)
+        QT_TRY(norm_heads(r, norm, x, raw, heads, err));
 done:
     return rc;
 }

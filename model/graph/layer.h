@@ -118,8 +118,9 @@ bool layer_norm_in_front(const struct qt_layer *l, enum role norm);
 int layer_scale_residual(const struct layer_run *r, float *x, struct qt_err *err);
 /* Number of rows that Q_NORM or K_NORM normalizes in [m][heads][head_dim]. */
 size_t layer_head_rows(const struct layer_run *r, size_t heads);
-/* Applies Q_NORM or K_NORM and the rotary embedding to x[m][heads][head_dim] in place. */
-int layer_heads(const struct layer_run *r, enum role norm, float *x, size_t heads,
+/* Applies Q_NORM or K_NORM and the rotary embedding to x[m][heads][head_dim] in place. raw receives
+ * the input of the norm; raw = x: it is not needed. */
+int layer_heads(const struct layer_run *r, enum role norm, float *x, float *raw, size_t heads,
                 struct qt_err *err);
 struct qt_attention layer_attention(const struct layer_run *r);
 /* Called when x[m][k], the input of the linear `part`, is complete: applies simulated quantization

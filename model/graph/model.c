@@ -225,6 +225,7 @@ static int layer_part(struct layer_def *layer, const struct config *cfg, const c
     } else if (!linear.k && role != ROLE_SELECT_BIAS) {
         part->index = layer->norm_count++;
         layer->norms[part->index] = (struct qt_norm){part->weight, linear.n};
+        part->plus_1 = cfg->arch->norms_plus_1;
     }
     return QT_OK;
 }
@@ -322,6 +323,9 @@ static struct naming find_naming(const struct arch *arch, const struct qt_weight
         {"language_model.model.", "language_model.lm_head"},
         {"model.language_model.", "lm_head"},
         {"language_model.", "lm_head"},
+        {"model.text_model.", "lm_head"},
+        {"thinker.model.", "thinker.lm_head"},
+        {"transformer.", "lm_head"},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (has_part(w, known[i].prefix, arch->embed))
@@ -362,6 +366,7 @@ static int set_outer_parts(struct qt_model *m, const struct naming *naming,
     if (cfg->final_norm)
         QT_TRY(outer_part_set(&m->final_norm, prefix, arch->final_norm, hidden, 0,
                               arch->norm == QT_NORM_LAYER, w, err));
+    m->final_norm.plus_1 = arch->norms_plus_1;
     if (!cfg->tied)
         QT_TRY(outer_part_set(&m->head, "", naming->head, vocab, embed, false, w, err));
 done:

@@ -4,6 +4,8 @@ transformers computes for them in float32: an oracle that shares no code with ca
 
   make_model_golden.py            writes tests/golden/models/NAME/{config.json, model.safetensors,
                                   ids.u16, logits.npy, grads.json}, always the same ones
+  make_model_golden.py --only NAME...
+                                  the same for these models only
   make_model_golden.py --nano DIR writes tests/golden/nano_ids.u16: the first 64 tokens of
                                   DIR/data/prose.eval.txt by DIR/checkpoints/nano-llama/tokenizer.json
   make_model_golden.py --grads    only tests/golden/models/NAME/grads.json and
@@ -19,6 +21,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,7 +30,7 @@ try:
     import numpy as np
     import torch
     import transformers
-    from safetensors.torch import save_file
+    from safetensors.torch import load_file, save_file
 except ImportError as e:
     print(f"SKIP make_model_golden.py: {e}", file=sys.stderr)
     sys.exit(77)
@@ -245,47 +248,107 @@ MODELS["ernie4_5_moe_alone"] = ("ernie4_5_moe", LLAMA | dict(
     num_hidden_layers=3, moe_intermediate_size=20, moe_num_experts=5, moe_k=2,
     moe_num_shared_experts=0, moe_layer_start_index=2, tie_word_embeddings=False), {})
 
-# Where published checkpoints have the experts that transformers keeps in one tensor.
-EXPERTS = {"ernie4_5_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
-           "glm4_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
-           "olmoe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
-           "qwen2_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
-           "qwen3_moe": ("mlp.gate", "mlp.experts.", "gate_proj", "up_proj", "down_proj"),
-           "mixtral": ("block_sparse_moe.gate", "block_sparse_moe.experts.", "w1", "w3", "w2")}
-
-# What transformers calls the parts of a model of images and text, and what checkpoints do.
-RENAMED = {
-    "gemma3": {"model.language_model.": "language_model.model.", "model.": ""},
-    "mistral3": {"model.language_model.": "language_model.model.", "model.": "",
-                 "lm_head.": "language_model.lm_head."},
-    "qwen2_5_vl": {"model.language_model.": "model.", "model.visual.": "visual."},
-    "qwen3_vl": {},
+# Added in 2026, with sizes as small as possible.
+TINY = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, vocab_size=53, max_position_embeddings=64)
+GLM_TINY = TINY | dict(moe_intermediate_size=8, n_routed_experts=4, num_experts_per_tok=2,
+                       head_dim=8)
+VISION = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=16)
+CLIP = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+            image_size=28, patch_size=14)
+HEADS2 = dict(num_attention_heads=2, num_key_value_heads=1)
+MROPE = {"rope_type": "default", "rope_theta": 700.0, "mrope_section": [1, 1, 2]}
+MODELS |= {
+    "gemma": ("gemma", TINY | dict(head_dim=8, hidden_act="gelu"), {"hidden_activation": "null"}),
+    "ministral": ("ministral", TINY | dict(sliding_window=7, head_dim=4, layer_types=[
+        "sliding_attention", "full_attention"]), {}),
+    "internlm3": ("internlm3", TINY | dict(head_dim=6, attention_bias=True, mlp_bias=True,
+        rope_parameters={"rope_type": "dynamic", "factor": 6.0, "rope_theta": 500.0}),
+        {"attention_bias": None, "mlp_bias": None, "qkv_bias": True, "bias": True}),
+    "exaone": ("exaone", TINY | dict(rope_parameters=LLAMA3 | {"rope_theta": 500.0}),
+               {"num_hidden_layers": None, "num_layers": 2, "rms_norm_eps": None,
+                "hidden_act": None, "activation_function": "silu"}),
+    "cwm": ("cwm", TINY | dict(head_dim=6, num_hidden_layers=3, sliding_window=7,
+                               rope_parameters=LLAMA3 | {"rope_theta": 500.0}),
+            {"layer_types": None, "rms_norm_eps": None}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", TINY | dict(head_dim=8, rope_parameters={
+        "rope_type": "dynamic", "alpha": 20.0, "factor": 1.0, "rope_theta": 300.0}), {}),
+    "arcee": ("arcee", TINY, {"rms_norm_eps": None}),
+    "jais2": ("jais2", TINY, {"layer_norm_eps": None}),
+    "nemotron": ("nemotron", TINY | dict(head_dim=8), {"norm_eps": None}),
+    "dots1": ("dots1", GLM_TINY | dict(
+        n_shared_experts=2, first_k_dense_replace=1, sliding_window=8, max_window_layers=1,
+        routed_scaling_factor=1.5, norm_topk_prob=True), {"layer_types": None}),
+    "solar_open": ("solar_open", GLM_TINY | dict(n_group=2, topk_group=1), {"rms_norm_eps": None}),
+    "granite4_dense": ("granitemoehybrid", TINY | dict(
+        shared_intermediate_size=24, num_local_experts=0, mamba_n_heads=4, layer_types=["full_attention"] * 2,
+        position_embedding_type="rope", embedding_multiplier=3.0, attention_multiplier=0.2,
+        residual_multiplier=0.4, logits_scaling=2.5), {
+            "layer_types": None, "layers_block_type": ["attention"] * 2}),
+    "granite4_nope": ("granitemoehybrid", TINY | dict(
+        shared_intermediate_size=20, num_local_experts=0, mamba_n_heads=4, num_hidden_layers=1,
+        layer_types=["full_attention"], tie_word_embeddings=True), {}),
+    "qwen2_vl": ("qwen2_vl", dict(
+        text_config=TINY | HEADS2 | dict(rope_parameters=MROPE),
+        vision_config=dict(depth=1, embed_dim=16, hidden_size=16, num_heads=2, mlp_ratio=1)), {}),
+    "qwen2_5_omni": ("qwen2_5_omni_thinker", dict(
+        text_config=TINY | HEADS2 | dict(rope_parameters=MROPE, tie_word_embeddings=False),
+        vision_config=VISION | dict(fullatt_block_indexes=[0]),
+        audio_config=dict(d_model=16, encoder_layers=1, encoder_attention_heads=2,
+                          encoder_ffn_dim=16, output_dim=16, num_mel_bins=8)),
+        {"omni": "qwen2_5_omni"}),
+    "qwen3_omni_moe": ("qwen3_omni_moe_thinker", dict(
+        text_config=TINY | dict(head_dim=8, moe_intermediate_size=8, num_experts=4,
+                                num_experts_per_tok=2, rope_parameters=MROPE | {
+                                    "mrope_interleaved": True}),
+        vision_config=VISION | dict(num_position_embeddings=16, deepstack_visual_indexes=[0]),
+        audio_config=dict(d_model=16, encoder_layers=1, encoder_attention_heads=2,
+                          encoder_ffn_dim=16, output_dim=16, num_mel_bins=16,
+                          downsample_hidden_size=8)),
+        {"omni": "qwen3_omni_moe"}),
+    "glm4v": ("glm4v", dict(
+        text_config=TINY | HEADS2 | dict(tie_word_embeddings=False, rope_parameters=MROPE | {
+            "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}),
+        vision_config=VISION | dict(image_size=28, patch_size=14)), {}),
+    "glm4v_moe": ("glm4v_moe", dict(
+        text_config=GLM_TINY | dict(tie_word_embeddings=False, rope_parameters=MROPE | {
+            "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}),
+        vision_config=VISION | dict(image_size=28, patch_size=14)), {}),
 }
+# Compared by --check only: the same decoders with the names of other multimodal models.
+CHECKED = {
+    "llava": ("llava", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP), {}),
+    "llava_next": ("llava_next", dict(text_config=TINY | dict(model_type="mistral"),
+                                      vision_config=CLIP), {}),
+    "llava_onevision": ("llava_onevision", dict(
+        text_config=TINY | dict(model_type="qwen2"),
+        vision_config=CLIP | dict(model_type="siglip_vision_model")), {}),
+    "vipllava": ("vipllava", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP |
+                                  dict(num_hidden_layers=8),
+                                  vision_feature_layers=[-2, -5]), {}),
+    "internvl": ("internvl", dict(text_config=TINY | dict(model_type="qwen3", head_dim=8),
+                                  vision_config=CLIP | dict(image_size=[28, 28],
+                                                            patch_size=[14, 14])), {}),
+    "idefics3": ("idefics3", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP),
+                 {}),
+    "smolvlm": ("smolvlm", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP),
+                {}),
+    "exaone4_5": ("exaone4_5", dict(
+        text_config=TINY | dict(model_type="exaone4", sliding_window=None,
+                                layer_types=["full_attention"] * 2),
+        vision_config=VISION | dict(num_key_value_heads=1, fullatt_block_indexes=[0])),
+        {}),
+}
+# Multimodal models that are stored with their vision tensors, for tests of quantization.
+WHOLE = {"gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"}
+MULTIMODAL = {kind for kind, options, _ in (MODELS | CHECKED).values() if "text_config" in options}
 
 
-def published_name(name, kind):
-    for old, new in RENAMED.get(kind, {}).items():
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    return name.replace(".mlp.gate.moe_statics.", ".mlp.moe_statics.")
-
-
-def published(tensors, kind):
-    router, experts, *parts = EXPERTS.get(kind, ("",) * 5)
-    out = {}
-    for name, t in tensors.items():
-        layer = name[:name.find(".mlp.") + 1]
-        if name.endswith(".mlp.experts.gate_up_proj"):
-            for e, both in enumerate(t):
-                for part, half in zip(parts, both.chunk(2)):
-                    out[f"{layer}{experts}{e}.{part}.weight"] = half.contiguous()
-        elif name.endswith(".mlp.experts.down_proj"):
-            for e, down in enumerate(t):
-                out[f"{layer}{experts}{e}.{parts[2]}.weight"] = down.contiguous()
-        else:
-            name = name.replace("mlp.gate.weight", f"{router}.weight")
-            out[published_name(name, kind)] = t
-    return out
+def published(model):
+    """The parameters of a model under the names that published checkpoints have."""
+    with tempfile.TemporaryDirectory() as tmp:
+        model.save_pretrained(tmp)
+        return load_file(pathlib.Path(tmp) / "model.safetensors")
 
 
 def predictor(tensors, layers):
@@ -317,7 +380,9 @@ def write_config(directory, edits):
     path = directory / "config.json"
     config = json.loads(path.read_text())
     for key, value in edits.items():
-        if key == "flat":
+        if key == "omni":
+            continue
+        elif key == "flat":
             config = config.pop("text_config") | config
         elif value is None:
             config.pop(key, None)
@@ -329,67 +394,82 @@ def write_config(directory, edits):
 
 
 def auto_class(kind):
-    return transformers.AutoModelForImageTextToText if kind in RENAMED \
+    if kind.endswith("_thinker"):
+        return {"qwen2_5_omni_thinker": transformers.Qwen2_5OmniThinkerForConditionalGeneration,
+                "qwen3_omni_moe_thinker":
+                    transformers.Qwen3OmniMoeThinkerForConditionalGeneration}[kind]
+    return transformers.AutoModelForImageTextToText if kind in MULTIMODAL \
         else transformers.AutoModelForCausalLM
 
 
-def load(directory):
-    kind = json.loads((directory / "config.json").read_text())["model_type"]
+def load(directory, kind):
     return auto_class(kind).from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager").eval()
 
 
-def write_grads(path, model, kind, ids):
+def write_grads(path, model, ids):
     """Gradients of the sum of -ln p(next token): of each, its norm and two projections."""
     logits = model(ids).logits[0, :-1].float()
     torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum").backward()
+    for p in model.parameters():
+        p.data = torch.zeros_like(p) if p.grad is None else p.grad
     grads = {}
-    for name, p in model.named_parameters():
-        if p.grad is None:  # what sees images
+    for name, g in published(model).items():
+        g = g.double().flatten()
+        if not g.any():  # what sees images
             continue
-        g = p.grad.double().flatten()
         i = torch.arange(g.numel(), dtype=torch.float64)
         projections = [g.norm(), (g * torch.cos(i)).sum(), (g * torch.cos(i * i % 1009)).sum()]
-        grads[published_name(name, kind)] = [float(v) for v in projections]
+        grads[name] = [float(v) for v in projections]
     path.write_text(json.dumps(grads, indent=1) + "\n")
 
 
 def write_model(directory, kind, options, edits, seed):
     directory.mkdir(parents=True, exist_ok=True)
     rng = torch.Generator().manual_seed(seed)
-    config = transformers.AutoConfig.for_model(kind, pad_token_id=None, **options)
-    model = auto_class(kind).from_config(config)
+    if kind.endswith("_thinker"):
+        config = auto_class(kind).config_class(pad_token_id=None, **options)
+    else:
+        config = transformers.AutoConfig.for_model(kind, pad_token_id=None, **options)
+    model = (auto_class(kind)._from_config if kind.endswith("_thinker")
+             else auto_class(kind).from_config)(config)
     # Small embeddings where the norms' epsilon is a default: then its value shows.
     fill(model, rng, 0.02 if kind == "opt" or None in (
-        edits.get("rms_norm_eps", 1), edits.get("norm_epsilon", 1)) else 1.0)
+        edits.get("rms_norm_eps", 1), edits.get("norm_epsilon", 1), edits.get("norm_eps", 1),
+        edits.get("layer_norm_eps", 1)) else 1.0)
     config.architectures = [type(model).__name__]
     config.save_pretrained(directory)
     write_config(directory, edits)
-    tied = model.config.tie_word_embeddings
-    tensors = {n: p.half().contiguous() for n, p in model.state_dict().items()
-               if not (tied and n == "lm_head.weight")}
-    files = published(tensors, kind)
+    files = {n: t.half().contiguous() for n, t in published(model).items()}
     if kind == "glm4_moe":
         files |= {n: t.clone() for n, t in predictor(files, config.num_hidden_layers).items()}
     save_file(files, directory / "model.safetensors", {"format": "pt"})
     # The truth is what transformers makes of the files, not of the objects they came from.
-    model = load(directory)
-    assert all(torch.equal(t, tensors[n].float()) for n, t in model.state_dict().items()
-               if n in tensors), "transformers has read other weights"
+    read = load(directory, kind)
+    assert all(torch.equal(t, read.state_dict()[n]) for n, t in model.state_dict().items()), \
+        "transformers has read other weights"
+    model = read
     if "bare" in directory.name:  # the base model's own names lack "model."
-        save_file({n.removeprefix("model."): t for n, t in tensors.items()},
+        save_file({n.removeprefix("model."): t for n, t in files.items()},
+                  directory / "model.safetensors", {"format": "pt"})
+    if kind in MULTIMODAL - WHOLE:
+        save_file({n: t for n, t in files.items() if not re.search("vision|visual|audio", n)},
                   directory / "model.safetensors", {"format": "pt"})
     ids = torch.randint(0, config.get_text_config().vocab_size, (1, TOKENS), generator=rng)
     with torch.no_grad():
         logits = model(ids).logits[0]
     np.save(directory / "logits.npy", logits.numpy().astype("<f4"))
     ids[0].numpy().astype("<u2").tofile(directory / "ids.u16")
-    if kind not in EXPERTS:  # which qtool does not differentiate
-        write_grads(directory / "grads.json", model, kind, ids)
+    if "omni" in edits:
+        path = directory / "config.json"
+        path.write_text(json.dumps({"model_type": edits["omni"], "thinker_config": json.loads(
+            path.read_text())}, indent=1, sort_keys=True) + "\n")
+    if not any(".experts." in n for n in files):  # which qtool does not differentiate
+        write_grads(directory / "grads.json", model, ids)
 
 
-def write_models(root, seed):
-    for i, (name, (kind, options, edits)) in enumerate(MODELS.items()):
+def write_models(root, seed, models):
+    for i, (name, (kind, options, edits)) in enumerate(models.items()):
         write_model(root / name, kind, options, edits, seed + i)
 
 
@@ -401,8 +481,8 @@ def write_all_grads():
                    golden / "nano_grads.json"))
     for directory, ids, grads in places:
         ids = torch.from_numpy(np.fromfile(ids, dtype="<u2").astype(np.int64))[None]
-        model = load(directory)
-        write_grads(grads, model, model.config.model_type, ids)
+        kind = MODELS[directory.name][0] if directory.name in MODELS else "llama"
+        write_grads(grads, load(directory, kind), ids)
 
 
 def write_nano(shared):
@@ -417,7 +497,7 @@ def check(binaries):
     seed = random.SystemRandom().randrange(1 << 31)
     print(f"make_model_golden.py --check: seed {seed}")
     with tempfile.TemporaryDirectory() as tmp:
-        write_models(pathlib.Path(tmp), seed)
+        write_models(pathlib.Path(tmp), seed, MODELS | CHECKED)
         env = os.environ | {"QT_MODELS": tmp}
         return max(subprocess.run([b], env=env, cwd=ROOT).returncode for b in binaries)
 
@@ -426,6 +506,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--nano", type=pathlib.Path, metavar="DIR")
     parser.add_argument("--grads", action="store_true")
+    parser.add_argument("--only", metavar="NAME", nargs="+")
     parser.add_argument("--check", metavar="TEST", nargs="+")
     args = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
@@ -436,8 +517,12 @@ def main():
         write_nano(args.nano)
     elif args.grads:
         write_all_grads()
+    elif args.only:
+        for i, (name, model) in enumerate(MODELS.items()):
+            if name in args.only:
+                write_model(ROOT / "tests/golden/models" / name, *model, 1 + i)
     else:
-        write_models(ROOT / "tests/golden/models", 1)
+        write_models(ROOT / "tests/golden/models", 1, MODELS)
 
 
 if __name__ == "__main__":

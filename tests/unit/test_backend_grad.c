@@ -119,8 +119,7 @@ static void norm(double *y, double *const *x, const struct op *op)
         for (size_t j = 0; j < op->n; j++)
             square += (row[j] - mean) * (row[j] - mean) / n;
         for (size_t j = 0; j < op->n; j++)
-            y[i * op->n + j] = (row[j] - mean) / sqrt(square + (double)eps) *
-                               (x[1][j] + (op->norm == QT_NORM_RMS1 ? 1 : 0));
+            y[i * op->n + j] = (row[j] - mean) / sqrt(square + (double)eps) * x[1][j];
     }
 }
 
@@ -202,6 +201,8 @@ static double act(double x, enum qt_act_kind kind)
         return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
     case QT_ACT_GELU:
         return 0.5 * x * (1 + erf(x * 0.7071067811865476));
+    case QT_ACT_RELU2:
+        return x > 0 ? x * x : 0;
     default:
         return x > 0 ? x : 0;
     }
@@ -241,7 +242,7 @@ static void test_activate(void **state)
 {
     struct qt_backend *be = open_cpu();
     (void)state;
-    for (int kind = QT_ACT_SILU; kind <= QT_ACT_RELU; kind++) {
+    for (int kind = QT_ACT_SILU; kind <= QT_ACT_RELU2; kind++) {
         activate_case(be, (enum qt_act_kind)kind, 1, true);
         activate_case(be, (enum qt_act_kind)kind, 333, true);
         activate_case(be, (enum qt_act_kind)kind, 333, false);

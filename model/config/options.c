@@ -1,0 +1,96 @@
+/* Options of config.json that only one family and its relatives have. */
+#include "model/config/config.h"
+
+/* Like config_read_positive, with the default `missing`; null turns the softcap off (*out = 0). */
+static int read_softcap(float *out, const struct source *src, const char *key, double missing,
+                        struct qt_err *err)
+{
+    const json_t *v = json_object_get(src->json, key);
+    double value = missing;
+    int rc = QT_OK;
+    if (json_is_null(v))
+        value = 0;
+    else if (v)
+        rc = config_read_positive(&value, src, key, err);
+    *out = (float)value;
+    return rc;
+}
+
+int config_read_opt(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    bool before = true, affine = true, no_final = false;
+    int rc = QT_OK;
+    QT_TRY(qt_json_get_bool(&before, src->json, "do_layer_norm_before", src->path, err));
+    QT_TRY(qt_json_get_bool(&affine, src->json, "layer_norm_elementwise_affine", src->path, err));
+    QT_TRY(qt_json_get_bool(&no_final, src->json, "_remove_final_layer_norm", src->path, err));
+    if (!affine)
+        QT_TRY(config_unsupported(src, "layer_norm_elementwise_affine", "false", err));
+    cfg->norm_after = !before;
+    cfg->final_norm = before && !no_final;
+done:
+    return rc;
+}
+
+int config_read_gemma(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const struct arch *arch = cfg->arch;
+    double scalar = arch->query_scalar > 0 ? arch->query_scalar : (double)cfg->info.head_dim;
+    bool both_ways = false;
+    int rc = QT_OK;
+    QT_TRY(
+        read_softcap(&cfg->attn_softcap, src, "attn_logit_softcapping", arch->attn_softcap, err));
+    QT_TRY(read_softcap(&cfg->info.logit_softcap, src, "final_logit_softcapping",
+                        arch->logit_softcap, err));
+    if (arch->query_scalar > 0)
+        QT_TRY(config_read_positive(&scalar, src, "query_pre_attn_scalar", err));
+    QT_TRY(qt_json_get_bool(&both_ways, src->json, "use_bidirectional_attention", src->path, err));
+    if (both_ways)
+        QT_TRY(config_unsupported(src, "use_bidirectional_attention", "true", err));
+    if (arch->local_theta > 0 && cfg->attn_softcap > 0) /* transformers ignores it */
+        QT_TRY(config_unsupported(src, "attn_logit_softcapping", "a number in this family", err));
+    if (cfg->multimodal && cfg->info.logit_softcap > 0) /* ignored, too */
+        QT_TRY(
+            config_unsupported(src, "final_logit_softcapping", "a number in 'text_config'", err));
+    if (cfg->act == QT_ACT_GELU) /* transformers does so, because early files had the wrong name */
+        cfg->act = QT_ACT_GELU_TANH;
+    cfg->attn_scale = (float)(1.0 / sqrt(scalar));
+    cfg->embed_scale = (float)sqrt((double)cfg->info.hidden);
+done:
+    return rc;
+}
+
+int config_read_multipliers(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    double embed = 1, attention = 1, residual = 1, logits = 1;
+    int rc;
+    QT_TRY(config_read_positive(&embed, src, "embedding_multiplier", err));
+    QT_TRY(config_read_positive(&attention, src, "attention_multiplier", err));
+    QT_TRY(config_read_positive(&residual, src, "residual_multiplier", err));
+    QT_TRY(config_read_positive(&logits, src, "logits_scaling", err));
+    cfg->embed_scale = (float)embed;
+    cfg->attn_scale = (float)attention;
+    cfg->residual_scale = (float)residual;
+    cfg->logit_scale = (float)(1 / logits);
+done:
+    return rc;
+}
+
+/* Granite 4 without state-space layers and without experts. */
+int config_read_granite4(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const char *positions = "nope";
+    size_t experts = 8;
+    int rc;
+    QT_TRY(config_read_multipliers(cfg, src, err));
+    QT_TRY(qt_json_get_size(&experts, src->json, "num_local_experts", src->path, err));
+    if (experts)
+        QT_TRY(config_unsupported(src, "num_local_experts", "a number above 0", err));
+    if (!config_given(src->json, "layer_types"))
+        QT_TRY(
+            config_unsupported(src, "layer_types", "no list (all layers have state spaces)", err));
+    QT_TRY(qt_json_get_string(&positions, src->json, "position_embedding_type", src->path, err));
+    for (size_t i = 0; i < cfg->info.layers && strcmp(positions, "rope") != 0; i++)
+        cfg->no_rope[i] = true;
+done:
+    return rc;
+}
