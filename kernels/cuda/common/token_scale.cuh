@@ -1,7 +1,7 @@
 /*
  * Conversion of BF16 activations to FP16. BF16 has less precision and more range than FP16: each
- * token is multiplied by the power of two that brings its largest magnitude to 2^14, and its
- * results are multiplied by the inverse (the token factor). The conversion is exact, except for
+ * token is multiplied by the power of two that brings its largest magnitude into [2^14, 2^15), and
+ * its results are multiplied by the inverse (the token factor). The conversion is exact, except for
  * values below 2^-38 of the largest.
  */
 #ifndef QT_KERNELS_CUDA_COMMON_TOKEN_SCALE_CUH
@@ -14,18 +14,16 @@ static __device__ __forceinline__ float qt_pow2(int e)
     return __int_as_float((e + 127) << 23);
 }
 
-/* log2 of the power of two that brings the token's largest magnitude, given as BF16 bits, to 2^14.
-
- */
+/* log2 of the power of two that brings the token's largest magnitude, given as BF16 bits, into
+ * [2^14, 2^15). */
 static __device__ __forceinline__ int qt_token_shift(int top)
 {
     int e = (top >> 7) - 127;
     return e == 128 ? 0 : min(14 - e, 127);
 }
 
-/* The factor for results of the token: 2^-up, in two steps because qt_pow2 cannot express 2^-127.
-
- */
+/* The factor for results of the token: 2^-up, in two steps because qt_pow2 cannot express
+ * 2^-127. */
 static __device__ __forceinline__ float qt_token_factor(int up)
 {
     return qt_pow2(-(up / 2)) * qt_pow2(-(up - up / 2));
