@@ -1,15 +1,15 @@
-"""What misses a wanted figure in a full run of tests/bench/kernels.sh, as tables (docs/design/kernels_profile.md).
+"""What misses its target in a full run of tests/bench/kernels.sh, as tables (docs/design/kernels_profile.md).
 
 usage: missed.py SPEED.TSV
 
-Wanted, of one H200: microseconds of the tables below; 16 tokens within 1.10 of one (1.15 for what is looked up and for
-mix24); nf4 within 1.10 of int4; at least 0.98 of cuBLAS FP16 up to 256 tokens, 0.95 beyond (w4ax 1.00).
+Targets, of one H200: the microseconds below; 16 tokens take at most 1.10 times as long as one (1.15 for table formats and
+mix24), nf4 1.10 times as long as int4; at least 0.98 times the speed of cuBLAS FP16 up to 256 tokens, 0.95 beyond (w4ax 1.00).
 """
 import csv
 import sys
 
 SQUARE, LARGE, HUGE = (4096, 4096), (8192, 8192), (57344, 8192)
-TITLES = ("Microseconds (wanted)", "16 tokens over one token", "nf4 over int4",
+TITLES = ("Microseconds (target)", "16 tokens relative to one", "nf4 relative to int4",
           "Times cuBLAS, up to 256 tokens", "Times cuBLAS, more than 256 tokens")
 ONE = {  # microseconds of one token; of mix24 up to 8
     "nf4": {SQUARE: 4.8, LARGE: 11.7, HUGE: 64}, "nf3": {SQUARE: 4.3, LARGE: 9.8, HUGE: 52},
