@@ -605,19 +605,20 @@ const struct command cmd_bench = {
     .summary = "measure the speed of the fused GPU kernels",
     .description =
         "Times the fused matrix products on random weights, packed by the scheme's own quantizer. "
-        "Launches rotate over copies of the weights that together have 5 times the size of the L2 "
-        "cache, so that weights come from memory. They are captured in CUDA graphs. Times are "
-        "medians.\n\n"
+        "Each launch uses another copy of the weights; together the copies are 5 times as large as "
+        "the L2 cache, so that weights are read from memory. The launches are captured in a CUDA "
+        "graph. Times are medians.\n\n"
         "The same run measures the read floor (a cold read of exactly the packed bytes), cuBLAS "
         "in FP16 if it is installed (it is loaded at run time), and the copy and read bandwidth "
         "of the GPU. US: microseconds. GB/S: packed bytes / time. FLOOR: read floor in "
         "microseconds. %FLOOR: floor / time. X CUBLAS: speed-up over cuBLAS, where kernel and "
         "cuBLAS are timed alternately; the rows of cublas-f16 are cuBLAS timed alone.\n\n"
-        "w4ax: US is the time of the product with quantized activations, +ACT US that of "
-        "quantizing FP16 or BF16 activations and the product. One channel block (128 channels) in "
+        "w4ax: US is the time of the product alone (activations already quantized); +ACT US is "
+        "the time of activation quantization plus product. One channel block (128 channels) in "
         "five has 8-bit activations.\n\n"
-        "kv4: attention of one query token per sequence over an FP16 cache, a 4-bit cache, and a "
-        "4-bit cache in random pages of 64 tokens. X FP16: speed-up over the FP16 cache.",
+        "kv4: attention of one query token per sequence over an FP16 cache, a 4-bit cache (keys "
+        "quantized per channel and 64 tokens), and a paged 4-bit cache (pages of 64 tokens, in "
+        "random order). X FP16: speed-up over the FP16 cache.",
     .examples = "  qtool bench\n"
                 "  qtool bench --scheme nf4:g=64 --scheme fp6 --shape llama3-8b --m 1,8 --json\n"
                 "  qtool bench --scheme w4ax --scheme w4ax:scales=row --m 1,128,1024\n"
