@@ -104,8 +104,8 @@ bench: $(BENCH)
 # Other implementations as the reference; Python packages go to $(B)/venv.
 oracle-tokenizer: $(B)/tests/tokenize
 	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) tokenizer
-oracle: $(B)/tests/tokenize $(B)/tests/test_model $(B)/tests/test_backward
-	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) tokenizer pack model
+oracle: $(B)/qtool $(B)/tests/tokenize $(B)/tests/test_model $(B)/tests/test_backward
+	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) tokenizer pack model exports
 
 # ---- formatting --------------------------------------------------------------------------------
 

@@ -67,9 +67,9 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         .log = &cli->log,
     };
     int rc;
+    QT_TRY(find_format(&opt.format, o->format, err));
     if (!o->out && !o->dry_run)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "--out is required, except with --dry-run");
-    QT_TRY(find_format(&opt.format, o->format, err));
     if (o->out)
         QT_TRY(out_check(o->out, err));
     QT_TRY(container_open(&container, args[0], err));

@@ -162,14 +162,101 @@ static int list_archs(struct cli *cli, struct qt_err *err)
     return QT_OK;
 }
 
+/* ---- exports -------------------------------------------------------------------------------- */
+
+/* Parameters that decide whether a format can hold a scheme. */
+static const char *const variants[] = {"int4:zero=group", "int8:g=128", "fp8:max=448"};
+
+static const char *fit_text(const struct qt_export_format *f, const struct qt_spec *spec)
+{
+    static const char *const text[] = {
+        [QT_EXPORT_NO] = "-", [QT_EXPORT_NEAR] = "near", [QT_EXPORT_EXACT] = "exact"};
+    const char *why;
+    return text[qt_export_fit(&why, f, spec)];
+}
+
+/* A row of the table: the scheme, and how each format holds it. */
+static int list_fit(struct cli *cli, struct table *t, json_t *array, const char *text,
+                    struct qt_err *err)
+{
+    const struct qt_export_format *f;
+    struct qt_spec spec;
+    char row[1024];
+    json_t *fits = array ? json_object() : NULL;
+    int rc = qt_spec_parse(&spec, text, err);
+    if (rc < 0)
+        return rc;
+    size_t n = (size_t)snprintf(row, sizeof row, "%s", text);
+    for (size_t i = 0; (f = qt_export_format_at(i)) != NULL && n < sizeof row; i++) {
+        n += (size_t)snprintf(row + n, sizeof row - n, "\t%s", fit_text(f, &spec));
+        if (fits)
+            doc_set(cli, fits, qt_export_name(f), doc_text(fit_text(f, &spec)));
+    }
+    if (array)
+        doc_append(cli, array, json_pack("{s:s, s:o}", "scheme", text, "formats", fits));
+    else
+        table_row(t, "%s", row);
+    return QT_OK;
+}
+
+static int list_fits(struct cli *cli, struct table *t, json_t *array, struct qt_err *err)
+{
+    const struct qt_scheme *s;
+    const struct qt_preset *preset;
+    int rc = QT_OK;
+    for (size_t i = 0; rc == QT_OK && (s = qt_scheme_at(i)) != NULL; i++)
+        for (size_t j = 0; rc == QT_OK && (preset = qt_scheme_preset(s, j)) != NULL; j++)
+            if (strcmp(preset->name, "fpx") != 0)
+                rc = list_fit(cli, t, array, preset->name, err);
+    for (size_t i = 0; rc == QT_OK && i < sizeof variants / sizeof *variants; i++)
+        rc = list_fit(cli, t, array, variants[i], err);
+    return rc;
+}
+
+static int list_exports(struct cli *cli, struct qt_err *err)
+{
+    struct table formats = {.align = "lll"}, fits = {.align = "llllllllll"};
+    json_t *array = cli->doc ? json_array() : NULL, *rows = cli->doc ? json_array() : NULL;
+    const struct qt_export_format *f;
+    char head[256] = "SCHEME";
+    table_row(&formats, "FORMAT\tRUNS IN\tWHAT IT IS");
+    for (size_t i = 0; (f = qt_export_format_at(i)) != NULL; i++) {
+        size_t n = strlen(head);
+        snprintf(head + n, sizeof head - n, "\t%s", qt_export_name(f));
+        table_row(&formats, "%s\t%s\t%s", qt_export_name(f), qt_export_runtimes(f),
+                  qt_export_help(f));
+        if (array)
+            doc_append(cli, array,
+                       json_pack("{s:s, s:s, s:s}", "format", qt_export_name(f), "runtimes",
+                                 qt_export_runtimes(f), "help", qt_export_help(f)));
+    }
+    table_row(&fits, "%s", head);
+    int rc = list_fits(cli, &fits, rows, err);
+    if (rc < 0 || cli->doc) {
+        table_free(&formats);
+        table_free(&fits);
+        if (cli->doc) {
+            doc_set(cli, cli->doc, "exports", array);
+            doc_set(cli, cli->doc, "fits", rows);
+        }
+        return rc;
+    }
+    rc = table_print(&formats, err);
+    putchar('\n');
+    int second = table_print(&fits, rc < 0 ? NULL : err);
+    printf("\nexact: the same weights, up to the rounding that the format's note names; near: one\n"
+           "rounding, with --lossy; -: not at all. dense rounds weights to --dtype.\n");
+    return rc < 0 ? rc : second;
+}
+
 /* ---- the command ---------------------------------------------------------------------------- */
 
-static const char *const topics[] = {"schemes", "kernels", "archs", NULL};
+static const char *const topics[] = {"schemes", "kernels", "archs", "exports", NULL};
 
 static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
 {
     static int (*const lists[])(struct cli *, struct qt_err *) = {list_schemes, list_kernels,
-                                                                  list_archs};
+                                                                  list_archs, list_exports};
     (void)options;
     for (size_t i = 0; topics[i]; i++)
         if (strcmp(args[0], topics[i]) == 0)
@@ -180,18 +267,18 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
 static const struct common_options defaults = COMMON_DEFAULTS;
 static const struct opt opts[] = {{0}};
 static const struct opt_positional positionals[] = {
-    {"WHAT", "schemes, kernels or archs"},
+    {"WHAT", "schemes, kernels, archs or exports"},
     {0},
 };
 
 const struct command cmd_list = {
     .name = "list",
-    .summary = "list schemes and their parameters, GPU kernels, model architectures",
+    .summary = "list schemes and their parameters, GPU kernels, models, export formats",
     .description =
         "Lists what this build of qtool supports: quantization schemes with their parameters and "
         "defaults, the backends that run models, fused GPU kernels with the layout of packed "
-        "weights that each takes, and the model architectures that 'eval' can run. Checkpoints of "
-        "other architectures can be quantized without data.",
+        "weights that each takes, the model architectures that 'eval' can run (checkpoints of "
+        "other architectures can be quantized without data), and the formats of 'export'.",
     .examples = "  qtool list schemes\n"
                 "  qtool list archs --json\n",
     .opts = opts,

@@ -182,6 +182,8 @@ void qt_ckpt_close(struct qt_ckpt *ckpt);
 const char *qt_ckpt_dir(const struct qt_ckpt *ckpt);
 /* The index of a sharded checkpoint: maps tensors to files. */
 #define QT_INDEX_NAME "model.safetensors.index.json"
+/* A member of config.json that says how weights are quantized. */
+#define QT_QUANTIZATION_KEY "quantization_config"
 /* Names of side files: files of a checkpoint that are not weights. NULL after the last. */
 const char *qt_side_file(size_t i);
 /* Tensors in file order: files by name, then by data offset. */
@@ -375,6 +377,9 @@ int qt_side_file_find(char **path, const char **why, const char *dir, const char
 /* Copies a side file (config.json, tokenizer.json) under its own name, with its permissions or
  * fewer. Side files are not in the journal: every run must copy them, resumed or not. */
 int qt_writer_copy_file(struct qt_writer *w, const char *path, struct qt_err *err);
+/* Adds a side file with this content and at most these permissions. */
+int qt_writer_add_text(struct qt_writer *w, const char *name, const char *text, size_t size,
+                       unsigned mode, struct qt_err *err);
 /* Adds a JSON side file that may differ from run to run: SHA256SUMS does not list it. */
 int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *value,
                        struct qt_err *err);

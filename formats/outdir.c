@@ -294,20 +294,29 @@ void qt_outdir_discard(struct qt_outdir *o)
 
 /* ---- small files ---------------------------------------------------------------------------- */
 
-int qt_outdir_copy(const struct qt_outdir *o, const char *path, struct qt_err *err)
+int qt_outdir_add(const struct qt_outdir *o, const char *name, const void *data, size_t size,
+                  unsigned mode, struct qt_err *err)
 {
-    struct qt_map map = {0};
-    char *copy = NULL;
+    char *path = NULL;
     int fd = -1, rc;
-    QT_TRY(qt_map_open(&map, path, err));
-    QT_TRY(qt_path_join(&copy, o->partial, qt_base_name(path), err));
-    QT_TRY(qt_file_create_new(&fd, copy, map.mode, err));
-    QT_TRY(qt_file_write_at(fd, copy, map.data, map.size, 0, err));
-    QT_TRY(qt_file_finish(&fd, copy, err));
+    QT_TRY(qt_path_join(&path, o->partial, name, err));
+    QT_TRY(qt_file_create_new(&fd, path, mode, err));
+    QT_TRY(qt_file_write_at(fd, path, data, size, 0, err));
+    QT_TRY(qt_file_finish(&fd, path, err));
 done:
     if (fd >= 0)
         close(fd);
-    qt_free(copy);
+    qt_free(path);
+    return rc;
+}
+
+int qt_outdir_copy(const struct qt_outdir *o, const char *path, struct qt_err *err)
+{
+    struct qt_map map;
+    int rc = qt_map_open(&map, path, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_outdir_add(o, qt_base_name(path), map.data, map.size, map.mode, err);
     qt_map_close(&map);
     return rc;
 }

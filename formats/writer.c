@@ -576,6 +576,13 @@ int qt_writer_copy_file(struct qt_writer *w, const char *path, struct qt_err *er
     return rc < 0 ? rc : qt_outdir_copy(&w->out, path, err);
 }
 
+int qt_writer_add_text(struct qt_writer *w, const char *name, const char *text, size_t size,
+                       unsigned mode, struct qt_err *err)
+{
+    int rc = check_side_name(w, name, err);
+    return rc < 0 ? rc : qt_outdir_add(&w->out, name, text, size, mode, err);
+}
+
 int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *value,
                        struct qt_err *err)
 {

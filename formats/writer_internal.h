@@ -36,6 +36,9 @@ int qt_outdir_lock(int fd, const char *path, struct qt_err *err);
 /* Removes all files of DIR.partial except those for which keep(ctx, name) is true. */
 int qt_outdir_clear(const struct qt_outdir *o, bool (*keep)(const void *ctx, const char *name),
                     const void *ctx, struct qt_err *err);
+/* Writes a new file into DIR.partial, with at most these permissions. */
+int qt_outdir_add(const struct qt_outdir *o, const char *name, const void *data, size_t size,
+                  unsigned mode, struct qt_err *err);
 /* Copies a file into DIR.partial under its own name, with its permissions or fewer. */
 int qt_outdir_copy(const struct qt_outdir *o, const char *path, struct qt_err *err);
 /* Writes a JSON file into DIR.partial. */

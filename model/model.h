@@ -107,6 +107,8 @@ struct qt_weights {
     /* Writes the whole tensor as FP32 to dst[count] in host memory. */
     int (*load)(void *ctx, const char *name, float *dst, struct qt_err *err);
     struct qt_fake_quant fake_quant; /* activation rounding that these weights need; NULL: none */
+    /* The quantization_config of config.json that `load` undoes; NULL: there must be none. */
+    const json_t *quantization;
 };
 /* Borrows ckpt. */
 struct qt_weights qt_weights_of_ckpt(const struct qt_ckpt *ckpt);

@@ -214,6 +214,48 @@ static int check_data(const struct qt_run *run, struct qt_err *err)
 
 /* ---- the run -------------------------------------------------------------------------------- */
 
+/*
+ * What config.json says of the weights. A program that does not know the method refuses the
+ * container; without this it would take the sections for unknown tensors and the weights for
+ * missing ones, and start from random weights.
+ */
+static json_t *quantization_new(void)
+{
+    return json_pack("{s:s, s:i}", "quant_method", "qtool", "format_version", QT_FORMAT_VERSION);
+}
+
+int qt_run_config(char **out, size_t *size, const char *path, struct qt_err *err)
+{
+    json_t *quantization = quantization_new();
+    char *source = NULL;
+    size_t source_size;
+    int rc;
+    *out = NULL;
+    QT_TRY(qt_file_read(&source, &source_size, path, (size_t)1 << 28, err));
+    QT_TRY(qt_json_edit_set(out, size, source, source_size, QT_QUANTIZATION_KEY, quantization, path,
+                            err));
+done:
+    qt_free(source);
+    json_decref(quantization);
+    return rc;
+}
+
+static int add_config(struct qt_run *run, const char *path, struct qt_err *err)
+{
+    struct qt_map map;
+    char *text = NULL;
+    size_t size;
+    int rc = qt_map_open(&map, path, err); /* for the permissions */
+    if (rc < 0)
+        return rc;
+    QT_TRY(qt_run_config(&text, &size, path, err));
+    QT_TRY(qt_writer_add_text(run->writer, qt_base_name(path), text, size, map.mode, err));
+done:
+    qt_free(text);
+    qt_map_close(&map);
+    return rc;
+}
+
 static int copy_side_files(struct qt_run *run, struct qt_err *err)
 {
     const char *name, *dir = qt_ckpt_dir(run->ckpt), *why;
@@ -224,7 +266,8 @@ static int copy_side_files(struct qt_run *run, struct qt_err *err)
         if (rc == QT_OK && why)
             qt_log_message(run->opt->log, QT_LOG_WARNING, "%s/%s %s: not copied", dir, name, why);
         if (path)
-            rc = qt_writer_copy_file(run->writer, path, err);
+            rc = strcmp(name, QT_CONFIG_NAME) == 0 ? add_config(run, path, err)
+                                                   : qt_writer_copy_file(run->writer, path, err);
         qt_free(path);
     }
     return rc;
@@ -297,7 +340,7 @@ static json_t *manifest_new(const struct qt_run *run, json_t *identity)
                   "format_version", QT_FORMAT_VERSION, "identity", identity, "totals", "bpw",
                   qt_plan_bpw(plan), "quantized_weights", (json_int_t)plan->weights, "bytes",
                   (json_int_t)plan->output_bytes, "tensors", tensors, "copied", copied);
-    int failed = 0;
+    int failed = manifest && json_object_set_new(manifest, QT_QUANTIZATION_KEY, quantization_new());
     if (manifest && run->acts.report)
         failed |= json_object_set(manifest, "activations", run->acts.report);
     if (manifest && run->kv.entry)

@@ -71,19 +71,37 @@ static int check_stored(const struct qt_run *run, const struct qt_ckpt *containe
     return QT_OK;
 }
 
-static int same_bytes(bool *same, const char *a, const char *b, struct qt_err *err)
+static int same_bytes(bool *same, const char *path, const void *data, size_t size,
+                      struct qt_err *err)
 {
-    struct qt_map map[2];
-    int rc = qt_map_open(&map[0], a, err);
+    struct qt_map map;
+    int rc = qt_map_open(&map, path, err);
     if (rc < 0)
         return rc;
-    rc = qt_map_open(&map[1], b, err);
-    if (rc == QT_OK) {
-        *same = map[0].size == map[1].size &&
-                (map[0].size == 0 || memcmp(map[0].data, map[1].data, map[0].size) == 0);
-        qt_map_close(&map[1]);
+    *same = map.size == size && (size == 0 || memcmp(map.data, data, size) == 0);
+    qt_map_close(&map);
+    return rc;
+}
+
+/* Compares a side file of the container with the one that the source at `from` gives. */
+static int same_side_file(bool *same, const char *to, const char *from, struct qt_err *err)
+{
+    struct qt_map map;
+    char *text;
+    size_t size;
+    int rc;
+    if (strcmp(qt_base_name(from), QT_CONFIG_NAME) == 0) {
+        rc = qt_run_config(&text, &size, from, err);
+        if (rc == QT_OK)
+            rc = same_bytes(same, to, text, size, err);
+        qt_free(text);
+        return rc;
     }
-    qt_map_close(&map[0]);
+    rc = qt_map_open(&map, from, err);
+    if (rc < 0)
+        return rc;
+    rc = same_bytes(same, to, map.data, map.size, err);
+    qt_map_close(&map);
     return rc;
 }
 
@@ -96,7 +114,7 @@ static int check_side_file(const struct qt_run *run, const char *name, struct qt
     QT_TRY(qt_path_join(&to, run->opt->out_dir, name, err));
     bool same = !from && !qt_path_exists(to);
     if (from && qt_path_exists(to))
-        QT_TRY(same_bytes(&same, from, to, err));
+        QT_TRY(same_side_file(&same, to, from, err));
     if (!same)
         rc = qt_fail(err, QT_E_RESUME, to, NULL,
                      "cannot resume: the file differs from the one in %s", qt_ckpt_dir(run->ckpt));

@@ -36,6 +36,10 @@ int qt_run_interrupted(const struct qt_run *run, struct qt_err *err);
 int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err);
 /* If an interrupted run finished item i: takes its entry from the journal and returns true. */
 bool qt_run_resume_item(struct qt_run *run, size_t i);
+/* The text of config.json in the container for the source's at `path`: with our quantization_config,
+ * and no other change. Freed with qt_free. */
+#define QT_CONFIG_NAME "config.json"
+int qt_run_config(char **out, size_t *size, const char *path, struct qt_err *err);
 /* Reason why an item that layers.c does not quantize has no Hessian. */
 #define QT_NO_HESSIAN "not a linear of a decoder layer, so there is no Hessian"
 /* Handles a tensor without a usable Hessian, which is quantized by search: writes the text for the

@@ -65,6 +65,7 @@ struct qt_weights qt_weights_of_container(const struct qt_container *c)
         .dir = qt_container_dir(c),
         .ctx = ctx,
         .fake_quant = {.ctx = ctx, .input = quantized_inputs ? fake_quant_input : NULL},
+        .quantization = json_object_get(qt_container_manifest(c), QT_QUANTIZATION_KEY),
         .shape = weights_shape,
         .load = weights_load,
     };

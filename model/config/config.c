@@ -127,9 +127,9 @@ static int read_flags(struct config *cfg, const struct source *src, struct qt_er
     cfg->attn_scale = (float)(1.0 / sqrt((double)cfg->info.head_dim));
     if (config_given(src->json, "clip_qkv"))
         QT_TRY(config_unsupported(src, "clip_qkv", "a number", err));
-    if (config_given(src->json, "quantization_config") ||
-        config_given(src->root, "quantization_config"))
-        rc = config_unsupported(src, "quantization_config", "an already quantized checkpoint", err);
+    if (config_given(src->json, QT_QUANTIZATION_KEY) ||
+        config_given(src->root, QT_QUANTIZATION_KEY))
+        rc = config_unsupported(src, QT_QUANTIZATION_KEY, "an already quantized checkpoint", err);
 done:
     return rc;
 }
@@ -316,7 +316,8 @@ done:
     return rc;
 }
 
-int config_read(struct config *out, const char *dir, struct qt_err *err)
+int config_read(struct config *out, const char *dir, const json_t *quantization,
+                struct qt_err *err)
 {
     char *path = NULL;
     json_t *json = NULL, *renamed = NULL;
@@ -324,6 +325,8 @@ int config_read(struct config *out, const char *dir, struct qt_err *err)
     *out = (struct config){0};
     QT_TRY(qt_path_join(&path, dir, "config.json", err));
     QT_TRY(qt_json_load_lenient(&json, path, LIMIT_FILE, err));
+    if (quantization && json_equal(json_object_get(json, QT_QUANTIZATION_KEY), quantization))
+        json_object_del(json, QT_QUANTIZATION_KEY);
     struct source src = {json, json, path};
     QT_TRY(find_decoder(out, &src, err));
     QT_TRY(rename_keys(&renamed, out, &src, err));

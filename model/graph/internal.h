@@ -201,7 +201,8 @@ struct config {
     double routing_scale;
 };
 /* Reads DIR/config.json; *out is freed by config_free. */
-int config_read(struct config *out, const char *dir, struct qt_err *err);
+int config_read(struct config *out, const char *dir, const json_t *quantization,
+                struct qt_err *err);
 void config_free(struct config *cfg);
 
 /* A linear, norm or table: y[n] = W[n][k] x[k] + b[n]; k = 0: the weight is a vector [n].

@@ -379,7 +379,7 @@ int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_e
     int rc = QT_OK;
     *out = NULL;
     QT_TRY(qt_array_new(&m, 1, sizeof *m, err));
-    QT_TRY(config_read(&m->cfg, w->dir, err));
+    QT_TRY(config_read(&m->cfg, w->dir, w->quantization, err));
     QT_TRY(qt_array_new(&m->layers, m->cfg.info.layers, sizeof *m->layers, err));
     const struct naming naming = find_naming(m->cfg.arch, w);
     if (m->cfg.tied_unclear)

@@ -109,12 +109,29 @@ static int add_override(json_t *dynamic, const struct qt_export_matrix *m, json_
     return json_object_set_new(dynamic, key, value);
 }
 
+/* A matrix with the options that most matrices have. */
+static const struct qt_export_matrix *most_common(const struct qt_export *x)
+{
+    const struct qt_export_matrix *best = &x->matrix[0];
+    size_t most = 0;
+    for (size_t i = 0; i < x->count && most <= x->count - i; i++) {
+        size_t same = 0;
+        for (size_t j = i; j < x->count; j++)
+            same += strcmp(x->matrix[i].spec->text, x->matrix[j].spec->text) == 0;
+        if (same > most) {
+            most = same;
+            best = &x->matrix[i];
+        }
+    }
+    return best;
+}
+
 static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
 {
-    json_t *left = NULL, *dynamic = json_object(), *base = options(&x->matrix[0]), *own = NULL;
+    json_t *left = NULL, *dynamic = json_object(), *base = options(most_common(x)), *own = NULL;
     bool failed = !dynamic || !base;
     int rc = qt_export_left(&left, x, err);
-    for (size_t i = 1; rc == QT_OK && !failed && i < x->count; i++) {
+    for (size_t i = 0; rc == QT_OK && !failed && i < x->count; i++) {
         own = options(&x->matrix[i]);
         failed = !own || (!json_equal(own, base) &&
                           add_override(dynamic, &x->matrix[i], json_incref(own)) < 0);

@@ -6,6 +6,7 @@
 #   tokenizer   ids of many kinds of tokenizers, by `tokenizers`
 #   pack        the golden bytes of packed matrices, made again; needs numpy
 #   model       logits and gradients of random models of every family, by transformers and torch (2 GB)
+#   exports     exports of the example checkpoint, loaded by the packages of runtimes (3 GB)
 #   registers   machine code of BUILD/libqtool_kernels.a, by wgmma_registers.py and NVIDIA's cuobjdump
 #
 # Packages that PYTHON lacks are installed into BUILD/venv; what cannot be had is skipped, loudly.
@@ -59,6 +60,14 @@ check() {
         provide numpy tokenizers safetensors transformers torch || return 77
         "$python" tests/oracle/make_model_golden.py --check "$build/tests/test_model" \
             "$build/tests/test_backward"
+        ;;
+    exports)
+        into_venv "torch==2.*" "transformers==5.*" compressed-tensors==0.20.1 \
+            bitsandbytes==0.50.2 accelerate safetensors "mlx[cpu]" || return 77
+        rm -rf "$build/exports" && mkdir -p "$build/exports" &&
+            "$python" tests/oracle/exports.py "$build/qtool" examples/nano-llama "$build/exports" \
+                "$build/exports/golden.txt" &&
+            diff "$build/exports/golden.txt" tests/golden/exports.txt
         ;;
     registers)
         provide_cuobjdump || return 77

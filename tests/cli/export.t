@@ -1,0 +1,100 @@
+# Golden bytes of every format, made after the packages of the runtimes had read them (make oracle).
+$ while read -r sum format scheme; do [ -d "box-$scheme" ] || qtool quantize "$NANO" -o "box-$scheme" --scheme none --tensor "layers.0.self_attn.k_proj=$scheme" -q >/dev/null; qtool export "box-$scheme" -o "out-$format-$scheme" --format $format -q >/dev/null && cat "out-$format-$scheme/model.safetensors" "out-$format-$scheme/config.json" | sha256sum | grep -q "^$sum " || echo "differs: $format $scheme"; done <"$NANO/../../tests/golden/exports.txt"
+>-
+2-
+$ cd out-gptq-int4:g=64 && sha256sum -c SHA256SUMS && cat qtool-export.json quantize_config.json
+> ^qtool-export\.json: OK
+> "container": \{
+> "checkpoint_format": "gptq"
+$ qtool export box-int4:g=64 -o many --format gptq --max-shard 1 -q --threads 1 && qtool export box-int4:g=64 -o many2 --format gptq --max-shard 1 -q --threads 4 && diff -r many many2 && ls many && grep -c safetensors many/model.safetensors.index.json
+> ^model-00001-of-0000[2-9]\.safetensors$
+2-
+
+# What a format cannot hold is refused before any work, with a scheme that fits.
+$ qtool export box-nf3 -o x --format gptq
+? 4
+>-
+2 tensor model\.layers\.0\.self_attn\.k_proj\.weight: gptq cannot hold nf3:.*: it has integers only; int4 and int8 fit
+$ qtool export box-int4:zero=group -o x --format mlx
+? 4
+2 mlx cannot hold int4:.*zero=group.* exactly: zero-points become biases of 16 bits; --lossy rounds once
+$ qtool export box-int4:zero=group -o x --format mlx --lossy -q
+> ^rounded +1 tensors, at most 0\.000[0-9]* of their norm
+$ grep -A3 '"rounded"' x/qtool-export.json
+> "model\.layers\.0\.self_attn\.k_proj\.weight": \{
+> "relative": 0\.000
+$ qtool export box-int4:g=64 -o bf --format compressed-tensors --dtype bfloat16
+? 4
+2 exactly: scales have more than the 8 bits of BF16
+$ qtool export box-int4:g=64 -o bf --format compressed-tensors --dtype bfloat16 --lossy -q && grep -c '"dtype": "bfloat16"' bf/config.json && head -c 2000 bf/model.safetensors
+> ^1$
+> k_proj.weight_scale":\{"dtype":"BF16"
+$ qtool export box-fp5 -o x2 --format compressed-tensors
+? 4
+2 integers and E4M3FN only; int4, int8 and fp8:max=448 fit
+$ qtool quantize "$NANO" -o mixed --scheme int4 --tensor 'down_proj=int8:g=128' -q >/dev/null && qtool export mixed -o x2 --format awq
+? 4
+2 awq cannot hold int8
+$ qtool export mixed -o x2 --format gptq
+? 4
+2 gptq needs one scheme for all matrices, but this one is int.* and .* is int.*; compressed-tensors can hold both
+$ qtool export mixed -o x2 --format compressed-tensors -q && grep -c '"num_bits"' x2/config.json && grep '"model\.layers\.2\.mlp\.down_proj"' x2/config.json && qtool export mixed -o x3 --format humming -q && grep -A1 'layers.*0.*down_proj\$"' x3/config.json
+> ^2$
+> "b_dtype": "uint8"
+$ qtool quantize "$NANO" -o head --scheme none --tensor 'embed_tokens=int4' -q >/dev/null && qtool export head -o x4 --format compressed-tensors
+? 4
+2 model\.embed_tokens\.weight: compressed-tensors cannot hold int4.*: the format has no quantized embeddings
+$ qtool quantize "$NANO" -o none --scheme none -q >/dev/null && qtool export none -o x4 --format dense
+? 4
+2 none: nothing in it is quantized
+$ ls -d x4* x4.partial 2>/dev/null | wc -l
+> ^0$
+
+# Dequantized weights are those that eval runs.
+$ qtool quantize "$NANO" -o all --scheme nf4 -q >/dev/null && qtool export all -o plain --format dense --dtype float32 -q >/dev/null && qtool eval all --data "$NANO/eval.txt" --windows 4 -q >one && qtool eval plain --data "$NANO/eval.txt" --windows 4 -q | diff one - && grep -c quantization plain/config.json
+? 1
+> ^0$
+
+# Containers say in config.json that other programs cannot read them, and the manifest agrees.
+$ sed -i 's/"format_version": 1/"format_version": 2/' all/config.json && rm all/SHA256SUMS && qtool eval all --data "$NANO/eval.txt" --windows 1 -q
+? 4
+2 'quantization_config': an already quantized checkpoint is not supported
+
+# Usage.
+$ qtool export all --format gtpq
+? 2
+2 unknown format 'gtpq'; did you mean 'gptq'\?
+$ qtool export box-int4:g=64 --format gptq
+? 2
+2 --out is required, except with --dry-run
+$ qtool export box-int4:g=64 --format gptq --dry-run --json
+> "dry_run": true
+> "rounded": 0
+$ qtool export "$NANO" -o x4 --format dense
+? 3
+2 is not a container
+$ qtool export box-int4:g=64 -o out-gptq-int4:g=64 --format gptq
+? 2
+2 exists already; --force replaces it
+$ qtool export box-int4:g=64 -o out-gptq-int4:g=64 --format awq --force -q && ls out-gptq-int4:g=64 && test ! -e out-gptq-int4:g=64.old
+>! quantize_config
+$ mkdir mine && touch mine/notes && qtool export box-int4:g=64 -o mine --format awq --force
+? 2
+2 not replaced: it has files but no qtool\.json or qtool-export\.json
+$ qtool export box-int4:g=64 -o box-int4:g=64 --format awq --force
+? 2
+2 would be deleted
+
+# Damage is found while data is read, and nothing is left.
+$ cp -r box-int4:g=64 bad && printf '\377' | dd of=bad/model.safetensors bs=1 seek=2000000 conv=notrunc 2>/dev/null && qtool export bad -o x5 --format gptq
+? 3
+2 the data differs from the manifest's CRC-32
+$ ls -d x5* 2>/dev/null | wc -l
+> ^0$
+$ qtool list exports
+> ^compressed-tensors +vLLM
+> ^int4 +exact +exact
+> ^nf3 +exact +- 
+> ^int4:zero=group .*near
+$ qtool list exports --json
+> "exports"
