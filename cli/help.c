@@ -12,10 +12,11 @@ const struct exit_code exit_codes[] = {
     {3, "bad input: a file violates its format or contradicts another file"},
     {4, "unsupported shape, dtype, file feature or model architecture"},
     {5, "a --gate condition failed"},
-    {6, "out of memory, disk full, or I/O error"},
+    {6, "out of memory, disk full, I/O error, output in use by another process, or partial output "
+        "that reads back wrong"},
     {7, "no usable GPU"},
-    {8, "cannot resume: options or inputs changed, or the partial output is damaged"},
-    {75, "interrupted: 'quantize --resume' continues"},
+    {8, "cannot resume: options or inputs changed, or the journal is damaged"},
+    {75, "interrupted; 'quantize --resume' continues, other commands start again"},
     {0},
 };
 

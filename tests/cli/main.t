@@ -7,7 +7,7 @@ $ qtool
 $ qtool --help
 > ^usage: qtool COMMAND
 > ^  quantize +make a container
-> ^  75  interrupted: 'quantize --resume' continues$
+> ^  75  interrupted; 'quantize --resume' continues, other commands start again$
 2-
 
 $ qtool help
