@@ -78,8 +78,7 @@ struct run {
     size_t nitems;
     struct qt_tensor *tensors; /* all; names borrowed from x.matrix and the container */
     size_t ntensors;
-    struct qt_spec *specs;  /* per matrix */
-    struct qt_error *error; /* per matrix, of rounded ones */
+    struct qt_spec *specs; /* per matrix */
     uint64_t bytes;
 };
 
@@ -127,6 +126,8 @@ static enum qt_dtype source_dtype(const struct qt_entry *e)
 /* The dtype of weights or scales. */
 static enum qt_dtype float_dtype(const struct qt_export *x, const struct qt_entry *e)
 {
+    if (x->format->plan)
+        return x->format->scale_dtype;
     switch (x->opt->dtype) {
     case QT_EXPORT_F16:
         return QT_F16;
@@ -312,7 +313,6 @@ static int plan(struct run *run, struct qt_err *err)
                        "nothing in it is quantized");
     QT_TRY(qt_array_new(&x->matrix, x->count + 1, sizeof *x->matrix, err));
     QT_TRY(qt_array_new(&run->specs, x->count + 1, sizeof *run->specs, err));
-    QT_TRY(qt_array_new(&run->error, x->count + 1, sizeof *run->error, err));
     QT_TRY(load_config(x, err));
     for (size_t i = 0; i < x->count; i++) {
         QT_TRY(qt_stop_check(err));
@@ -477,8 +477,7 @@ static int convert_panel(void *ctx, size_t item, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-int qt_export_panels(struct qt_error *error, const struct qt_export *x,
-                     const struct qt_export_matrix *m,
+int qt_export_panels(const struct qt_export *x, struct qt_export_matrix *m,
                      void (*convert)(const struct qt_export_matrix *m,
                                      const struct qt_export_panel *panel),
                      struct qt_err *err)
@@ -487,7 +486,7 @@ int qt_export_panels(struct qt_error *error, const struct qt_export *x,
     struct conversion c = {.x = x, .m = &with_table, .convert = convert};
     const size_t panels = qt_ceil_div(m->n, QT_EXPORT_PANEL);
     int rc;
-    *error = (struct qt_error){0};
+    m->error = (struct qt_error){0};
     QT_TRY(qt_export_packed(&c.p, x, m, err));
     qt_packed_code_info(&with_table.codes, &c.p);
     c.arranged = qt_export_is(m->spec, "w4ax");
@@ -496,12 +495,12 @@ int qt_export_panels(struct qt_error *error, const struct qt_export *x,
     QT_TRY(qt_array_new(&c.errors, panels, sizeof *c.errors, err));
     QT_TRY(qt_parallel(panels, convert_panel, &c, err));
     for (size_t i = 0; i < panels; i++) {
-        error->sum_w2 += c.errors[i].sum_w2;
-        error->sum_q2 += c.errors[i].sum_q2;
-        error->sum_wq += c.errors[i].sum_wq;
-        error->sum_e2 += c.errors[i].sum_e2;
-        error->max_abs = fmax(error->max_abs, c.errors[i].max_abs);
-        error->count += c.errors[i].count;
+        m->error.sum_w2 += c.errors[i].sum_w2;
+        m->error.sum_q2 += c.errors[i].sum_q2;
+        m->error.sum_wq += c.errors[i].sum_wq;
+        m->error.sum_e2 += c.errors[i].sum_e2;
+        m->error.max_abs = fmax(m->error.max_abs, c.errors[i].max_abs);
+        m->error.count += c.errors[i].count;
     }
 done:
     qt_free(c.errors);
@@ -519,7 +518,7 @@ static int write_matrix(struct run *run, const struct item *item, struct qt_err 
     int rc = QT_OK;
     for (size_t i = 0; i < m->ntensors; i++)
         QT_TRY(qt_array_new(&m->tensor[i].data, m->tensor[i].bytes, 1, err));
-    QT_TRY(qt_export_panels(&run->error[item->matrix], x, m, x->format->convert, err));
+    QT_TRY(qt_export_panels(x, m, x->format->convert, err));
     for (size_t i = 0; i < m->ntensors; i++)
         QT_TRY(qt_output_write(x->out, m->tensor[i].data, m->tensor[i].bytes, err));
 done:
@@ -704,7 +703,7 @@ static json_t *rounded_json(const struct run *run)
 {
     json_t *list = json_object();
     for (size_t i = 0; i < run->x.count; i++) {
-        const struct qt_error *e = &run->error[i];
+        const struct qt_error *e = &run->x.matrix[i].error;
         if (!run->x.matrix[i].rounded)
             continue;
         const double relative = e->sum_w2 > 0 ? sqrt(e->sum_e2 / e->sum_w2) : 0;
@@ -764,7 +763,7 @@ static void set_report(struct qt_export_report *out, const struct run *run)
         .bytes = run->bytes,
     };
     for (size_t i = 0; i < run->x.count; i++) {
-        const struct qt_error *e = &run->error[i];
+        const struct qt_error *e = &run->x.matrix[i].error;
         if (!run->x.matrix[i].rounded)
             continue;
         out->rounded++;
@@ -774,6 +773,8 @@ static void set_report(struct qt_export_report *out, const struct run *run)
 
 static void run_free(struct run *run)
 {
+    if (run->x.format->release)
+        run->x.format->release(&run->x);
     qt_output_close(run->x.out);
     json_decref(run->x.config);
     qt_free(run->x.matrix);
@@ -781,7 +782,6 @@ static void run_free(struct run *run)
     qt_free(run->items);
     qt_free(run->tensors);
     qt_free(run->specs);
-    qt_free(run->error);
 }
 
 int qt_export(struct qt_export_report *report, const struct qt_container *c,

@@ -43,6 +43,8 @@ struct qt_export_matrix {
     bool rounded; /* the export decodes to other weights than the container */
     size_t ntensors;
     struct qt_export_tensor tensor[QT_EXPORT_TENSORS];
+    const void *own;       /* for the format's functions */
+    struct qt_error error; /* of a rounded matrix, once it was converted */
 };
 
 /* Rows [row0, row0 + rows) of a matrix in source order. row0 is a multiple of QT_EXPORT_PANEL; only
@@ -70,6 +72,7 @@ struct qt_export {
     size_t ncopied;
     json_t *config; /* config.json of the container, without quantization_config; NULL: none */
     struct qt_output *out;
+    void *own; /* what plan leaves for write and release */
 };
 
 struct qt_export_format {
@@ -98,9 +101,12 @@ struct qt_export_format {
     /* Writes further files; quantization is the value that config gave. May be NULL. */
     int (*extra)(const struct qt_export *x, const json_t *quantization, struct qt_err *err);
 
-    /* Formats with a file layout of their own: refusals before any work, sizes; then the files. */
+    /* Formats with a file layout of their own: refusals before any work, size of all tensors; then
+     * the files. release frees what plan made, whether it succeeded or not. Scales are always of
+     * scale_dtype; --dtype is for copied tensors. */
     int (*plan)(struct qt_export *x, uint64_t *bytes, struct qt_err *err);
     int (*write)(struct qt_export *x, struct qt_err *err);
+    void (*release)(struct qt_export *x);
 };
 
 extern const struct qt_export_format qt_export_dense, qt_export_compressed_tensors,
@@ -125,9 +131,8 @@ int qt_export_read_copied(struct qt_blob *out, const struct qt_export *x, const 
                           struct qt_err *err);
 /* config.c: writes config.json for the formats that have one. */
 int qt_export_write_config(struct qt_export *x, struct qt_err *err);
-/* Converts all panels of a matrix; m->tensor[].data are set. */
-int qt_export_panels(struct qt_error *error, const struct qt_export *x,
-                     const struct qt_export_matrix *m,
+/* Converts all panels of a matrix; m->tensor[].data are set. Sets m->error. */
+int qt_export_panels(const struct qt_export *x, struct qt_export_matrix *m,
                      void (*convert)(const struct qt_export_matrix *m,
                                      const struct qt_export_panel *panel),
                      struct qt_err *err);

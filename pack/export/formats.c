@@ -7,7 +7,7 @@ static const struct qt_export_format *const formats[] = {
     &qt_export_dense,   &qt_export_compressed_tensors,
     &qt_export_humming, &qt_export_gptq,
     &qt_export_awq,     &qt_export_bnb,
-    &qt_export_mlx,
+    &qt_export_mlx,     &qt_export_gguf,
 };
 
 const struct qt_export_format *qt_export_format_at(size_t i)

@@ -1,0 +1,32 @@
+#include "model/graph/internal.h"
+
+void qt_model_details(struct qt_model_details *out, const struct qt_model *model)
+{
+    const struct config *cfg = &model->cfg;
+    *out = (struct qt_model_details){
+        .dense_width = cfg->dense_width,
+        .expert_width = cfg->expert_width,
+        .shared_width = cfg->shared_width,
+        .routed = cfg->routed,
+        .top_k = cfg->top_k,
+        .normalize_routing = cfg->normalize_routing,
+        .windows = cfg->windows,
+        .no_rope = cfg->no_rope,
+        .rotary_dim = cfg->rotary_dim,
+        .inv_freq = cfg->rope.inv_freq,
+        .long_inv_freq = cfg->rope.long_inv_freq,
+        .local_inv_freq = cfg->local_rope.inv_freq,
+        .long_from = cfg->rope.long_from,
+        .rope_scale = cfg->rope.scale,
+        .eps = cfg->eps,
+        .attn_scale = cfg->attn_scale,
+        .embed_scale = cfg->embed_scale,
+        .residual_scale = cfg->residual_scale,
+        .logit_scale = cfg->logit_scale,
+        .attn_softcap = cfg->attn_softcap,
+        .act = cfg->act,
+        .tied = !model->head.weight,
+    };
+    for (size_t i = 0; cfg->dense && i < cfg->info.layers; i++)
+        out->some_dense = out->some_dense || cfg->dense[i];
+}
