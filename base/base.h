@@ -2,11 +2,12 @@
  * base: errors, memory, files, numbers, threads and the backend interface. Every other folder uses
  * it; it depends on libc, zlib, utf8proc and OpenMP only.
  *
- * Conventions of the whole library:
- *   - a function that can fail returns an enum qt_status (0 or negative); the function that detects
- *     the failure fills the last parameter, `struct qt_err *err`;
- *   - the library never prints, exits, or asserts on input;
- *   - resources have open/close, memory has new/free; close and free accept NULL.
+ * Conventions of all folders except cli/ and kernels/cuda/:
+ *   - a function that can fail returns an int: a value of enum qt_status, 0 or negative; the
+ *     function that detects the failure fills the last parameter, `struct qt_err *err`;
+ *   - libraries never print, exit, or assert on input;
+ *   - resources have open/close, memory has new/free, unless a comment names another function that
+ *     frees; close and free accept NULL.
  */
 #ifndef QT_BASE_BASE_H
 #define QT_BASE_BASE_H

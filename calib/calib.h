@@ -30,12 +30,13 @@ struct qt_data_options {
 /*
  * Reads n files. Their content selects the kind: JSON Lines or a JSON array, whose records are
  * strings or objects with "text", each a document; a .npy array of token ids; or UTF-8 text, one
- * document. All may be gzip files. Token ids of a .u16 or .u32 file are known by the name only.
+ * document. All may be gzip files. Raw token ids are recognized only by a name that ends in .u16 or
+ * .u32.
  * Text is encoded by the tokenizer, which adds its special tokens (BOS) to every document.
  *
  * With `most`, reading stops when there are enough ids: what comes after them is not checked. Of a
- * text, a part is then read that gives 65536 more ids than are wanted, so that its end does not
- * matter for those.
+ * text, only a beginning with at least most + 65536 ids is read and encoded; with this margin,
+ * cutting the text does not change the first `most` ids.
  *
  * QT_E_INPUT: a broken file, a file of another kind, or an id at or above vocab. Free with
  * qt_data_free.
@@ -46,8 +47,8 @@ void qt_data_free(struct qt_data *data);
 
 /*
  * Copies `samples` windows of seqlen tokens to (*out)[samples * seqlen], in the order of the data;
- * the caller frees *out. seed = 0 spreads the windows evenly over the data; any other seed draws
- * them without replacement. QT_E_INPUT if the data has fewer windows.
+ * the caller frees *out with qt_free. seed = 0 spreads the windows evenly over the data; any other
+ * seed draws them without replacement. QT_E_INPUT if the data has fewer windows.
  */
 int qt_data_windows(uint32_t **out, const struct qt_data *data, size_t samples, size_t seqlen,
                     uint64_t seed, struct qt_err *err);
@@ -65,10 +66,10 @@ struct qt_calibrate_options {
 /*
  * Runs the windows ids[part->samples * part->seqlen] through the model, one decoder layer at a
  * time, and writes the statistics of all linear inputs to the calibration file `path`. part
- * describes the origin of the ids; its ids_crc is computed here. The weights and Hessians of one
- * layer are in memory at a time.
- * QT_E_INPUT: activations are not finite. QT_E_USAGE: windows are too long or too many, or
- * qt_qcal_create refuses the path. QT_E_UNSUPPORTED: the model is a mixture of experts.
+ * describes the origin of the ids; part->ids_crc is ignored: the CRC in the file is computed from
+ * ids. The weights and Hessians of one layer are in memory at a time. QT_E_INPUT: activations are
+ * not finite. QT_E_USAGE: windows are too long or too many, or qt_qcal_create refuses the path.
+ * QT_E_UNSUPPORTED: the model is a mixture of experts.
  */
 int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *ids,
                  const struct qt_qcal_part *part, const struct qt_calibrate_options *opt,

@@ -47,8 +47,8 @@ struct qt_factor_options {
     bool storage_order;   /* process columns in storage order instead of by activity */
     const uint8_t *class; /* [groups] lower classes are processed first; NULL: one class */
     /* Computes large matrix products for the lifetime of the factor. NULL or a host backend: the
-     * CPU. Solving n rows takes 8 k^2 bytes of backend memory, or 4 k^2 plus at most 8 n k if that
-     * is more, and four or five n x k matrices of host memory. */
+     * CPU. Solving n rows takes max(8 k^2, 4 k^2 + 8 n k) bytes of backend memory at most, and at
+     * most five FP32 matrices [n][k] of host memory. */
     struct qt_backend *backend;
 };
 
@@ -71,17 +71,18 @@ int qt_factor_reorder(struct qt_factor *out, const struct qt_factor *f,
 int qt_factor_inverse_diagonal(float *out, const struct qt_factor *f, struct qt_err *err);
 
 /*
- * Input error correction. Let x be the inputs that the quantized matrix will see and z those of the
- * unquantized model. The matrix W + W S with S = C H^-1, C = sum of (z - x)^T x, minimizes the
- * output error on x:
- *     sum |W z - Q x|^2 = (W + W S - Q) H (W + W S - Q)^T + a term that does not depend on Q.
+ * Input error correction. For each token let the row x [1][k] be the input that the quantized
+ * matrix Q [n][k] will see, and z [1][k] that of the unquantized model. The matrix W + W S minimizes
+ * the output error on x, with S [k][k] = C H^-1 and C = sum of (z - x)^T x:
+ *     sum |z W^T - x Q^T|^2
+ *         = trace((W + W S - Q) H (W + W S - Q)^T) + a term that does not depend on Q.
  * cross[k][k] is C in storage order, scaled like the h that f was made from. error_energy is
- * sum |z - x|^2, of which S explains the trace of C S^T.
+ * sum |z - x|^2. The part of it that the regression S explains is trace(C S^T).
  *
  * S is a regression on few tokens, so part of the explained error is chance. S is multiplied by the
  * James-Stein factor 1 - 2 k / (tokens - k) * unexplained / explained, at least 0; the 2 is there
- * because tokens of a text are not independent. (With 8 tokens per channel, the unshrunk S made a
- * model of 256 channels worse by half.)
+ * because tokens of a text are not independent. (With 8 tokens per channel, S without this factor
+ * made a model of 256 channels much worse.)
  */
 int qt_factor_correct_input_error(struct qt_factor *f, const float *cross, double error_energy,
                                   size_t tokens, struct qt_err *err);
@@ -118,24 +119,24 @@ struct qt_column_group {
     size_t stride;
 };
 
+/* Coordinate descent updates the parameters of a group in one of two ways: with `refit`; or, if
+ * refit is NULL, the solver changes the scales for fixed codes, with `scale` and `rescale`. */
 struct qt_rounder {
     void *ctx;
     /* Starts a group: chooses its parameters for targets t[n][QT_PANEL_ROWS]. */
     void (*begin)(void *ctx, const struct qt_column_group *group, const float *t, size_t row0,
                   size_t rows);
-    /* Rounds column col: q[r] = the value nearest to x[r], unit[r] = q[r] / scale. Stores the
-     * code. */
+    /* Rounds column col: q[r] = the value nearest to x[r], unit[r] = q[r] / scale (the value in
+     * units of the scale). Stores the code. */
     void (*round)(void *ctx, size_t col, const float *x, float *q, float *unit, size_t row0,
                   size_t rows);
-    /* Coordinate descent updates the parameters of a group in one of two ways. Either `refit`
-     * chooses parameters and codes for targets t and updates the values q[n][QT_PANEL_ROWS] where
-     * that lowers their cost; */
+    /* Chooses parameters and codes of a group for targets t, and updates the values
+     * q[n][QT_PANEL_ROWS] where that lowers their cost. May be NULL. */
     void (*refit)(void *ctx, const struct qt_column_group *group, const float *t, float *q,
                   size_t row0, size_t rows);
-    /* or refit is NULL and the solver changes the scale for fixed codes: `scale` returns the stored
-     * scales, scale[r]; */
+    /* Returns the stored scales of a group in scale[r]. */
     void (*scale)(void *ctx, size_t group, float *scale, size_t row0, size_t rows);
-    /* `rescale` stores the nearest storable scales and returns them in scale[r]. */
+    /* Stores the nearest storable scales of a group and returns them in scale[r]. */
     void (*rescale)(void *ctx, size_t group, float *scale, size_t row0, size_t rows);
 };
 

@@ -35,8 +35,8 @@ struct qt_verify_report {
     size_t copied;         /* tensors stored unchanged */
     size_t tuned;          /* norms with learned values */
     const char *nonfinite; /* first of the copied tensors with values that are not finite; NULL */
-    size_t nonfinite_tensors;  /* these tensors */
-    uint64_t nonfinite_values; /* these values */
+    size_t nonfinite_tensors;  /* number of copied tensors with such values */
+    uint64_t nonfinite_values; /* number of such values */
     double bpw;                /* bits per weight of all quantized tensors */
     uint64_t bytes;            /* size of all stored tensors */
 };
@@ -47,7 +47,8 @@ struct qt_verify_report {
  * w4ax tensors that share an input agree, and that only norms are marked as tuned. With a source it
  * also measures the error per tensor, compares copied tensors byte for byte, and compares the CRC
  * of each source tensor. Copied values that are not finite are counted, with a warning. source and
- * log may be NULL. QT_E_INPUT at the first violation, with the name of the tensor. The caller frees *out.
+ * log may be NULL. QT_E_INPUT at the first violation, with the name of the tensor. The caller frees
+ * *out.
  */
 int qt_verify(struct qt_verify_report *out, const struct qt_container *c,
               const struct qt_ckpt *source, const struct qt_log *log, struct qt_err *err);
@@ -122,7 +123,7 @@ struct qt_device_tensor {
     size_t runs;       /* products that were checked */
     size_t faults;     /* products and other checks that failed */
     char fault[200];   /* text of the first fault */
-    double error[2];   /* largest |y - reference| / |reference|, FP16 and BF16 */
+    double error[2];   /* FP16, BF16: largest norm(y - reference) / norm(reference) */
     /* Times with FP16 activations; w4ax: without quantizing them. NaN: not measured (cublas_us
      * without cuBLAS; both for a cache). */
     double us[QT_DEVICE_TIMES], cublas_us[QT_DEVICE_TIMES];
@@ -138,19 +139,22 @@ struct qt_device_report {
  * tokens and random and heavy-tailed activations in FP16 and BF16, and compares with products of
  * the decoded weights on the CPU (FP32; some rows in FP64). A product is a fault if
  *
- *   - its relative error exceeds that of rounding the reference to the output type by more than
- *     2.3e-5 (BF16: 8 times that), or one value exceeds its own limit;
+ *   - its relative error (of the whole product) exceeds that of rounding the reference to the
+ *     output type by more than 2.3e-5 (BF16: 8 times that);
+ *   - one value differs by more than half a unit in the last place of the output type plus 2e-4
+ *     (BF16: 8 times that) of the RMS of the token's outputs;
  *   - a second run gives other bits or, with batch_invariant, another number of tokens does;
- *   - the kernel wrote outside the output or the workspace (both are filled with NaN before).
+ *   - the kernel wrote outside the output or the workspace (both are filled with NaN before, except
+ *     for the zeroed part of the workspace).
  *
  * Dequantized weights must equal the decoded ones bit for bit.
  *
  * w4ax: activations that the GPU quantizes must equal those of qt_act_apply bit for bit; products
  * of these codes must match up to 1e-6 of the sum of absolute terms, and output rounding.
  *
- * KV cache (one row, after the tensors, for the heads of the model): appended tokens must equal
- * those of qt_kv_apply bit for bit; attention must match FP64 with a relative error of 1.5e-3 (BF16:
- * 3e-3).
+ * KV cache (one entry at the end of out->tensors, with the numbers of heads and channels of the
+ * model): appended tokens must equal those of qt_kv_apply bit for bit; attention must match FP64
+ * with a relative error of 1.5e-3 (BF16: 3e-3).
  *
  * Faults are counted in the report; the function still returns QT_OK. cpu: the CPU backend. log may
  * be NULL. The caller frees *out.
