@@ -80,6 +80,7 @@ static int calibrate(struct cli *cli, const struct calibrate_options *o, const c
     int rc;
     QT_TRY(checkpoint_open(&ckpt, path, err));
     QT_TRY(qt_ckpt_check_whole(ckpt, err));
+    QT_TRY(qt_ckpt_check_readable(ckpt, err));
     QT_TRY(calibration_open(&calibration, &o->calibration, ckpt, o->common.device, err));
     opt.backend = calibration.backend;
     QT_TRY(qt_calibrate(o->out, ckpt, calibration.ids, &calibration.part, &opt, err));

@@ -201,8 +201,10 @@ static int open_whole(struct source *out, const char *path, struct cli *cli, str
     char *sums = NULL;
     int rc;
     QT_TRY(source_open(out, path, err));
-    if (!out->container)
+    if (!out->container) {
+        QT_TRY(qt_ckpt_check_readable(out->ckpt, err));
         goto done;
+    }
     QT_TRY(qt_path_join(&sums, path, QT_CHECKSUMS_NAME, err));
     if (qt_path_exists(sums))
         QT_TRY(qt_checksums_check_small(path, err));

@@ -153,7 +153,8 @@ static int print_tensors(const struct source *s, struct qt_err *err)
     for (size_t i = 0; i < qt_ckpt_count(s->ckpt); i++) {
         const struct qt_tensor *tensor = qt_ckpt_tensor(s->ckpt, i);
         if (is_copied(s, tensor))
-            table_row(&t, "%s\t%s\t%s\t%s", tensor->name, qt_dtype_name(tensor->dtype),
+            table_row(&t, "%s\t%s%s%s\t%s\t%s", tensor->name, qt_dtype_name(tensor->dtype),
+                      tensor->encoding ? " from " : "", tensor->encoding ? tensor->encoding : "",
                       text_shape(shape, tensor->ndim, tensor->shape),
                       text_bytes(bytes, tensor->nbytes));
     }
@@ -250,6 +251,8 @@ static json_t *tensor_doc(struct cli *cli, const struct qt_tensor *t)
     json_t *o = json_object();
     doc_set(cli, o, "name", doc_text(t->name));
     doc_set(cli, o, "dtype", doc_text(qt_dtype_name(t->dtype)));
+    if (t->encoding)
+        doc_set(cli, o, "encoding", doc_text(t->encoding));
     doc_set(cli, o, "shape", doc_shape(t->ndim, t->shape));
     doc_set(cli, o, "bytes", doc_size(t->nbytes));
     return o;

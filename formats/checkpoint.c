@@ -1,5 +1,9 @@
-/* A checkpoint: one file, or the files of a directory, as one list of tensors with unique names. */
+/*
+ * A checkpoint: one file, or the files of a directory, as one list of tensors with unique names.
+ * Quantized and stacked tensors are presented as ordinary ones (views.c).
+ */
 #include "formats/formats_internal.h"
+#include "formats/views.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -14,9 +18,11 @@ struct qt_ckpt {
     struct qt_shard *shards; /* in name order; fixed once allocated: slots point into it */
     size_t shard_count;
     bool is_file; /* opened as a single file, not as a directory */
+    /* What is presented: stored tensors and views. */
     const struct qt_slot **in_file_order;
     const struct qt_slot **in_name_order;
     size_t count;
+    struct qt_views views;
 };
 
 /* File names inside the checkpoint's directory. */
@@ -147,6 +153,29 @@ static int compare_slot_names(const void *a, const void *b)
     return strcmp(x->info.name, y->info.name);
 }
 
+/* Sorts the list into in_name_order and checks that all names differ. */
+static int sort_names(struct qt_ckpt *ckpt, struct qt_err *err)
+{
+    const size_t n = ckpt->count;
+    memcpy(ckpt->in_name_order, ckpt->in_file_order, n * sizeof(struct qt_slot *));
+    qsort(ckpt->in_name_order, n, sizeof(struct qt_slot *), compare_slot_names);
+    for (size_t i = 1; i < n; i++) {
+        const struct qt_slot *first = ckpt->in_name_order[i - 1], *second = ckpt->in_name_order[i];
+        const struct qt_tensor *a = &first->info, *b = &second->info;
+        if (strcmp(a->name, b->name) != 0)
+            continue;
+        if (first->view || second->view)
+            return qt_fail(err, QT_E_INPUT, a->file, a->name,
+                           "is stored both by itself and as a part of a stack or a quantized "
+                           "tensor");
+        /* The order of equal elements after qsort is unspecified. */
+        const char *low = strcmp(a->file, b->file) <= 0 ? a->file : b->file;
+        return qt_fail(err, QT_E_INPUT, low == a->file ? b->file : a->file, a->name,
+                       "is stored more than once: also in %s", low);
+    }
+    return QT_OK;
+}
+
 static int list_tensors(struct qt_ckpt *ckpt, struct qt_err *err)
 {
     int rc;
@@ -158,20 +187,39 @@ static int list_tensors(struct qt_ckpt *ckpt, struct qt_err *err)
     for (size_t s = 0; s < ckpt->shard_count; s++)
         for (size_t i = 0; i < ckpt->shards[s].count; i++)
             ckpt->in_file_order[ckpt->count++] = &ckpt->shards[s].slots[i];
-    memcpy(ckpt->in_name_order, ckpt->in_file_order, n * bytes);
-    qsort(ckpt->in_name_order, n, bytes, compare_slot_names);
-    for (size_t i = 1; i < n; i++) {
-        const struct qt_tensor *a = &ckpt->in_name_order[i - 1]->info;
-        const struct qt_tensor *b = &ckpt->in_name_order[i]->info;
-        if (strcmp(a->name, b->name) != 0)
-            continue;
-        /* The order of equal elements after qsort is unspecified. */
-        const char *low = strcmp(a->file, b->file) <= 0 ? a->file : b->file;
-        rc = qt_fail(err, QT_E_INPUT, low == a->file ? b->file : a->file, a->name,
-                     "is stored more than once: also in %s", low);
-        goto done;
-    }
+    QT_TRY(sort_names(ckpt, err));
 done:
+    return rc;
+}
+
+/* Replaces the stored tensors by views where there are some. */
+static int present_views(struct qt_ckpt *ckpt, struct qt_err *err)
+{
+    struct qt_views *views = &ckpt->views;
+    const struct qt_slot **stored = ckpt->in_file_order;
+    const size_t n = ckpt->count;
+    size_t next = 0;
+    int rc = qt_views_make(views, ckpt->dir, (struct qt_slot *const *)ckpt->in_name_order,
+                           (struct qt_slot *const *)stored, n, err);
+    if (rc < 0 || views->count == 0)
+        return rc;
+    ckpt->in_file_order = NULL;
+    qt_free(ckpt->in_name_order);
+    ckpt->in_name_order = NULL;
+    ckpt->count = 0;
+    QT_TRY(qt_array_new(&ckpt->in_file_order, n + views->count, sizeof *stored, err));
+    QT_TRY(qt_array_new(&ckpt->in_name_order, n + views->count, sizeof *stored, err));
+    for (size_t i = 0; i < n; i++) {
+        if (!stored[i]->used)
+            ckpt->in_file_order[ckpt->count++] = stored[i];
+        for (; next < views->count && views->list[next].base->part[0] == stored[i]; next++) {
+            views->list[next].slot.view = &views->list[next];
+            ckpt->in_file_order[ckpt->count++] = &views->list[next].slot;
+        }
+    }
+    QT_TRY(sort_names(ckpt, err));
+done:
+    qt_free(stored);
     return rc;
 }
 
@@ -327,7 +375,7 @@ done:
     return rc;
 }
 
-int qt_ckpt_open(struct qt_ckpt **out, const char *path, struct qt_err *err)
+int qt_ckpt_open_stored(struct qt_ckpt **out, const char *path, struct qt_err *err)
 {
     int rc = qt_array_new(out, 1, sizeof **out, err);
     if (rc < 0)
@@ -340,10 +388,36 @@ int qt_ckpt_open(struct qt_ckpt **out, const char *path, struct qt_err *err)
     return rc;
 }
 
+int qt_ckpt_open(struct qt_ckpt **out, const char *path, struct qt_err *err)
+{
+    int rc = qt_ckpt_open_stored(out, path, err);
+    if (rc == QT_OK)
+        rc = present_views(*out, err);
+    if (rc < 0) {
+        qt_ckpt_close(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
+int qt_ckpt_check_readable(const struct qt_ckpt *ckpt, struct qt_err *err)
+{
+    const struct qt_err *why = &ckpt->views.unreadable;
+    return why->status == QT_OK ? QT_OK
+                                : qt_fail(err, why->status, *why->file ? why->file : NULL,
+                                          *why->tensor ? why->tensor : NULL, "%s", why->reason);
+}
+
+bool qt_ckpt_is_encoded(const struct qt_ckpt *ckpt)
+{
+    return ckpt->views.encoded;
+}
+
 void qt_ckpt_close(struct qt_ckpt *ckpt)
 {
     if (!ckpt)
         return;
+    qt_views_free(&ckpt->views);
     for (size_t i = 0; i < ckpt->shard_count; i++)
         qt_shard_close(&ckpt->shards[i]);
     qt_free(ckpt->shards);
@@ -439,15 +513,7 @@ int qt_ckpt_read(struct qt_blob *out, const struct qt_ckpt *ckpt, const struct q
     *out = (struct qt_blob){0};
     if (!slot)
         return qt_fail(err, QT_E_INTERNAL, t->file, t->name, "is not in this checkpoint");
-    if (slot->entry) {
-        struct qt_err why = {0}; /* allocation errors do not name file and tensor */
-        int rc = qt_torch_read(out, slot, &why);
-        return rc < 0 ? qt_fail(err, rc, t->file, t->name, "%s", why.reason) : QT_OK;
-    }
-    const struct qt_map *map = &slot->shard->map;
-    *out =
-        (struct qt_blob){.data = map->data + slot->offset, .size = slot->info.nbytes, .map = map};
-    return QT_OK;
+    return slot->view ? qt_view_read(out, slot->view, err) : qt_slot_read(out, slot, err);
 }
 
 int qt_ckpt_check_unchanged(const struct qt_ckpt *ckpt, struct qt_err *err)
@@ -458,26 +524,33 @@ int qt_ckpt_check_unchanged(const struct qt_ckpt *ckpt, struct qt_err *err)
     return rc;
 }
 
-int qt_ckpt_sample_crc(uint32_t *out, const struct qt_ckpt *ckpt, struct qt_err *err)
+/* Adds a stored tensor. */
+static int sample_slot(uint32_t *crc, const struct qt_slot *slot, struct qt_err *err)
 {
     enum { SAMPLE = 4096 };
-    uint32_t crc = 0;
-    for (size_t i = 0; i < qt_ckpt_count(ckpt); i++) {
-        const struct qt_tensor *t = qt_ckpt_tensor(ckpt, i);
-        struct qt_blob blob;
-        int rc = qt_stop_check(err);
-        if (rc == QT_OK)
-            rc = qt_ckpt_read(&blob, ckpt, t, err);
-        if (rc < 0)
-            return rc;
-        size_t n = qt_min_size(SAMPLE, blob.size);
-        crc = qt_crc32(crc, t->name, strlen(t->name) + 1);
-        crc = qt_crc32(crc, &t->dtype, sizeof t->dtype);
-        crc = qt_crc32(crc, t->shape, (size_t)t->ndim * sizeof *t->shape);
-        crc = qt_crc32(crc, blob.data, n);
-        crc = qt_crc32(crc, blob.data + blob.size - n, n);
-        qt_blob_free(&blob);
-    }
-    *out = crc;
+    const struct qt_tensor *t = &slot->info;
+    struct qt_blob blob;
+    int rc = qt_stop_check(err);
+    if (rc == QT_OK)
+        rc = qt_slot_read(&blob, slot, err);
+    if (rc < 0)
+        return rc;
+    const size_t n = qt_min_size(SAMPLE, blob.size);
+    *crc = qt_crc32(*crc, t->name, strlen(t->name) + 1);
+    *crc = qt_crc32(*crc, &t->dtype, sizeof t->dtype);
+    *crc = qt_crc32(*crc, t->shape, (size_t)t->ndim * sizeof *t->shape);
+    *crc = qt_crc32(*crc, blob.data, n);
+    *crc = qt_crc32(*crc, blob.data + blob.size - n, n);
+    qt_blob_free(&blob);
     return QT_OK;
+}
+
+int qt_ckpt_sample_crc(uint32_t *out, const struct qt_ckpt *ckpt, struct qt_err *err)
+{
+    int rc = QT_OK;
+    *out = 0;
+    for (size_t s = 0; s < ckpt->shard_count; s++)
+        for (size_t i = 0; i < ckpt->shards[s].count && rc == QT_OK; i++)
+            rc = sample_slot(out, &ckpt->shards[s].slots[i], err);
+    return rc;
 }

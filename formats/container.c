@@ -323,7 +323,7 @@ static int load(struct qt_container *c, const char *path, struct qt_err *err)
         return bad(err, c, NULL, "'tensors' must be an object");
     if (!json_is_object(copied))
         return bad(err, c, NULL, "'copied' must be an object");
-    QT_TRY(qt_ckpt_open(&c->ckpt, path, err));
+    QT_TRY(qt_ckpt_open_stored(&c->ckpt, path, err));
     QT_TRY(check_files(c, err));
     QT_TRY(list_stored(c, err));
     QT_TRY(parse_entries(c, tensors, err));

@@ -9,6 +9,8 @@
  *   tensors.c      the list of tensors of a weight file, and the checks common to both formats
  *   npy.c          .npy arrays and raw .u16/.u32 token files
  *   checkpoint.c   a directory or file of the above as one list of tensors
+ *   views.c        tensors presented in another form than they are stored: stacked.c (stacked
+ *                  experts), encodings/ (quantized tensors)
  *   container.c    qtool container: reading and checking
  *   writer.c       qtool container: planned writes with read-back (outdir.c, journal.c,
  *                  checksums.c)
@@ -162,6 +164,9 @@ struct qt_tensor {
     size_t count;  /* number of elements */
     size_t nbytes; /* size of the contiguous row-major data */
 };
+    /* How a quantized checkpoint stores the tensor: "fp8", "nvfp4"; dtype and nbytes are those of
+     * the dequantized tensor. NULL: the tensor is not quantized. */
+    const char *encoding;
 
 struct qt_ckpt; /* opaque; immutable after opening, so several threads can read it */
 
@@ -171,9 +176,21 @@ struct qt_ckpt; /* opaque; immutable after opening, so several threads can read 
  * pytorch_model.bin.index.json (the first that exists), or else all *.safetensors files of the
  * directory. Checks every header in full; maps the data without reading it.
  * Errors: QT_E_INPUT (names file and tensor), QT_E_UNSUPPORTED, QT_E_RESOURCE.
+ *
+ * Tensors of quantized checkpoints (formats/encodings/) are presented dequantized, in the dtype that
+ * the model computes in, and without the scales beside them; reading one computes value times scale
+ * in FP32 and rounds once. Stacked experts are presented as a matrix for each expert and
+ * projection, NAME.experts.E.gate_proj.weight, and matrices stored as [input][output] transposed.
+ * A quantized tensor that cannot be read stays as it is stored: see qt_ckpt_check_readable.
  */
 int qt_ckpt_open(struct qt_ckpt **out, const char *path, struct qt_err *err);
 /* QT_E_INPUT if the checkpoint was opened as one file whose name ("-00001-of-00002") shows that it
+/* The same, but all tensors are presented as they are stored. */
+int qt_ckpt_open_stored(struct qt_ckpt **out, const char *path, struct qt_err *err);
+/* QT_E_INPUT or QT_E_UNSUPPORTED, with the reason, if quantized tensors cannot be dequantized. */
+int qt_ckpt_check_readable(const struct qt_ckpt *ckpt, struct qt_err *err);
+/* True if some tensors are dequantized on reading. */
+bool qt_ckpt_is_encoded(const struct qt_ckpt *ckpt);
  * is one of several. */
 int qt_ckpt_check_whole(const struct qt_ckpt *ckpt, struct qt_err *err);
 void qt_ckpt_close(struct qt_ckpt *ckpt);
@@ -199,7 +216,7 @@ size_t qt_ckpt_file_count(const struct qt_ckpt *ckpt);
 const char *qt_ckpt_file(const struct qt_ckpt *ckpt, size_t i, size_t *size);
 
 /* Contiguous row-major data of one tensor. `data` points into the mapped file if the file stores
- * the tensor contiguously, otherwise to `owned` memory. Freed with qt_blob_free. */
+ * the presented tensor contiguously, otherwise to `owned` memory. Freed with qt_blob_free. */
 struct qt_blob {
     const unsigned char *data;
     size_t size;
@@ -216,7 +233,7 @@ int qt_ckpt_check_unchanged(const struct qt_ckpt *ckpt, struct qt_err *err);
 void qt_blob_free(struct qt_blob *blob);
 
 /* A cheap fingerprint: CRC-32 over names, dtypes, shapes, and the first and last 4 KiB of data of
- * all tensors. */
+ * all tensors as they are stored. */
 int qt_ckpt_sample_crc(uint32_t *out, const struct qt_ckpt *ckpt, struct qt_err *err);
 
 /* ---- safetensors writing -------------------------------------------------------------------- */

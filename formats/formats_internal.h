@@ -3,6 +3,7 @@
  *
  *                safetensors.c -----------------------------.
  *   tensors.c -> pickle.c -> state_dict.c, zip.c -> torch.c +-> shard.c (one file) -> checkpoint.c
+ *                                           encodings/ -> stacked.c -> views.c -> checkpoint.c
  */
 #ifndef QT_FORMATS_FORMATS_INTERNAL_H
 #define QT_FORMATS_FORMATS_INTERNAL_H
@@ -81,6 +82,8 @@ struct qt_slot {
     size_t offset;              /* bytes from the start of the file, or of the storage */
     size_t stride[QT_MAX_DIMS]; /* torch: in elements */
     const char *shares;         /* torch: name of an earlier tensor with common data; NULL */
+    const struct qt_view *view; /* the slot is that of a view, which has no place in a file; NULL */
+    bool used;                  /* by a view, so that it is not presented itself */
 };
 
 /* One open weight file of a checkpoint. */
@@ -112,6 +115,9 @@ bool qt_shard_name_ok(const char *name);
  * which must not move. */
 int qt_shard_open(struct qt_shard *out, const char *path, struct qt_err *err);
 void qt_shard_close(struct qt_shard *shard);
+
+/* Reads a stored tensor. */
+int qt_slot_read(struct qt_blob *out, const struct qt_slot *slot, struct qt_err *err);
 
 int qt_safetensors_open(struct qt_shard *shard, struct qt_err *err);
 int qt_torch_open(struct qt_shard *shard, struct qt_err *err);

@@ -36,3 +36,16 @@ void qt_shard_close(struct qt_shard *shard)
     qt_free(shard->path);
     *shard = (struct qt_shard){0};
 }
+
+int qt_slot_read(struct qt_blob *out, const struct qt_slot *slot, struct qt_err *err)
+{
+    const struct qt_tensor *t = &slot->info;
+    const struct qt_map *map = &slot->shard->map;
+    if (slot->entry) {
+        struct qt_err why = {0}; /* allocation errors do not name file and tensor */
+        int rc = qt_torch_read(out, slot, &why);
+        return rc < 0 ? qt_fail(err, rc, t->file, t->name, "%s", why.reason) : QT_OK;
+    }
+    *out = (struct qt_blob){.data = map->data + slot->offset, .size = t->nbytes, .map = map};
+    return QT_OK;
+}

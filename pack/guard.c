@@ -1,6 +1,6 @@
 /*
- * Refuses checkpoints that would be quantized with success, but in vain: quantized ones, adapters,
- * and those that hold no linear weights. Every refusal names what it was recognized by.
+ * Refuses checkpoints that would be quantized with success, but in vain: quantized ones that cannot
+ * be dequantized, adapters, and those that hold no linear weights. Every refusal names what it was recognized by.
  */
 #include "pack/guard.h"
 #include "pack/roles.h"
@@ -103,6 +103,10 @@ static bool has_code_name(const struct qt_tensor *t)
                                         "weight_scale*",
                                         "weight_zero_point",
                                         "weight_global_scale",
+                                        "weight_shape",
+                                        "weight_g_idx",
+                                        "pre_quant_scale",
+                                        "bitmask",
                                         "weight_qdata",
                                         "_weight_qdata",
                                         "_weight_scale",
@@ -176,20 +180,24 @@ static int check_quantizer_files(const struct guard *g, struct qt_err *err)
     return rc;
 }
 
+/* Tensors that are dequantized on reading are no reason to refuse. */
 static int check_quantized(const struct guard *g, struct qt_err *err)
 {
-    char evidence[64];
+    char evidence[64], text[80];
     const char *section = g->config ? find_section(g->config, true) : NULL;
     const struct qt_tensor *codes = find_codes(evidence, g->plan);
-    if (section) {
-        char text[80];
+    int rc = qt_ckpt_check_readable(g->ckpt, err);
+    if (rc < 0)
+        return rc;
+    if (section && (codes || !qt_ckpt_is_encoded(g->ckpt))) {
         const struct qt_tensor *t = codes ? codes : find_integers(g->plan);
         snprintf(text, sizeof text, "%s in config.json%s", section,
                  t ? "" : "; remove it if the weights are not quantized");
         return fail_quantized(g->path, t ? t->name : NULL, text, err);
     }
-    return codes ? fail_quantized(codes->file, codes->name, evidence, err)
-                 : check_quantizer_files(g, err);
+    if (codes)
+        return fail_quantized(codes->file, codes->name, evidence, err);
+    return qt_ckpt_is_encoded(g->ckpt) ? QT_OK : check_quantizer_files(g, err);
 }
 
 /* ---- adapters ------------------------------------------------------------------------------- */
@@ -229,30 +237,6 @@ static int check_adapter(const struct guard *g, struct qt_err *err)
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-/* GPT-2 stores its linears as [input][output]. */
-static bool is_transposed(const struct qt_plan_item *item)
-{
-    static const char *const parts[] = {".c_attn.", ".c_proj.", ".c_fc."};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        if (!item->copied && strstr(item->tensor->name, parts[i]))
-            return true;
-    return false;
-}
-
-static int check_transposed(const struct guard *g, struct qt_err *err)
-{
-    const char *type = json_string_value(json_object_get(g->config, "model_type"));
-    if (!type || (strcmp(type, "gpt2") != 0 && strcmp(type, "openai-gpt") != 0))
-        return QT_OK;
-    for (size_t i = 0; i < g->plan->count; i++)
-        if (is_transposed(&g->plan->items[i]))
-            return qt_fail(
-                err, QT_E_UNSUPPORTED, g->path, g->plan->items[i].tensor->name,
-                "%s stores this matrix as [input][output]; only [output][input] is supported",
-                type);
-    return QT_OK;
-}
-
 static int check_empty(const struct guard *g, struct qt_err *err)
 {
     for (size_t i = 0; i < g->plan->count; i++) {
@@ -288,7 +272,6 @@ int qt_guard_check(const struct qt_plan *plan, const struct qt_ckpt *ckpt, bool 
     QT_TRY(load_object(&g.config, &g.path, qt_ckpt_dir(ckpt), "config.json", err));
     QT_TRY(check_quantized(&g, err));
     QT_TRY(check_adapter(&g, err));
-    QT_TRY(check_transposed(&g, err));
     QT_TRY(check_empty(&g, err));
     if (no_linears)
         rc = fail_no_linears(&g, err);

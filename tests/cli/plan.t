@@ -82,14 +82,13 @@ $ mv part/model-00001-of-00001.safetensors part/best-of-model-00001-of-00002.saf
 
 # config.json rules out quantization.
 $ mkdir conv && h='{"h.0.attn.c_attn.weight":{"dtype":"F16","shape":[16,64],"data_offsets":[0,2048]},"codes":{"dtype":"I32","shape":[4,4],"data_offsets":[2048,2112]}}' && printf "\\$(printf %o ${#h})\\0\\0\\0\\0\\0\\0\\0%s" "$h" >conv/model.safetensors && head -c 2112 /dev/zero >>conv/model.safetensors && echo '{"model_type":"gpt2"}' >conv/config.json && qtool plan conv --scheme nf4
-? 4
-2 conv/config\.json: tensor h\.0\.attn\.c_attn\.weight: gpt2 stores this matrix as \[input\]\[output\]
+> ^h\.0\.attn\.c_attn\.weight +F16 +64x16 
 $ echo '{"model_type":"gpt_bigcode","quantization_config":{"quant_method":"gptq"}}' >conv/config.json && qtool quantize conv -o x --scheme nf4 -q
 ? 4
 2 tensor codes: the checkpoint is already quantized
 $ h='{"h.0.qweight":{"dtype":"I32","shape":[4,4],"data_offsets":[0,64]}}' && mkdir codes && printf "\\$(printf %o ${#h})\\0\\0\\0\\0\\0\\0\\0%s" "$h" >codes/model.safetensors && head -c 64 /dev/zero >>codes/model.safetensors && echo '{"quantization_config":{"quant_method":"gptq"}}' >codes/config.json && qtool plan codes --scheme nf4
-? 4
-2 tensor h\.0\.qweight: the checkpoint is already quantized
+? 3
+2 tensor h\.0\.qweight: cannot be dequantized: there is no scales beside it
 $ qtool plan codes --scheme none
 > ^tensors +0 quantized
 $ echo '{"model_type":"gpt_bigcode"}' >conv/config.json && qtool plan conv --scheme nf4

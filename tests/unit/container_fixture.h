@@ -20,14 +20,14 @@ enum { TENSORS = 8, UNITS = 5, MANY_SHARDS = 100 /* bytes per shard */ };
 
 /* Names as long as real ones. Odd sizes, an empty tensor, sections and copied tensors mixed. */
 static const struct qt_tensor fixture_tensors[TENSORS] = {
-    {"embed.weight", NULL, QT_F16, 2, {6, 4}, 24, 48},
-    {"layers.0.weight.q.plane0", NULL, QT_U32, 2, {8, 4}, 32, 128},
-    {"layers.0.weight.q.scale", NULL, QT_F16, 1, {8}, 8, 16},
-    {"l0.norm", NULL, QT_F32, 1, {5}, 5, 20},
-    {"layers.1.weight.q.plane0", NULL, QT_U8, 2, {3, 7}, 21, 21},
-    {"layers.1.weight.q.scale", NULL, QT_F16, 1, {3}, 3, 6},
-    {"layers.1.weight.q.csr_val", NULL, QT_U16, 1, {0}, 0, 0},
-    {"lm_head", NULL, QT_BF16, 2, {4, 4}, 16, 32},
+    {"embed.weight", NULL, QT_F16, 2, {6, 4}, 24, 48, NULL},
+    {"layers.0.weight.q.plane0", NULL, QT_U32, 2, {8, 4}, 32, 128, NULL},
+    {"layers.0.weight.q.scale", NULL, QT_F16, 1, {8}, 8, 16, NULL},
+    {"l0.norm", NULL, QT_F32, 1, {5}, 5, 20, NULL},
+    {"layers.1.weight.q.plane0", NULL, QT_U8, 2, {3, 7}, 21, 21, NULL},
+    {"layers.1.weight.q.scale", NULL, QT_F16, 1, {3}, 3, 6, NULL},
+    {"layers.1.weight.q.csr_val", NULL, QT_U16, 1, {0}, 0, 0, NULL},
+    {"lm_head", NULL, QT_BF16, 2, {4, 4}, 16, 32, NULL},
 };
 
 static const struct {

@@ -75,7 +75,7 @@ static void test_names(void **state)
     size_t size;
     (void)state;
     for (size_t i = 0; i < CASES; i++)
-        tensors[i] = (struct qt_tensor){cases[i].name, NULL, QT_F16, 2, {N, K}, N * K, BYTES};
+        tensors[i] = (struct qt_tensor){cases[i].name, NULL, QT_F16, 2, {N, K}, N * K, BYTES, NULL};
     expect_ok("header", qt_safetensors_header(&header, &size, offsets, tensors, CASES, NULL, &err),
               &err);
     char *data = calloc(1, offsets[CASES]);

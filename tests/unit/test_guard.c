@@ -78,13 +78,13 @@ static const struct {
     {{UP, {"model.layers.0.mlp.up_proj.weight_packed", QT_I32, {64, 8}}},
      NULL,
      NULL,
-     QT_E_UNSUPPORTED,
-     "already quantized"},
+     QT_E_INPUT,
+     "weight_packed: cannot be dequantized: there is no weight_shape beside it"},
     {{UP, {"model.layers.0.mlp.down_proj.qweight", QT_I32, {8, 64}}},
      NULL,
      NULL,
-     QT_E_UNSUPPORTED,
-     "already quantized"},
+     QT_E_INPUT,
+     "qweight: cannot be dequantized: there is no scales beside it"},
     {{UP, {"model.layers.0.mlp.down_proj.g_idx", QT_I32, {64}}},
      NULL,
      NULL,
@@ -108,8 +108,13 @@ static const struct {
     {{UP, {"model.layers.0.mlp.down_proj.weight", QT_F8_E4M3, {64, 64}}},
      NULL,
      NULL,
+     QT_E_INPUT,
+     "down_proj.weight: cannot be dequantized: there is no weight_scale_inv beside it"},
+    {{UP, {"model.layers.0.mlp.down_proj.weight", QT_F8_E4M3FNUZ, {64, 64}}},
+     NULL,
+     NULL,
      QT_E_UNSUPPORTED,
-     "dtype F8_E4M3"},
+     "dtype F8_E4M3FNUZ"},
     {{UP, {"model.layers.0.mlp.down_proj.weight", QT_I8, {64, 64}}},
      NULL,
      NULL,
@@ -118,8 +123,8 @@ static const struct {
     {{UP, {"model.layers.0.mlp.experts.gate_up_proj_blocks", QT_U8, {4, 64, 2, 16}}},
      NULL,
      NULL,
-     QT_E_UNSUPPORTED,
-     "already quantized"},
+     QT_E_INPUT,
+     "gate_up_proj_blocks: cannot be dequantized: there is no _scales beside it"},
     {{UP, {"model.layers.0.mlp.experts.gate_up_proj_scale_inv", QT_F32, {4, 1, 1}}},
      NULL,
      NULL,
@@ -130,6 +135,35 @@ static const struct {
      "{\"quantization_config\":{\"quant_method\":\"fp8\"}}",
      QT_E_UNSUPPORTED,
      "quantization_config in config.json; remove it if"},
+    {{UP},
+     "config.json",
+     "{\"quantization_config\":{\"quant_method\":\"exl3\"}}",
+     QT_E_UNSUPPORTED,
+     "already quantized with quant_method 'exl3', which is not supported"},
+    {{UP},
+     "config.json",
+     "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\","
+     "\"transform_config\":{\"config_groups\":{\"R4\":{}}}}}",
+     QT_E_UNSUPPORTED,
+     "the activations of the quantized model are transformed"},
+    {{UP},
+     "config.json",
+     "{\"quantization_config\":{\"quant_method\":\"compressed-tensors\","
+     "\"sparsity_config\":{\"format\":\"sparse-24-bitmask\"}}}",
+     QT_E_UNSUPPORTED,
+     "sparse weights"},
+    {{UP, {"model.layers.0.mlp.up_proj.pre_quant_scale", QT_F16, {64}}},
+     NULL,
+     NULL,
+     QT_E_UNSUPPORTED,
+     "pre_quant_scale: the checkpoint is already quantized"},
+    {{UP,
+      {"model.layers.0.mlp.down_proj.weight", QT_F8_E4M3, {64, 64}},
+      {"model.layers.0.mlp.down_proj.weight_scale", QT_F32, {1}}},
+     "config.json",
+     "{\"quantization_config\":{\"quant_method\":\"fp8\"}}",
+     QT_OK,
+     ""},
     {{UP}, "config.json", "{\"quantization_config\":null}", QT_OK, ""},
     {{UP},
      "config.json",
@@ -291,7 +325,7 @@ static void test_share(void **state)
         {"model.layers.0.mlp.gate.weight", QT_F16, {16, 64}},
         {0},
     };
-    const struct qt_log log = {NULL, remember, NULL};
+    const struct qt_log log = {.message = remember};
     char *dir = fixture_dir();
     struct qt_left left[QT_LEFT_MAX];
     struct qt_err err = {0};
@@ -346,7 +380,7 @@ static void test_growing(void **state)
         {0},
     };
     static const char *const want[] = {NULL, "would grow: 17.06 bits/weight from 16", NULL, NULL};
-    const struct qt_log log = {NULL, remember, NULL};
+    const struct qt_log log = {.message = remember};
     const struct qt_rule rule = {"\\.narrow", "nf4"};
     char *dir = fixture_dir(), why[QT_WHY_SIZE];
     struct qt_err err = {0};
