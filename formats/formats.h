@@ -58,8 +58,8 @@ const char *qt_json_literal(const json_t *v);
 /* The type of v for messages: "an object", "a negative integer", "null", "NaN". */
 const char *qt_json_type(const json_t *v);
 
-/* JSON string of a path or name. If it is not UTF-8, other bytes than ASCII become '?' and it is
- * truncated to 4 KiB. NULL: out of memory. */
+/* JSON string of a path or name. A name that is not valid UTF-8 is converted: bytes outside ASCII
+ * become '?', and it is cut at 4095 bytes. NULL: out of memory. */
 json_t *qt_json_name(const char *name);
 /* JSON string of a CRC-32, "0123abcd". NULL: out of memory. */
 json_t *qt_crc_json(uint32_t crc);
@@ -136,10 +136,12 @@ enum qt_kind {
     QT_KIND_MEDIA,
     QT_KIND_PROGRAM,
 };
-/* Finds the kind from magic numbers and the first bytes. `data` is the start of the file; some
- * kinds are found only if it is the whole file. */
+/* Finds the kind from magic numbers and the first bytes. `data` is the start of the file, at least
+ * 4 KiB or all of it. The index of a TensorFlow checkpoint is found only if it is the whole
+ * file. */
 enum qt_kind qt_file_kind(const void *data, size_t size);
-/* True if all of the data is UTF-8 text without control characters other than space. */
+/* True if all of the data is UTF-8 text without control characters other than white space (tab,
+ * line feed, ...), backspace and escape. */
 bool qt_is_text(const void *data, size_t size);
 /* "a Git LFS pointer" */
 const char *qt_kind_name(enum qt_kind kind);
@@ -211,7 +213,8 @@ const struct qt_tensor *qt_ckpt_tensor(const struct qt_ckpt *ckpt, size_t i);
 const char *qt_ckpt_shares(const struct qt_ckpt *ckpt, size_t i);
 /* NULL if absent; O(log n). */
 const struct qt_tensor *qt_ckpt_find(const struct qt_ckpt *ckpt, const char *name);
-/* The weight files of the checkpoint by name: returns the path, sets *size. */
+/* The weight files, sorted by name. qt_ckpt_file returns the path of file i, which belongs to the
+ * checkpoint, and sets *size, in bytes. */
 size_t qt_ckpt_file_count(const struct qt_ckpt *ckpt);
 const char *qt_ckpt_file(const struct qt_ckpt *ckpt, size_t i, size_t *size);
 
@@ -239,8 +242,9 @@ int qt_ckpt_sample_crc(uint32_t *out, const struct qt_ckpt *ckpt, struct qt_err 
 /* ---- safetensors writing -------------------------------------------------------------------- */
 
 /* Makes the header of a safetensors file for n tensors in this order, padded to 8 bytes as the
- * format recommends. offsets[i] is the position of the data of tensor i in the file, offsets[n] the
- * size of the file. The caller frees *out with qt_free. metadata may be NULL. */
+ * format recommends. Sets offsets[n + 1], in bytes: offsets[i] is the position of the data of
+ * tensor i in the file, offsets[n] the size of the file. The caller frees *out with qt_free.
+ * metadata may be NULL. */
 int qt_safetensors_header(char **out, size_t *size, uint64_t *offsets,
                           const struct qt_tensor *tensors, size_t n, const json_t *metadata,
                           struct qt_err *err);
@@ -304,7 +308,8 @@ bool qt_container_unfinished(const char *path);
 /* Checks DIR/SHA256SUMS. QT_E_INPUT if the list or a listed file is missing, if a file differs from
  * its checksum, or if a manifest, safetensors file, index or side file is not listed. */
 int qt_checksums_check(const char *dir, struct qt_err *err);
-/* The same, but of the weight files only the names: their data has CRCs in the manifest. */
+/* The same, but for weight files it checks only that they are listed: their data is checked with
+ * the CRCs of the manifest. */
 int qt_checksums_check_small(const char *dir, struct qt_err *err);
 /*
  * Opens a container and checks its structure: the manifest is well-formed and of a known version,
@@ -379,16 +384,18 @@ int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record
  * a crash, from data kept by qt_writer_save. */
 int qt_writer_reopen(struct qt_writer *w, const char *unit, struct qt_err *err);
 /* Stores the caller's own progress beside the journal, replacing the previous one. The data is on
- * disk on return and stays there until qt_writer_finish. qt_writer_load sets *data (a pointer,
- * freed with qt_free) to NULL if none is stored; QT_E_RESUME if it is damaged. */
+ * disk on return and stays there until qt_writer_finish. qt_writer_load: `data` is the address of a
+ * pointer, which is set to the loaded bytes (freed with qt_free), or to NULL if none are stored;
+ * QT_E_RESUME if they are damaged. */
 enum qt_progress { QT_PROGRESS_LEARNING, QT_PROGRESS_ACTIVATIONS, QT_PROGRESS_KINDS };
 int qt_writer_save(struct qt_writer *w, enum qt_progress kind, const void *data, size_t size,
                    struct qt_err *err);
 int qt_writer_load(void *data, size_t *size, const struct qt_writer *w, enum qt_progress kind,
                    struct qt_err *err);
-/* Finds the side file `name` of a checkpoint's directory. *path = NULL if it is not to be copied:
- * it is absent (*why = NULL), or *why is the reason. What is not a file is not copied, and neither
- * is a link that leads out of the directory to a file that is not text. The caller frees *path. */
+/* Finds the side file `name` of a checkpoint's directory. Sets *path if it must be copied; the
+ * caller frees it with qt_free. Otherwise *path = NULL, and *why is the reason, or NULL if the file
+ * does not exist. Not copied: anything but regular files, and symbolic links to a file outside of
+ * the directory that is not text. */
 int qt_side_file_find(char **path, const char **why, const char *dir, const char *name,
                       struct qt_err *err);
 /* Copies a side file (config.json, tokenizer.json) under its own name, with its permissions or
@@ -404,8 +411,8 @@ int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *valu
  * with the CRCs of the manifest, writes SHA256SUMS, removes the journal, and renames DIR.partial to
  * DIR. QT_E_RESOURCE if the read-back differs, or if DIR now may not be replaced (a resume then
  * continues from DIR.partial). QT_E_INTERNAL if a tensor was not committed or the result does not
- * open as a container. The manifest must have the identity of qt_writer_open as member "identity":
- * by it a later run recognizes a container that was complete but not renamed. */
+ * open as a container. The manifest must have the identity of qt_writer_open as member "identity".
+ * A later run uses it to recognize a container that was complete but not yet renamed. */
 int qt_writer_finish(struct qt_writer *w, const json_t *manifest, struct qt_err *err);
 /* Frees the writer; an unfinished container stays in DIR.partial for a resume. */
 void qt_writer_close(struct qt_writer *w);
@@ -485,8 +492,8 @@ int qt_qcal_open(struct qt_qcal **out, const char *path, struct qt_err *err);
 void qt_qcal_close(struct qt_qcal *q);
 const char *qt_qcal_path(const struct qt_qcal *q);
 const struct qt_qcal_info *qt_qcal_info(const struct qt_qcal *q);
-/* QT_E_INPUT, naming the difference, unless q was made from the given model (members family to k of
- * `model`). `whose` is the path of that model for the message. */
+/* QT_E_INPUT, naming the difference, unless q was made from the given model. Compares the members
+ * family, layers, hidden, sample_crc and k. `whose` is the path of the model for the message. */
 int qt_qcal_check_model(const struct qt_qcal *q, const struct qt_qcal_info *model,
                         const char *whose, struct qt_err *err);
 /* CRC-32 of the metadata. It identifies the contents, as the metadata has the CRCs of all
@@ -508,8 +515,8 @@ void qt_channels_free(struct qt_channels *c);
 
 /*
  * Writing: to PATH.partial, which is renamed to PATH when complete. The same statistics give the
- * same bytes. QT_E_USAGE if PATH exists and force is false, is not a file, or does not end in
- * ".qcal".
+ * same bytes. QT_E_USAGE if PATH exists and force is false, if PATH exists and is not a regular
+ * file, or if PATH does not end in ".qcal".
  */
 struct qt_qcal_writer;
 int qt_qcal_create(struct qt_qcal_writer **out, const char *path, const struct qt_qcal_info *info,
