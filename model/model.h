@@ -50,8 +50,8 @@ struct qt_encode_options {
 };
 /*
  * Encodes UTF-8 text[size] to (*ids)[*count]; the caller frees *ids with qt_free. QT_E_INPUT, with
- * the offset in the text: invalid UTF-8, or a pattern of the tokenizer takes more backtracking steps
- * than a fixed number per byte of the text.
+ * the offset in the text: invalid UTF-8, or a pattern of the tokenizer takes more than 256 steps of
+ * backtracking per byte of the text.
  */
 int qt_tokenizer_encode_most(uint32_t **ids, size_t *count, const struct qt_tokenizer *tok,
                              const char *text, size_t size, const struct qt_encode_options *opt,
@@ -69,11 +69,13 @@ struct qt_linear {
     /* 0 attention input, 1 input of the output projection, 2 MLP input, 3 input of the down
      * projection; 2 + 2 e and 3 + 2 e for expert e. */
     int input;
-    /* The later linear input whose channels are computed from rows of this linear, elementwise or
-     * through attention: permuting these rows permutes its channels. -1: none. */
+    /* Index of the later linear input that is computed from the outputs of this linear, elementwise
+     * or through attention: if the rows of this linear are permuted, the channels of that input are
+     * permuted in the same way. -1: none. */
     int feeds;
-    /* The rows from feeds_from on are sets of feeds_rows rows; a fused gate and up projection has
-     * two sets. Channel c of `feeds` comes from row qt_model_feed_row(c) of every set. */
+    /* From row feeds_from on, the rows form sets of feeds_rows rows each; a fused gate and up
+     * projection has two sets. Channel c of `feeds` comes from row qt_model_feed_row(c) of every
+     * set. */
     size_t feeds_from, feeds_rows;
     /* True: if a row of the last set is multiplied by a positive number, so is the channel of
      * `feeds` that comes from this row. */
@@ -90,8 +92,8 @@ struct qt_fake_quant {
     int (*input)(void *ctx, struct qt_backend *be, float *y, const float *x,
                  const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err);
     /* Rounds keys (after rope) and values of whole sequences, [m][kv_heads * head_dim], in place.
-     * key, value: the linears that compute them; the same one if fused. A cache with groups of keys
-     * writes the keys before rounding to `exact`, of the same size, and sets a->exact_keys. */
+     * key, value: the linears that compute them; the same one if fused. A cache with KV groups also
+     * copies the unrounded keys to `exact` (same shape as k) and sets a->exact_keys. */
     void *cache_ctx;
     int (*cache)(void *cache_ctx, struct qt_backend *be, float *k, float *v, float *exact,
                  const struct qt_linear *key, const struct qt_linear *value, size_t m,
@@ -106,7 +108,7 @@ struct qt_weights {
     bool (*shape)(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS]);
     /* Writes the whole tensor as FP32 to dst[count] in host memory. */
     int (*load)(void *ctx, const char *name, float *dst, struct qt_err *err);
-    struct qt_fake_quant fake_quant; /* activation rounding that these weights need; NULL: none */
+    struct qt_fake_quant fake_quant; /* rounding that these weights need; members NULL: none */
     /* The quantization_config of config.json that `load` undoes; NULL: there must be none. */
     const json_t *quantization;
 };
@@ -191,11 +193,12 @@ bool qt_model_input_is_norm(const struct qt_model *model, int input);
 float qt_model_output_scale(const struct qt_model *model, size_t layer, int input);
 
 /*
- * Computes the routing weights of m tokens, weights[m][experts] in host memory, from the layer's
- * input hidden[m][hidden] in front of the MLP (backend memory, unchanged). A chosen expert has a
- * positive weight. An expert that is not chosen has minus the weight that it would have; with a
- * selection bias (ROLE_SELECT_BIAS), minus the weight of the last chosen expert, reduced by the
- * distance between both in the ranking. QT_E_INPUT naming the router if its scores are not finite.
+ * Computes the routing weights of m tokens, weights[m][experts] in host memory, from
+ * hidden[m][info.hidden] (backend memory, not changed): the hidden states before the MLP sublayer.
+ * A chosen expert has a positive weight. An expert that is not chosen has minus the weight that it
+ * would have. With a selection bias (ROLE_SELECT_BIAS) it has -max(0, w - (r - s)) instead, where w
+ * is the weight and r the biased score of the last chosen expert, and s the biased score of the
+ * expert itself. QT_E_INPUT naming the router if its scores are not finite.
  */
 struct qt_layer;
 int qt_layer_route(float *weights, struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
@@ -269,7 +272,8 @@ int qt_embed_tokens(struct qt_embed_head *e, float *hidden, const uint32_t *ids,
 int qt_model_embed(float *hidden, const struct qt_model *model, const struct qt_weights *w,
                    struct qt_backend *be, const uint32_t *ids, size_t m, size_t seqlen,
                    struct qt_err *err);
-/* logits[m][vocab] = head applied to the final norm of hidden[m][hidden], before the softcap. */
+/* logits[m][vocab] (backend memory) = head applied to the final norm of hidden[m][hidden] (backend
+ * memory), before the softcap. */
 int qt_head_logits(struct qt_embed_head *e, float *logits, const float *hidden, size_t m,
                    struct qt_err *err);
 

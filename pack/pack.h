@@ -157,7 +157,7 @@ int qt_act_apply_on(struct qt_backend *be, float *y, const float *x, size_t m,
 int qt_act_agree(const struct qt_container *c, const struct qt_model *model, struct qt_err *err);
 
 /* Row and column order of a stored matrix. Packed row r is source row row_order[r] times
- * row_factor[r]; packed column p is packed channel p of the input, divided by its factor. */
+ * row_factor[r]; packed column p is source column input->order[p], divided by input->factor[p]. */
 struct qt_arrange {
     const struct qt_act *input;
     const uint32_t *row_order; /* [n]; NULL: source order */
@@ -167,16 +167,16 @@ struct qt_arrange {
 /* ---- KV caches of 4 bits -------------------------------------------------------------------- */
 
 /*
- * Keys and values are rounded as in base/kv4.h; what shares a scale and a minimum:
+ * Keys and values are rounded as in base/kv4.h. One scale and one minimum are shared by
  *
- *     values                the channels of a token and head
- *     keys, channel         the tokens of a group (qt_kv4_group), for each head and channel. The
- *                           cache keeps the exact keys of a sequence's last group as FP16 and
- *                           rounds that group again for each new token.
- *                           kernels/include/qtool_kv4.h has kernels.
+ *     values                the channels of a token and KV head
+ *     keys, channel         the tokens of a KV group (qt_kv4_group), for each KV head and channel.
+ *                           The cache keeps the FP16 keys of a sequence's last KV group and rounds
+ *                           that group again for each new token. kernels/include/qtool_kv4.h has
+ *                           kernels.
  *     keys, token           as values
  *
- * Keys, static: constants per layer, head and channel from calibration, in FP32:
+ * Keys, static: constants per layer, KV head and channel from calibration, in FP32:
  *
  *     q = round(fma(x, 1 / scale, zero))
  *     x ~ (q - zero) * scale
@@ -194,12 +194,12 @@ struct qt_kv {
 /* Bits per key or value of a cache for heads of head_dim channels: codes, and scales and minima that
  * the cache holds. */
 double qt_kv_bits(enum qt_kv_keys keys, size_t head_dim);
-/* Bytes of exact keys, of token 0 and of the last group, that a cache holds for a sequence, in all
- * layers. */
+/* Bytes of FP16 keys, of token 0 and of the last KV group, that a cache holds for a sequence, in
+ * all layers. */
 uint64_t qt_kv_tail_bytes(enum qt_kv_keys keys, size_t layers, size_t kv_heads, size_t head_dim);
-/* The cache of a container, which must stay open, for `model`, with static key scales if the
- * container has them. QT_E_INPUT naming file and tensor if they are invalid or belong to another
- * model; QT_E_USAGE if the container has no cache. */
+/* Opens the KV cache description of container c for `model`, with the static key scales if c has
+ * them. c must stay open while *out is used. QT_E_INPUT naming file and tensor if the scales are
+ * invalid or belong to another model; QT_E_USAGE if the container has no cache. */
 int qt_kv_open(struct qt_kv *out, const struct qt_container *c, const struct qt_model_info *model,
                struct qt_err *err);
 void qt_kv_free(struct qt_kv *kv);
@@ -278,7 +278,8 @@ double qt_packed_paper_bpw(const struct qt_packed *p);
  */
 int qt_packed_quantize(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
                        const float *importance, struct qt_error *error, struct qt_err *err);
-/* Same under the Hessian of calibration data, factored for qt_packed_group. */
+/* The same, but minimizes the error under a Hessian: factor was made with options.group =
+ * qt_packed_group of the result. */
 int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
                     const struct qt_factor *factor, struct qt_error *error,
                     struct qt_solve_report *report, struct qt_err *err);
@@ -287,7 +288,7 @@ size_t qt_packed_group(const struct qt_packed *p);
 void qt_packed_free(struct qt_packed *p);
 
 /* Dequantizes rows [row0, row0 + rows) to w[rows][k]: the plain C reference of the stored form.
- * Rows are numbered in stored order; columns and values are those of the source. */
+ * Rows are in stored order, columns in source order; row and column factors of w4ax are undone. */
 int qt_packed_decode(float *w, const struct qt_packed *p, size_t row0, size_t rows,
                      struct qt_err *err);
 /* Dequantizes the matrix to w[n][k], rows and columns in source order. */
@@ -419,9 +420,10 @@ const char *qt_plan_item_why(char buf[QT_WHY_SIZE], const struct qt_plan_item *i
 size_t qt_plan_left(struct qt_left out[QT_LEFT_MAX], const struct qt_plan *plan);
 /* Share of the linear weights that is quantized, 0 to 1; NaN if there are none. */
 double qt_share_ratio(const struct qt_share *share);
-/* Warns if less than 90 % of the bytes of linear weights are quantized although no one asked for
- * that, if a rule makes a matrix larger, and if tensors share their data, which the container
- * stores twice. strict: QT_E_UNSUPPORTED instead of the first of these warnings. */
+/* Warns if less than 90 % of the bytes of linear weights are quantized (not counting tensors that
+ * the scheme `none` copies), if a rule makes a matrix larger, and if tensors share their data,
+ * which the container stores twice. strict: QT_E_UNSUPPORTED instead of the first of these
+ * warnings. */
 int qt_plan_review(const struct qt_plan *plan, const struct qt_ckpt *ckpt, bool strict,
                    const struct qt_log *log, struct qt_err *err);
 /* The item of a tensor; NULL if there is no tensor of that name. */
@@ -436,11 +438,16 @@ enum qt_need qt_plan_item_needs(const struct qt_plan_item *item);
 /* The highest need of all items. first may be NULL; it is set to the first item with that need, or
  * to NULL if no item has it (static key scales need data). */
 enum qt_need qt_plan_needs(const struct qt_plan *plan, const struct qt_plan_item **first);
-/* Sets plan->kv and makes the checks that need the model. With a KV cache, or if anything needs
- * calibration: the model can be run (errors of qt_model_open), w4ax and learn=1 are only used for linears of decoder
- * layers, w4ax is used for all linears with the same input or for none, and no tensor has the name
- * of a key scale (QT_E_UNSUPPORTED). For any model that qtool can run: a stored head has the same
- * scheme as the embedding that it is tied to (QT_E_UNSUPPORTED). */
+/*
+ * Sets plan->kv and makes the checks that need the model. With a KV cache, or if anything needs
+ * calibration:
+ *   - the model can be run (errors of qt_model_open);
+ *   - w4ax and learn=1 are only used for linears of decoder layers (QT_E_UNSUPPORTED, also below);
+ *   - w4ax is used for all linears with the same input, or for none;
+ *   - no tensor has the name of a key scale.
+ * For any model that qtool can run: a stored head has the same scheme as the embedding that it is
+ * tied to.
+ */
 int qt_plan_check_model(struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err);
 /* Bits per weight over all quantized tensors; 0 when there are none. */
 double qt_plan_bpw(const struct qt_plan *plan);
@@ -464,7 +471,7 @@ int qt_plan_memory(uint64_t *out, const struct qt_plan *plan, const struct qt_ck
 struct qt_calibration {
     const uint32_t *ids;
     size_t samples, seqlen;
-    uint64_t seed;              /* the windows were chosen with; only recorded */
+    uint64_t seed;              /* seed of the choice of windows; only recorded in the manifest */
     struct qt_backend *backend; /* runs model and solver; may be NULL with a file */
     const struct qt_qcal *file; /* if not NULL, only `backend` is used besides */
 };
@@ -506,8 +513,8 @@ struct qt_quantize_options {
     const char *const *inputs; /* further files that the caller reads: data, calibration file */
     size_t ninputs;
     bool force, resume;
-    bool strict; /* fallbacks, copied values that are not finite, and what qt_plan_review warns of
-                  * first are errors */
+    bool strict; /* errors instead of warnings: a tensor that is quantized without its Hessian,
+                  * copied values that are not finite, the first warning of qt_plan_review */
     const struct qt_log *log;
     /* Polled between tensors. If true, qt_quantize returns QT_E_INTERRUPTED and can be resumed. */
     bool (*interrupted)(void);
@@ -523,8 +530,8 @@ struct qt_quantize_report {
     struct qt_left left[QT_LEFT_MAX]; /* as qt_plan_left */
     size_t nleft;
     const char *nonfinite;     /* first copied tensor with values that are not finite; NULL */
-    size_t nonfinite_tensors;  /* these tensors */
-    uint64_t nonfinite_values; /* these values */
+    size_t nonfinite_tensors;  /* number of copied tensors with such values */
+    uint64_t nonfinite_values; /* number of such values */
     bool reused;               /* resume: the output was complete, nothing was written */
 };
 
