@@ -473,7 +473,8 @@ struct qt_calibration {
     size_t samples, seqlen;
     uint64_t seed;              /* seed of the choice of windows; only recorded in the manifest */
     struct qt_backend *backend; /* runs model and solver; may be NULL with a file */
-    const struct qt_qcal *file; /* if not NULL, only `backend` is used besides */
+    const struct qt_qcal *file; /* calibration file; if not NULL, all other members except `backend`
+                                   are ignored */
 };
 
 /*
