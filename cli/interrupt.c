@@ -26,9 +26,15 @@ static void end_unheard(int sig)
         end_now(sig);
 }
 
+/* A second signal, of either kind, ends the process at once. */
 static void request_stop(int sig)
 {
-    (void)sig;
+    static volatile sig_atomic_t signals;
+    if (signals++) {
+        signal(sig, SIG_DFL);
+        raise(sig);
+        return;
+    }
     qt_stop_request();
     alarm(PATIENCE);
 }
