@@ -65,8 +65,8 @@ static int check_depth(const char *text, size_t size, size_t line, const char *f
 struct strict {
     char *out;
     size_t size;      /* of the strict text so far */
-    size_t changes;   /* literals and lone surrogates replaced so far */
-    size_t on_line;   /* literals replaced on the current line */
+    size_t changes;   /* literals, lone surrogates and integers replaced so far */
+    size_t grown;     /* bytes that literals and integers have added to the current line */
     const char *lone; /* escape that takes the place of a lone surrogate */
 };
 
@@ -97,7 +97,25 @@ static void emit_literal(struct strict *s, const char *name)
     emit(s, name, strlen(name));
     emit(s, "\":0}", 4);
     s->changes++;
-    s->on_line++;
+    s->grown += LITERAL_GROWS;
+}
+
+/* Copies the number at text and returns its size. An integer beyond 64 bits, which Python reads and
+ * Jansson does not, becomes a real number. */
+static size_t emit_number(struct strict *s, const char *text, size_t size)
+{
+    size_t digits = 0, n;
+    while (digits < size && isdigit((unsigned char)text[digits]))
+        digits++;
+    for (n = digits; n < size && text[n] && strchr(".eE+-0123456789", text[n]);)
+        n++;
+    emit(s, text, n);
+    if (n == digits && (n > 19 || (n == 19 && memcmp(text, "9223372036854775807", 19) > 0))) {
+        emit(s, ".0", 2);
+        s->changes++;
+        s->grown += 2;
+    }
+    return n;
 }
 
 /* Returns the surrogate \uD800 .. \uDFFF that is escaped at text, or 0. */
@@ -137,7 +155,7 @@ static void make_strict(struct strict *s, const char *text, size_t size, size_t 
         const char c = text[i], *name = NULL;
         n = 1;
         if (c == '\n')
-            s->on_line = 0;
+            s->grown = 0;
         if (in_string && c == '\\') {
             n = emit_escape(s, text + i, size - i);
             continue;
@@ -149,6 +167,8 @@ static void make_strict(struct strict *s, const char *text, size_t size, size_t 
         if (name) {
             emit_literal(s, name);
             n = strlen(name);
+        } else if (!in_string && isdigit((unsigned char)c)) {
+            n = emit_number(s, text + i, size - i);
         } else {
             emit(s, text + i, 1);
         }
@@ -188,7 +208,7 @@ static int parse(json_t **out, const char *text, size_t size, size_t flags, size
     if (s.changes) {
         const size_t strict_size = s.size;
         QT_TRY(qt_array_new(&s.out, strict_size, 1, err));
-        s.size = s.on_line = 0;
+        s.size = s.grown = 0;
         make_strict(&s, text, size, SIZE_MAX);
         rc = load(out, &error, s.out, strict_size, flags);
     } else {
@@ -198,11 +218,11 @@ static int parse(json_t **out, const char *text, size_t size, size_t flags, size
         qt_fail(err, QT_E_RESOURCE, file, NULL, "out of memory while parsing JSON");
     if (rc == QT_E_INPUT) {
         struct strict before = {.lone = lone};
-        if (s.changes) /* the column counts the objects that stand for literals */
+        if (s.changes) /* the column counts what was added */
             make_strict(&before, text, size, (size_t)error.position);
         const bool nul = json_error_code(&error) == json_error_null_character;
         qt_fail(err, QT_E_INPUT, file, NULL, "line %zu, column %d: %s",
-                line + (size_t)error.line - 1, error.column - LITERAL_GROWS * (int)before.on_line,
+                line + (size_t)error.line - 1, error.column - (int)before.grown,
                 nul ? "NUL byte in a string (\\u0000)" : error.text);
     }
 done:

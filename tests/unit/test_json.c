@@ -137,6 +137,10 @@ static const struct {
     {"['%ud800', '%udfffx', '%uDBFF%uDBFF%uDFFF', '%udc00%ud800', '%%ud800']",
      "['%ufffd', '%ufffdx', '%ufffd%uDBFF%uDFFF', '%ufffd%ufffd', '%%ud800']"},
     {"{'%ud8ff': 1}", "{'%ufffd': 1}"},
+    {"[9223372036854775807, 9223372036854775808, -100000000000000000000, 1e19, "
+     "12345678901234567890.5]",
+     "[9223372036854775807, 9223372036854775808.0, -100000000000000000000.0, 1e19, "
+     "12345678901234567890.5]"},
 };
 
 static void unquote(char out[256], const char *text)
@@ -154,6 +158,7 @@ static void test_python(void **state)
     } bad[] = {
         {"{'a': NaN,\n 'b': NaN, 'c': [NaN, x]}", "line 2, column 23: invalid token"},
         {"{'a': NaNx}", "line 1, column 10"},
+        {"[100000000000000000000, x]", "line 1, column 25: invalid token"},
         {"{'a': nan}", "invalid token"},
         {"{'a': -infinity}", "invalid token"},
         {"{'a': +Infinity}", "invalid token"},
