@@ -202,12 +202,15 @@ static int check_quantized(const struct guard *g, struct qt_err *err)
 
 /* ---- adapters ------------------------------------------------------------------------------- */
 
-static int fail_adapter(const char *file, const char *tensor, const char *base, struct qt_err *err)
+/* base: the name of the base model, or NULL. beside: linear weights of a model are there too. */
+static int fail_adapter(const char *file, const char *tensor, const char *base, bool beside,
+                        struct qt_err *err)
 {
     return qt_fail(err, QT_E_UNSUPPORTED, file, tensor,
                    "this is an adapter, not a model: merge it into its base model%s%s first (with "
-                   "PEFT: merge_and_unload), then quantize the result",
-                   base ? " " : "", base ? base : "");
+                   "PEFT: merge_and_unload), then quantize the result%s",
+                   base ? " " : "", base ? base : "",
+                   beside ? "; if the weights beside it are merged already, remove this file" : "");
 }
 
 static int check_adapter(const struct guard *g, struct qt_err *err)
@@ -226,10 +229,11 @@ static int check_adapter(const struct guard *g, struct qt_err *err)
     }
     if (rc == QT_OK && file)
         rc = fail_adapter(path, NULL,
-                          json_string_value(json_object_get(file, "base_model_name_or_path")), err);
+                          json_string_value(json_object_get(file, "base_model_name_or_path")),
+                          linears, err);
     else if (rc == QT_OK && adapter &&
              (wrapped || !linears)) /* some models have adapters beside their weights */
-        rc = fail_adapter(adapter->file, adapter->name, NULL, err);
+        rc = fail_adapter(adapter->file, adapter->name, NULL, false, err);
     json_decref(file);
     qt_free(path);
     return rc;

@@ -28,26 +28,15 @@ bool qt_name_has_component(const char *name, const char *const *words)
 
 bool qt_name_is_adapter(const char *name)
 {
-    static const char *const words[] = {"lora_A",
-                                        "lora_B",
-                                        "lora_embedding_A",
-                                        "lora_embedding_B",
-                                        "lora_E",
-                                        "lora_up",
-                                        "lora_down",
-                                        "lora_mid",
-                                        "lora_magnitude_vector",
-                                        "hada_w*",
-                                        "lokr_w*",
-                                        "ia3_l",
-                                        "oft_r",
-                                        "oft_R",
-                                        "oft_diag",
-                                        "vera_A",
-                                        "vera_B",
-                                        "vera_lambda*",
-                                        "prompt_embeddings",
-                                        NULL};
+    static const char *const words[] = {
+        "lora_*",     "hada_w*",      "lokr_w*",       "ia3_l",
+        "oft_r",      "oft_R",        "oft_diag",      "boft_*",
+        "vera_A",     "vera_B",       "vera_lambda*",  "fourierft_*",
+        "hra_u",      "vblora_*",     "bone_block",    "miss_block",
+        "c3a_kernel", "shira_weight", "randlora_*",    "road_theta",
+        "road_alpha", "poly_lora_*",  "token_adapter", "prompt_embeddings",
+        "adaption_*", "adapter",      "adapters",      "adapter_layer",
+        NULL};
     return qt_name_has_component(name, words);
 }
 
