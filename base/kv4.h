@@ -13,8 +13,8 @@
 #include "base/num.h"
 
 /*
- * KV groups: tokens of a sequence whose keys share a scale and a minimum per head and channel. KV
- * group g is the tokens 64 g to 64 g + 63, without token 0, which belongs to no group: in most
+ * KV groups: tokens of a sequence whose keys share a scale and a minimum per KV head and channel.
+ * KV group g is the tokens 64 g to 64 g + 63, without token 0, which belongs to no group: in most
  * models its keys differ strongly from all others, and all queries attend to it, so the cache holds
  * them in FP16. Returns the first token of the KV group of token i; 0 if i is 0.
  */

@@ -25,7 +25,7 @@ enum qtool_kv_format {
 };
 
 /* INT4: tokens of a KV group. KV group g of a sequence is the tokens 64 g to 64 g + 63, without
- * token 0; the last one may be partial. For each head and channel its keys share a scale and a
+ * token 0; the last one may be partial. For each KV head and channel its keys share a scale and a
  * minimum. */
 enum { QTOOL_KV_GROUP = 64 };
 
@@ -34,7 +34,7 @@ enum { QTOOL_KV_GROUP = 64 };
  * sequence b is on page table[b * table_pitch + i / page_tokens]. Contiguous (table NULL): sequence
  * b is page b, and page_tokens is its capacity.
  *
- * INT4 dequantizes channel d of a token and head to
+ * INT4 dequantizes channel d of a token and KV head to
  *
  *     key[d]   = key_code[d] * k_param[0][d] + k_param[1][d]     k_param: of the token's KV group
  *     value[d] = value_code[d] * scale + minimum
@@ -75,9 +75,9 @@ struct qtool_kv_cache {
  * position is L, or, to replace tokens, any position from the start of its last KV group,
  * 64 * floor((L - 1) / 64), to L - 1.
  *
- * INT4 computes the following in FP32. Values have one scale and minimum per token and head, over
- * the head_dim channels. Keys have one scale and minimum per head, channel and KV group, over the
- * tokens of the group that are in the cache.
+ * INT4 computes the following in FP32. Values have one scale and minimum per token and KV head,
+ * over the head_dim channels. Keys have one scale and minimum per KV head, channel and KV group,
+ * over the tokens of the group that are in the cache.
  *
  *     minimum = F16(min over x)
  *     scale   = F16((max over x - min over x) / 15), or 1 if that is 0
