@@ -165,10 +165,10 @@ struct qt_tensor {
     size_t shape[QT_MAX_DIMS];
     size_t count;  /* number of elements */
     size_t nbytes; /* size of the contiguous row-major data */
-};
     /* How a quantized checkpoint stores the tensor: "fp8", "nvfp4"; dtype and nbytes are those of
      * the dequantized tensor. NULL: the tensor is not quantized. */
     const char *encoding;
+};
 
 struct qt_ckpt; /* opaque; immutable after opening, so several threads can read it */
 
@@ -177,22 +177,22 @@ struct qt_ckpt; /* opaque; immutable after opening, so several threads can read 
  * model.safetensors, model.safetensors.index.json, pytorch_model.bin or
  * pytorch_model.bin.index.json (the first that exists), or else all *.safetensors files of the
  * directory. Checks every header in full; maps the data without reading it.
- * Errors: QT_E_INPUT (names file and tensor), QT_E_UNSUPPORTED, QT_E_RESOURCE.
  *
  * Tensors of quantized checkpoints (formats/encodings/) are presented dequantized, in the dtype that
  * the model computes in, and without the scales beside them; reading one computes value times scale
  * in FP32 and rounds once. Stacked experts are presented as a matrix for each expert and
  * projection, NAME.experts.E.gate_proj.weight, and matrices stored as [input][output] transposed.
  * A quantized tensor that cannot be read stays as it is stored: see qt_ckpt_check_readable.
+ * Errors: QT_E_INPUT (names file and tensor), QT_E_UNSUPPORTED, QT_E_RESOURCE.
  */
 int qt_ckpt_open(struct qt_ckpt **out, const char *path, struct qt_err *err);
-/* QT_E_INPUT if the checkpoint was opened as one file whose name ("-00001-of-00002") shows that it
 /* The same, but all tensors are presented as they are stored. */
 int qt_ckpt_open_stored(struct qt_ckpt **out, const char *path, struct qt_err *err);
 /* QT_E_INPUT or QT_E_UNSUPPORTED, with the reason, if quantized tensors cannot be dequantized. */
 int qt_ckpt_check_readable(const struct qt_ckpt *ckpt, struct qt_err *err);
 /* True if some tensors are dequantized on reading. */
 bool qt_ckpt_is_encoded(const struct qt_ckpt *ckpt);
+/* QT_E_INPUT if the checkpoint was opened as one file whose name ("-00001-of-00002") shows that it
  * is one of several. */
 int qt_ckpt_check_whole(const struct qt_ckpt *ckpt, struct qt_err *err);
 void qt_ckpt_close(struct qt_ckpt *ckpt);
