@@ -17,7 +17,7 @@ static const unsigned order[PER_WORD] = {0, 2, 4, 6, 1, 3, 5, 7};
 
 static enum qt_export_fit fit(const char **why, const struct qt_spec *spec)
 {
-    if (qt_export_is(spec, "int") && qt_spec_value(spec, "bits") == 4)
+    if (qt_export_is_integer(spec) && qt_spec_value(spec, "bits") == 4)
         return QT_EXPORT_EXACT;
     *why = "it has integers of 4 bits only; int4 fits";
     return QT_EXPORT_NO;

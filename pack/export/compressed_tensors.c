@@ -10,11 +10,17 @@
  *     M.weight_shape       I64 [2]
  *
  *     M.weight             F8_E4M3 [N][K],  M.weight_scale F32 [N][1]
+ *
+ * MXFP4: even channels in the low nibble; sign, then the index of the magnitude; scale 2^(e - 127):
+ *
+ *     M.weight_packed      U8 [N][K / 2],  M.weight_scale U8 [N][K / 32]
  */
 #include "pack/export/bits.h"
 #include "pack/export/export.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { PACKED, SCALE, SHAPE, ZERO };
@@ -24,21 +30,28 @@ static bool is_float(const struct qt_spec *spec)
     return qt_export_is(spec, "fpx");
 }
 
+static bool is_mxfp4(const struct qt_spec *spec)
+{
+    return qt_export_has_table(spec, "mxfp4");
+}
+
 static const char *format_of(const struct qt_export_matrix *m)
 {
-    return is_float(m->spec) ? "float-quantized" : "pack-quantized";
+    return is_float(m->spec)   ? "float-quantized"
+           : is_mxfp4(m->spec) ? "mxfp4-pack-quantized"
+                               : "pack-quantized";
 }
 
 static enum qt_export_fit fit(const char **why, const struct qt_spec *spec)
 {
-    if (qt_export_is(spec, "int"))
+    if (qt_export_is_integer(spec) || is_mxfp4(spec))
         return QT_EXPORT_EXACT;
     const bool e4m3 =
         is_float(spec) && qt_spec_value(spec, "bits") == 8 && qt_spec_value(spec, "e") == 4;
     if (e4m3 && qt_spec_value(spec, "max") == 448)
         return QT_EXPORT_EXACT;
     *why = e4m3 ? "the code of 480 is NaN in E4M3FN; fp8:max=448 fits"
-                : "it has integers and E4M3FN only; int4, int8 and fp8:max=448 fit";
+                : "it has integers, E4M3FN and MXFP4 only; int4, int8, fp8:max=448 and mxfp4 fit";
     return QT_EXPORT_NO;
 }
 
@@ -52,6 +65,13 @@ static int describe(struct qt_export_matrix *m, struct qt_err *err)
     if (is_float(m->spec)) {
         qt_export_add(m, ".weight", QT_F8_E4M3, m->n, m->k);
         qt_export_add(m, ".weight_scale", QT_F32, m->n, 1);
+        return QT_OK;
+    }
+    if (is_mxfp4(m->spec) && abs(m->entry->scale_exp2) > 80)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "scales are outside the range of E8M0");
+    if (is_mxfp4(m->spec)) {
+        qt_export_add(m, ".weight_packed", QT_U8, m->n, m->k / 2);
+        qt_export_add(m, ".weight_scale", QT_U8, m->n, groups);
         return QT_OK;
     }
     qt_export_add(m, ".weight_packed", QT_I32, m->n, qt_bits_words(m->k, bits));
@@ -68,11 +88,36 @@ static void convert_float(const struct qt_export_matrix *m, const struct qt_expo
     qt_export_floats(&m->tensor[1], panel->row0, panel->scale, panel->rows);
 }
 
+/* Table index, in ascending order, to the code of E2M1. */
+static unsigned e2m1(unsigned index)
+{
+    return index >= 8 ? index - 8 : index == 7 ? 0 : 8 | (7 - index);
+}
+
+static void convert_mxfp4(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
+{
+    enum { BIAS = 127 };
+    unsigned char *codes = m->tensor[PACKED].data + panel->row0 * m->k / 2;
+    unsigned char *scales = m->tensor[SCALE].data + panel->row0 * m->codes.groups;
+    for (size_t i = 0; i < panel->rows * m->k / 2; i++)
+        codes[i] = (unsigned char)(e2m1(panel->code[2 * i]) | e2m1(panel->code[2 * i + 1]) << 4);
+    for (size_t i = 0; i < panel->rows * m->codes.groups; i++) {
+        int exponent = 1 - BIAS; /* of a scale 0, which only all-zero groups have */
+        if (panel->scale[i] > 0)
+            frexpf(panel->scale[i], &exponent);
+        scales[i] = (unsigned char)(exponent - 1 + BIAS);
+    }
+}
+
 static void convert(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
 {
     const struct qt_code_info *c = &m->codes;
     if (is_float(m->spec)) {
         convert_float(m, panel);
+        return;
+    }
+    if (is_mxfp4(m->spec)) {
+        convert_mxfp4(m, panel);
         return;
     }
     const size_t words = m->tensor[PACKED].shape[1];
@@ -101,8 +146,8 @@ static json_t *scheme_json(const struct qt_export_matrix *m)
     const bool rows = m->codes.groups == 1;
     json_t *weights =
         json_pack("{s:i, s:s, s:b, s:s, s:o*, s:b}", "num_bits", (int)m->codes.bits, "type",
-                  is_float(m->spec) ? "float" : "int", "symmetric", !m->codes.asymmetric,
-                  "strategy", rows ? "channel" : "group", "group_size",
+                  m->integer ? "int" : "float", "symmetric", !m->codes.asymmetric, "strategy",
+                  rows ? "channel" : "group", "group_size",
                   rows ? NULL : json_integer((json_int_t)m->codes.group), "dynamic", 0);
     return json_pack("{s:[], s:s, s:o, s:n, s:n}", "targets", "format", format_of(m), "weights",
                      weights, "input_activations", "output_activations");

@@ -17,6 +17,25 @@ bool qt_export_is(const struct qt_spec *spec, const char *scheme)
     return strcmp(qt_scheme_name(spec->scheme), scheme) == 0;
 }
 
+bool qt_export_has_table(const struct qt_spec *spec, const char *table)
+{
+    const struct qt_param *p;
+    for (size_t i = 0; (p = qt_scheme_param(spec->scheme, i)) != NULL; i++)
+        if (strcmp(p->key, "table") == 0)
+            return strcmp(p->choices[(size_t)spec->value[i]], table) == 0;
+    return false;
+}
+
+bool qt_export_is_integer(const struct qt_spec *spec)
+{
+    return qt_export_is(spec, "int") || qt_export_has_table(spec, "int");
+}
+
+bool qt_export_has_zeros(const struct qt_spec *spec)
+{
+    return qt_export_is(spec, "int") && qt_spec_value(spec, "zero") != 0;
+}
+
 void qt_export_add(struct qt_export_matrix *m, const char *suffix, enum qt_dtype dtype, size_t rows,
                    size_t cols)
 {
@@ -105,7 +124,7 @@ static int scales_fit(bool *fit, const struct qt_export *x, const struct qt_expo
             return rc;
         for (size_t at = 0; at + sizeof bits <= blob.size && *fit; at += sizeof bits) {
             memcpy(&bits, blob.data + at, sizeof bits);
-            const float exact = ldexpf(qt_f16_to_f32(bits), e->scale_exp2);
+            const float exact = ldexpf(qt_f16_to_f32(bits), e->scale_exp2 + m->scale_shift);
             *fit = round_to(exact, m->scale_dtype) == exact;
         }
         qt_blob_free(&blob);
@@ -158,11 +177,32 @@ static int unsupported(const struct qt_export *x, const struct qt_export_matrix 
                    "%s cannot hold %s: %s", x->format->name, m->spec->text, reason);
 }
 
+/* log2 of what tables are divided by: the values of the formats are integers, or those of E2M1. */
+static int table_shift(const struct qt_spec *spec)
+{
+    return qt_export_has_table(spec, "int")     ? (int)qt_spec_value(spec, "bits") - 1
+           : qt_export_has_table(spec, "iq4nl") ? 7
+           : qt_export_has_table(spec, "mxfp4") ? 3
+                                                : 0;
+}
+
+static void set_values(struct qt_export_matrix *m, const struct qt_packed *p)
+{
+    if (!qt_packed_code_info(&m->codes, p))
+        m->codes = (struct qt_code_info){0};
+    const int shift = table_shift(m->spec);
+    for (size_t i = 0; shift && i < sizeof m->codes.value / sizeof *m->codes.value; i++)
+        m->codes.value[i] = ldexpf(m->codes.value[i], shift);
+    m->scale_shift = -shift;
+    m->integer = qt_export_is_integer(m->spec);
+}
+
 /* Refuses what needs --lossy. */
 static int check_exact(const struct qt_export *x, struct qt_export_matrix *m, const char *why,
                        struct qt_err *err)
 {
-    const bool stored = m->scale_dtype == QT_F16 && m->entry->scale_exp2 == 0;
+    const bool stored =
+        m->scale_dtype == QT_F16 && m->entry->scale_exp2 == 0 && m->scale_shift == 0;
     bool fit = true;
     if (!why && !x->format->weights && !stored) {
         int rc = scales_fit(&fit, x, m, err);
@@ -194,8 +234,7 @@ static int plan_matrix(struct run *run, size_t i, struct qt_err *err)
     QT_TRY(qt_spec_read(&run->specs[i], e->spec, err));
     m->spec = &run->specs[i];
     QT_TRY(qt_packed_describe(&shape, m->spec, m->n, m->k, err));
-    if (!qt_packed_code_info(&m->codes, &shape))
-        m->codes = (struct qt_code_info){0};
+    set_values(m, &shape);
     if (!qt_name_ends_in(e->name, ".weight"))
         return unsupported(x, m, "the tensor is not the .weight of a module", err);
     snprintf(m->module, sizeof m->module, "%.*s", (int)(strlen(e->name) - sizeof ".weight" + 1),
@@ -421,7 +460,8 @@ static void convert_codes(struct conversion *c, struct buffers *b, struct qt_exp
     const struct qt_export_matrix *m = c->m;
     qt_packed_codes(&b->rows, &c->p, panel->row0, panel->rows, b->decode);
     for (size_t i = 0; i < panel->rows * m->codes.groups; i++) {
-        b->exact_scale[i] = ldexpf(qt_f16_to_f32(b->rows.scale[i]), c->p.scale_exp2);
+        b->exact_scale[i] =
+            ldexpf(qt_f16_to_f32(b->rows.scale[i]), c->p.scale_exp2 + m->scale_shift);
         b->scale[i] = round_to(b->exact_scale[i], m->scale_dtype);
     }
     panel->code = b->rows.code;
@@ -488,7 +528,7 @@ int qt_export_panels(const struct qt_export *x, struct qt_export_matrix *m,
     int rc;
     m->error = (struct qt_error){0};
     QT_TRY(qt_export_packed(&c.p, x, m, err));
-    qt_packed_code_info(&with_table.codes, &c.p);
+    set_values(&with_table, &c.p);
     c.arranged = qt_export_is(m->spec, "w4ax");
     c.scratch_bytes = qt_round_up(buffer_bytes(&c), 64);
     QT_TRY(qt_array_new(&c.scratch, (size_t)qt_threads(), c.scratch_bytes, err));

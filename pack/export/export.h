@@ -37,6 +37,11 @@ struct qt_export_matrix {
     size_t n, k;
     /* If the scheme has codes (qt_packed_code_info); bits = 0 if it has not. */
     struct qt_code_info codes;
+    /* Integers: value[code] = code - 2^(bits - 1), or code with zero-points. Schemes whose tables are
+     * divided by a power of two (int3, iq4nl, mxfp4) have the values of their format in `codes`;
+     * panel->scale is then the container's times 2^scale_shift. */
+    bool integer;
+    int scale_shift;
     enum qt_dtype scale_dtype; /* that the export stores scales in: QT_F16, QT_BF16 or QT_F32 */
     bool linear;               /* a linear weight of a decoder layer */
     bool head, embedding;
@@ -120,8 +125,12 @@ void qt_export_add_vector(struct qt_export_matrix *m, const char *suffix, enum q
 /* Stores values [first, first + count) of a tensor of dtype F16, BF16 or F32. */
 void qt_export_floats(const struct qt_export_tensor *t, size_t first, const float *values,
                       size_t count);
-/* True if the spec is of this scheme ("int"). */
+/* True if the spec is of this scheme ("int"), or lut with this table. */
 bool qt_export_is(const struct qt_spec *spec, const char *scheme);
+bool qt_export_has_table(const struct qt_spec *spec, const char *table);
+/* True for integers: int4, int8, int2, int3. */
+bool qt_export_is_integer(const struct qt_spec *spec);
+bool qt_export_has_zeros(const struct qt_spec *spec);
 /* Opens the packed form of a matrix, after comparing the CRCs of its sections; freed with
  * qt_packed_free. */
 int qt_export_packed(struct qt_packed *out, const struct qt_export *x,

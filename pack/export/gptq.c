@@ -21,7 +21,7 @@ enum { QWEIGHT, QZEROS, SCALES, G_IDX };
 
 static enum qt_export_fit fit(const char **why, const struct qt_spec *spec)
 {
-    if (qt_export_is(spec, "int"))
+    if (qt_export_is_integer(spec))
         return QT_EXPORT_EXACT;
     *why = "it has integers only; int4 and int8 fit";
     return QT_EXPORT_NO;

@@ -23,7 +23,7 @@ static bool is_float(const struct qt_spec *spec)
 
 static enum qt_export_fit fit(const char **why, const struct qt_spec *spec)
 {
-    if (qt_export_is(spec, "int"))
+    if (qt_export_is_integer(spec))
         return QT_EXPORT_EXACT;
     *why = "it has minifloats and integers only; fp6 or int4 fit";
     if (!is_float(spec))

@@ -17,7 +17,7 @@ enum { WEIGHT, SCALES, BIASES };
 
 static enum qt_export_fit fit(const char **why, const struct qt_spec *spec)
 {
-    if (!qt_export_is(spec, "int")) {
+    if (!qt_export_is_integer(spec)) {
         *why = "it has integers only; int4 and int8 fit";
         return QT_EXPORT_NO;
     }
@@ -27,7 +27,7 @@ static enum qt_export_fit fit(const char **why, const struct qt_spec *spec)
         return QT_EXPORT_NO;
     }
     *why = "zero-points become biases of 16 bits";
-    return qt_spec_value(spec, "zero") == 0 ? QT_EXPORT_EXACT : QT_EXPORT_NEAR;
+    return qt_export_has_zeros(spec) ? QT_EXPORT_NEAR : QT_EXPORT_EXACT;
 }
 
 static int describe(struct qt_export_matrix *m, struct qt_err *err)

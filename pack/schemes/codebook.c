@@ -107,13 +107,23 @@ float qt_codebook_scale(const struct qt_codebook *cb, uint16_t scale, uint16_t r
     return cb->multiples ? (float)scale * qt_f16_to_f32(row_scale) : qt_f16_to_f32(scale);
 }
 
+/* The power of two whose ratio to s > 0 is nearest to 1. */
+static float nearest_power(float s)
+{
+    int exponent;
+    const float fraction = frexpf(s, &exponent); /* in [1/2, 1) */
+    return ldexpf(1, fraction < 0.70710678f ? exponent - 1 : exponent);
+}
+
 uint16_t qt_codebook_nearest_scale(const struct qt_codebook *cb, float s, uint16_t row_scale,
                                    uint16_t instead)
 {
     if (cb->multiples)
         return (uint16_t)fminf(fmaxf(rintf(s * qt_codebook_inverse(qt_f16_to_f32(row_scale))), 1),
                                (float)cb->multiples);
-    uint16_t bits = qt_f32_to_f16(s);
+    if (cb->powers && !(s > 0))
+        return instead;
+    uint16_t bits = qt_f32_to_f16(cb->powers ? nearest_power(s) : s);
     return (bits & 0x7fff) < 0x7c00 ? bits : instead;
 }
 

@@ -17,6 +17,7 @@ struct qt_codebook {
     size_t group; /* channels per scale; k for one per row */
     enum qt_frag_order order;
     bool search;         /* search for the scale instead of absmax */
+    bool powers;         /* scales are powers of two */
     unsigned multiples;  /* 0, or: scales are 1..multiples times a scale per row */
     bool asymmetric;     /* value[code] = code; each group has a zero-point, which is a code */
     float value[256];    /* by code */
@@ -55,7 +56,8 @@ uint16_t qt_codebook_row_scale(const struct qt_codebook *cb, const struct qt_row
                                const float *w, size_t k);
 /* A group's scale as a number. */
 float qt_codebook_scale(const struct qt_codebook *cb, uint16_t scale, uint16_t row_scale);
-/* The storable scale nearest to s; `instead` if that is infinite. */
+/* The storable scale nearest to s; `instead` if there is none: it is infinite, or s is not above 0
+ * although scales are powers of two. */
 uint16_t qt_codebook_nearest_scale(const struct qt_codebook *cb, float s, uint16_t row_scale,
                                    uint16_t instead);
 

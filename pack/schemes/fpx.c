@@ -54,6 +54,10 @@ static int check_spec(const struct qt_spec *spec, struct qt_err *err)
     if (e + 1 > bits)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
                        "%u exponent bits do not fit into %u bits with a sign", e, bits);
+    const unsigned max = (unsigned)qt_spec_value(spec, "max");
+    if (max != 0 && (max != E4M3FN_MAX || bits != 8 || e != 4))
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "max=%u: must be 0, or 448 with bits=8, e=4",
+                       max);
     return QT_OK;
 }
 

@@ -6,17 +6,23 @@
  * the importance-weighted histogram of the normalized weights w / s, alternating with the search
  * for s. (FLUTE learns scales for fixed tables instead.) A scale may be negative: the tables are
  * not symmetric, and mirroring a group costs nothing.
+ *
+ * int2 and int3 have the integers as table, iq4nl that of GGUF's IQ4_NL, mxfp4 the values of E2M1
+ * with scales that are powers of two (OCP Microscaling Formats 1.0): all divided by a power of two,
+ * so that they lie in [-1, 1].
  */
 #include "pack/schemes/codebook.h"
 
 #include <math.h>
 #include <string.h>
 
-static const char *const tables[] = {"nf", "learned", NULL};
+enum table { TABLE_NF, TABLE_LEARNED, TABLE_INT, TABLE_IQ4NL, TABLE_MXFP4 };
+static const char *const tables[] = {"nf", "learned", "int", "iq4nl", "mxfp4", NULL};
 
 static const struct qt_param params[] = {
     {"bits", QT_PARAM_INT, 4, 2, 4, NULL, "bits per weight"},
-    {"table", QT_PARAM_CHOICE, 0, 0, 1, tables, "nf: NormalFloat; learned: per tensor"},
+    {"table", QT_PARAM_CHOICE, TABLE_NF, 0, TABLE_MXFP4, tables,
+     "nf: NormalFloat; learned: per tensor; int: integers; iq4nl, mxfp4: those of the formats"},
     {"g", QT_PARAM_INT, 128, 32, 256, NULL, "channels per scale: 32, 64, 128 or 256"},
     QT_PARAM_METHOD,
     QT_PARAM_LEARN,
@@ -27,23 +33,33 @@ static const struct qt_preset presets[] = {
     {"nf4", "bits=4,table=nf", "NormalFloat, 16 values"},
     {"nf3", "bits=3,table=nf", "NormalFloat, 8 values"},
     {"nf2", "bits=2,table=nf", "NormalFloat, 4 values"},
+    {"int3", "bits=3,table=int", "-4 to 3"},
+    {"int2", "bits=2,table=int", "-2 to 1"},
+    {"iq4nl", "bits=4,table=iq4nl,g=32", "the 16 values of GGUF's IQ4_NL"},
+    {"mxfp4", "bits=4,table=mxfp4,g=32", "E2M1 with a power-of-two scale per 32 channels (OCP MX)"},
     {"lut4", "bits=4,table=learned", "16 values learned per tensor"},
     {"lut3", "bits=3,table=learned", "8 values learned per tensor"},
     {"lut2", "bits=2,table=learned", "4 values learned per tensor"},
     {0},
 };
 
+static enum table table_of(const struct qt_spec *spec)
+{
+    return (enum table)qt_spec_value(spec, "table");
+}
+
 static int check_spec(const struct qt_spec *spec, struct qt_err *err)
 {
     unsigned g = (unsigned)qt_spec_value(spec, "g");
+    const enum table table = table_of(spec);
     if (g & (g - 1))
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "g=%u: must be 32, 64, 128 or 256", g);
+    if ((table == TABLE_IQ4NL || table == TABLE_MXFP4) && g != 32)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "g=%u: the format has groups of 32", g);
+    if (table == TABLE_MXFP4 && qt_spec_value(spec, "learn") != 0)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "learn=1: the scales of mxfp4 are powers of two, which cannot be learned");
     return QT_OK;
-}
-
-static bool is_learned(const struct qt_packed *p)
-{
-    return qt_spec_value(&p->spec, "table") != 0;
 }
 
 /* ---- NormalFloat ---------------------------------------------------------------------------- */
@@ -78,6 +94,53 @@ static void normal_float(float *table, unsigned bits)
     }
 }
 
+/* ---- tables of other formats ---------------------------------------------------------------- */
+
+static void integers(float *table, unsigned bits)
+{
+    const int half = 1 << (bits - 1);
+    for (int i = 0; i < 2 * half; i++)
+        table[i] = (float)(i - half) / (float)half;
+}
+
+/* ggml-common.h, kvalues_iq4nl. */
+static void iq4nl(float *table)
+{
+    static const float values[] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                   1,    13,   25,  38,  53,  69,  89,  113};
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        table[i] = values[i] / 128;
+}
+
+static void mxfp4(float *table)
+{
+    static const float magnitudes[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    enum { COUNT = sizeof magnitudes / sizeof *magnitudes };
+    for (int i = 0; i < COUNT; i++) {
+        table[COUNT + i] = magnitudes[i] / 8;
+        table[COUNT - 1 - i] = i ? -magnitudes[i] / 8 : 0;
+    }
+}
+
+/* The table of the spec; for learned tables, where learning starts. */
+static void first_table(float *table, const struct qt_spec *spec)
+{
+    const unsigned bits = (unsigned)qt_spec_value(spec, "bits");
+    switch (table_of(spec)) {
+    case TABLE_INT:
+        integers(table, bits);
+        break;
+    case TABLE_IQ4NL:
+        iq4nl(table);
+        break;
+    case TABLE_MXFP4:
+        mxfp4(table);
+        break;
+    default:
+        normal_float(table, bits);
+    }
+}
+
 static void store_table(struct qt_packed *p, const float *table)
 {
     uint16_t *dst = (uint16_t *)(void *)qt_packed_section(p, "table")->data;
@@ -95,6 +158,7 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
         .group = (size_t)qt_spec_value(&p->spec, "g"),
         .order = QT_FRAG_NIBBLE,
         .search = qt_spec_method(&p->spec) != QT_METHOD_RTN,
+        .powers = table_of(&p->spec) == TABLE_MXFP4,
     };
     for (int i = 0; i < 1 << bits; i++)
         table[i] = stored ? qt_f16_to_f32(stored[i]) : 0; /* described, without data */
@@ -230,9 +294,9 @@ static int prepare(struct qt_packed *p, const struct qt_matrix *w, const float *
     struct learner l = {.p = p, .w = w, .importance = importance};
     float table[QT_GRID_MAX];
     int rc = QT_OK;
-    normal_float(table, (unsigned)qt_spec_value(&p->spec, "bits"));
+    first_table(table, &p->spec);
     store_table(p, table);
-    if (!is_learned(p))
+    if (table_of(&p->spec) != TABLE_LEARNED)
         return QT_OK;
     codebook(&l.cb, p);
     l.nstrips = qt_min_size(SAMPLE_STRIPS, qt_ceil_div(w->n, QT_FRAG_ROWS));
@@ -272,12 +336,41 @@ static double unit_scale(const struct qt_packed *p)
     return 1;
 }
 
+/* A scale that is a power of two, or 0 in padding. */
+static bool is_power(uint16_t scale)
+{
+    int exponent;
+    return scale == 0 || (!(scale & 0x8000) && frexpf(qt_f16_to_f32(scale), &exponent) == 0.5f);
+}
+
+static int check_powers(const struct qt_packed *p, struct qt_err *err)
+{
+    const struct qt_section *s = qt_packed_section(p, "scale");
+    const uint16_t *scale = (const uint16_t *)(const void *)s->data;
+    for (size_t i = 0; i < s->bytes / sizeof *scale; i++)
+        if (!is_power(scale[i]))
+            return qt_fail(err, QT_E_INPUT, NULL, NULL, "scale %zu is no power of two", i);
+    return QT_OK;
+}
+
 static int check_values(const struct qt_packed *p, struct qt_err *err)
 {
     const struct qt_section *s = qt_packed_section(p, "table");
     const uint16_t *table = (const uint16_t *)(const void *)s->data;
+    const enum table kind = table_of(&p->spec);
+    const bool fixed = kind != TABLE_NF && kind != TABLE_LEARNED;
+    float first[QT_GRID_MAX];
+    first_table(first, &p->spec);
+    if (kind == TABLE_MXFP4) {
+        int rc = check_powers(p, err);
+        if (rc < 0)
+            return rc;
+    }
     for (size_t i = 0; i < s->shape[0]; i++) {
         float v = qt_f16_to_f32(table[i]);
+        if (fixed && v != first[i])
+            return qt_fail(err, QT_E_INPUT, NULL, NULL, "table entry %zu is not that of the scheme",
+                           i);
         if (!(fabsf(v) <= 1))
             return qt_fail(err, QT_E_INPUT, NULL, NULL, "table entry %zu is outside [-1, 1]", i);
         if (i && v < qt_f16_to_f32(table[i - 1]))
@@ -288,7 +381,7 @@ static int check_values(const struct qt_packed *p, struct qt_err *err)
 
 const struct qt_scheme qt_scheme_lut = {
     .name = "lut",
-    .help = "table look-up weights in groups: NormalFloat or learned tables (FLUTE)",
+    .help = "table look-up weights in groups: NormalFloat, learned or fixed tables (FLUTE)",
     .presets = presets,
     .params = params,
     .check_spec = check_spec,

@@ -226,8 +226,7 @@ void qt_params_text(char *buf, size_t size, char separator, const struct qt_para
 {
     size_t at = strlen(buf);
     for (size_t i = 0; params[i].key && at < size; i++) {
-        const bool optional =
-            params[i].type == QT_PARAM_FLAG || params[i].type == QT_PARAM_OPTION;
+        const bool optional = params[i].type == QT_PARAM_FLAG || params[i].type == QT_PARAM_OPTION;
         if (fixed >> i & 1 || (optional && value[i] == 0))
             continue;
         if (params[i].type == QT_PARAM_CHOICE)

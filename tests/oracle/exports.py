@@ -116,9 +116,18 @@ def compressed_tensors(scheme):
 
 
 def decompress(f, module, args, form):
+    from compressed_tensors.quantization import QuantizationScheme
     from compressed_tensors.quantization.lifecycle.forward import dequantize
 
-    scale = f.get_tensor(module + ".weight_scale").float()
+    scale = f.get_tensor(module + ".weight_scale")
+    if form == "mxfp4-pack-quantized":
+        from compressed_tensors.compressors import BaseCompressor
+
+        packed = f.get_tensor(module + ".weight_packed")
+        state = {"weight_packed": packed, "weight_scale": scale}
+        scheme = QuantizationScheme(targets=["Linear"], weights=args, format=form)
+        return BaseCompressor.get_value_from_registry(form).decompress(state, scheme)["weight"].float()
+    scale = scale.float()
     if form == "float-quantized":
         return f.get_tensor(module + ".weight").float() * scale
     from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
@@ -256,17 +265,18 @@ def mlx(scheme, *options):
 
 
 for scheme in ["int4", "int4:zero=group", "int4:g=64", "int8", "int8:g=128,zero=group",
-               "fp8:max=448"]:
+               "int3", "int2:g=64", "mxfp4", "fp8:max=448"]:
     compressed_tensors(scheme)
-for scheme in ["int4", "int4:g=64", "int8:g=64", "int4:zero=group"]:
+for scheme in ["int4", "int4:g=64", "int8:g=64", "int3", "int2", "int4:zero=group"]:
     gptq(scheme)
 for scheme in ["int4", "int4:g=64,zero=group"]:
     awq(scheme)
 for scheme in ["fp6", "fp6:e=2", "fp5", "fp7", "fp4", "fp8:max=448", "int4", "int8",
-               "int4:zero=group"]:
+               "int3", "int4:zero=group"]:
     humming(scheme)
 mlx("int4:g=64")
 mlx("int8:g=128")
+mlx("int3:g=64")
 mlx("int4:g=64,zero=group", "--lossy")
 
 # compressed-tensors 0.20.1 does not pack zero-points of modules on the meta device, where
@@ -283,9 +293,10 @@ for form in ["gptq", "awq"]:
 # ---- golden bytes -------------------------------------------------------------------------------
 
 FORMATS = {
-    "compressed-tensors": ["int4:g=64", "int4:zero=group", "int8", "fp8:max=448"],
+    "compressed-tensors": ["int4:g=64", "int4:zero=group", "int8", "fp8:max=448",
+                           "int3", "mxfp4"],
     "humming": ["fp6", "fp5", "fp4", "int4:zero=group"],
-    "gptq": ["int4:g=64", "int4:zero=group"],
+    "gptq": ["int4:g=64", "int4:zero=group", "int3"],
     "awq": ["int4:g=64", "int4:zero=group"],
     "bnb": ["nf4"],
     "mlx": ["int4:g=64"],

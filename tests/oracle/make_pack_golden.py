@@ -212,10 +212,24 @@ def int_case(name, text, w, bits, group=None, asymmetric=False):
     return f"{name} {text} {n} {k} 0\n"
 
 
-def case(name, text, w, bits, group=None, e=None):
+IQ4NL = np.float32([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]) / 128
+E2M1 = np.float32([-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0, 0.5, 1, 1.5, 2, 3, 4, 6]) / 8
+
+
+def integers(bits):
+    return (np.arange(2**bits, dtype=np.float32) - 2 ** (bits - 1)) / 2 ** (bits - 1)
+
+
+def nearest_power(s):
+    """The power of two whose ratio to s is nearest to 1."""
+    return np.float32(2.0 ** np.rint(np.log2(np.float64(s))))
+
+
+def case(name, text, w, bits, group=None, e=None, table=None, powers=False):
     n, k = w.shape
-    table = None if e is not None else nf_table(bits)
-    top = mini_values(bits, e)[-1] if e is not None else np.float32(1)
+    if e is None and table is None:
+        table = nf_table(bits)
+    top = mini_values(bits, e)[-1] if e is not None else np.abs(table).max()
     g = group or k
     np_, kp = -(-n // 16) * 16, -(-k // 64) * 64
     amax = [a for r in range(n) for j in range(0, k, g) if (a := np.abs(w[r, j : j + g]).max() / top) > 0]
@@ -231,7 +245,7 @@ def case(name, text, w, bits, group=None, e=None):
             if a == 0:
                 scales[r, j // g] = 1
                 continue
-            stored = np.float16(np.ldexp(np.float32(a / top), -exp2))
+            stored = np.float16(np.ldexp(np.float32(nearest_power(a / top) if powers else a / top), -exp2))
             s = np.ldexp(np.float32(stored), exp2).astype(np.float32)
             scales[r, j // g] = stored
             codes[r, j : j + len(x)] = mini_codes(x, s, bits, e) if e is not None else lut_codes(x, s, table)
@@ -258,6 +272,11 @@ def main():
 
     def w4(n, k):
         return rng4.standard_normal((n, k)).astype(np.float32) * np.float32(0.05)
+
+    rng5 = np.random.default_rng(20261129)
+
+    def w5(n, k):
+        return rng5.standard_normal((n, k)).astype(np.float32) * np.float32(0.05)
 
     def w(n, k, zero_row=None):
         x = rng.standard_normal((n, k)).astype(np.float32) * np.float32(0.05)
@@ -289,6 +308,10 @@ def main():
         w4ax_case("w4ax_int", "w4ax:scales=int,method=rtn", w4(19, 300) * np.float32(8), multiples=15),
         w4ax_case("w4ax_row", "w4ax:scales=row,method=rtn", w4(16, 130), per_row=True),
         case("fp8e5", "fp8:e=5,method=rtn", w4(17, 66), 8, e=5),
+        case("int3", "int3:method=rtn", w5(17, 130), 3, group=128, table=integers(3)),
+        case("int2", "int2:g=64,method=rtn", w5(16, 66), 2, group=64, table=integers(2)),
+        case("iq4nl", "iq4nl:g=32,method=rtn", w5(9, 96), 4, group=32, table=IQ4NL),
+        case("mxfp4", "mxfp4:g=32,method=rtn", w5(18, 70), 4, group=32, table=E2M1, powers=True),
     ]
     (OUT / "cases.txt").write_text("".join(lines))
 

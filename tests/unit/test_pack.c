@@ -192,6 +192,11 @@ static const char *const all_codebooks[] = {
     "fpx:bits=3,e=2",
     "fpx:bits=8,e=6",
     "fpx:bits=8,e=1",
+    "int3",
+    "int2:g=32",
+    "iq4nl",
+    "mxfp4",
+    "fp8:max=448",
     "int4:g=64",
     "int4:g=0",
     "int4:zero=group",
@@ -359,7 +364,7 @@ static void golden_bytes(void **state)
         cases++;
     }
     fclose(f);
-    assert_int_equal(cases, 23);
+    assert_int_equal(cases, 27);
 }
 
 /* ---- matrices ------------------------------------------------------------------------------- */
@@ -648,6 +653,9 @@ static void spec_text(void **state)
         {"fp6:method=rtn,e=2", "fp6:e=2,method=rtn"},
         {"fpx:bits=7,e=4", "fpx:bits=7,e=4,method=auto"},
         {"lut2:g=32", "lut2:g=32,method=auto"},
+        {"int3", "int3:g=128,method=auto"},
+        {"mxfp4", "mxfp4:g=32,method=auto"},
+        {"fp8:max=448", "fp8:e=4,max=448,method=auto"},
         {"int4", "int4:g=128,zero=none,method=auto"},
         {"int8", "int8:g=0,zero=none,method=auto"},
         {"int4:g=0,zero=group", "int4:g=0,zero=group,method=auto"},
@@ -665,6 +673,10 @@ static void spec_text(void **state)
         {"nf4:g=", "expected an integer"},
         {"nf4:g=48", "must be 32, 64, 128 or 256"},
         {"nf4:g=64.5", "integer"},
+        {"iq4nl:g=64", "the format has groups of 32"},
+        {"mxfp4:learn=1", "the scales of mxfp4 are powers of two"},
+        {"fp6:max=448", "must be 0, or 448 with bits=8, e=4"},
+        {"int3:table=nf", "unknown parameter"},
         {"int4:g=16", "must be 0, 32, 64, 128 or 256"},
         {"nf4:g=1e9", "from 32 to 256"},
         {"nf4:g=0x40", "integer"},
