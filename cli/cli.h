@@ -91,8 +91,7 @@ struct command {
 };
 
 extern const struct command cmd_inspect, cmd_plan, cmd_calibrate, cmd_quantize, cmd_export,
-    cmd_verify,
-    cmd_eval, cmd_bench, cmd_list, cmd_version, cmd_completion, cmd_manual;
+    cmd_verify, cmd_eval, cmd_bench, cmd_list, cmd_version, cmd_completion, cmd_manual;
 /* All commands, NULL-terminated (main.c). */
 extern const struct command *const commands[];
 extern const struct opt common_opts[];
@@ -250,7 +249,8 @@ enum { CALIBRATION_SAMPLES = 128, CALIBRATION_SEQLEN = 2048 };
     {                                                                                              \
         .name = "seed", .kind = OPT_SIZE, .offset = offsetof(type, member.seed), .metavar = "N",   \
         .max = INT64_MAX,                                                                          \
-        .help = "0 (default): windows spread evenly over the data; otherwise drawn with this seed" \
+        .help = "how windows are chosen: 0 (default): evenly spaced; otherwise drawn at random"    \
+                " with this seed"                                                                  \
     }
 
 struct calibration {
@@ -297,11 +297,9 @@ enum { KV_KEYS_DEFAULT = -1 };
         .metavar = "HOW", .choices = qt_kv_keys_names, .help = keys_help                           \
     }
 #define KV_KEYS_HELP                                                                               \
-    "with --kv, key scales: channel (one per channel and 64 tokens, as in the attention "          \
-    "kernels), "                                                                                   \
-    "static (one per channel, from calibration data) or token (one per token and head, like "      \
-    "value "                                                                                       \
-    "scales). Default: "
+    "with --kv, key scales: channel (one per channel for each 64 tokens, the form that the "       \
+    "attention kernels take), static (one per channel, from calibration data) or token (one per "  \
+    "token and KV head, as for values). Default: "
 
 /* Sets *out to the chosen kind of keys, QT_KV_KEYS_NONE without --kv. */
 int kv_options_keys(enum qt_kv_keys *out, const struct kv_options *o, struct qt_err *err);

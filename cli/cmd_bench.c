@@ -592,9 +592,9 @@ static const struct opt opts[] = {
      .choices = computes,
      .metavar = "CC",
      .help =
-         "on a newer GPU, use the kernels and the shared memory size of compute capability 8.0, "
-         "8.6 or 8.9 (the driver compiles them first); own, the default: those of the GPU itself. "
-         "Not for mix24, w4ax and kv4"},
+         "8.0, 8.6 or 8.9: run the kernels for that compute capability, with its shared memory "
+         "size, on a newer GPU (the driver compiles them first). own (the default): the kernels "
+         "for this GPU. Not for mix24, w4ax and kv4"},
     {0},
 };
 

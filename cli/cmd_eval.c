@@ -280,8 +280,8 @@ static const struct opt opts[] = {
      .help = "use the first N windows, and read no more of FILE than they need (default: all)"},
     KV_OPTS(
         struct eval_options, kv,
-        "round keys and values as each query would find them in a 4-bit KV cache; the reference "
-        "is not rounded (default: no rounding)",
+        "simulate a 4-bit KV cache: attention uses keys and values as it would read them from the "
+        "cache; not for --ref (default: no simulation)",
         KV_KEYS_HELP "as the container was made, otherwise channel"),
     {.name = "gate",
      .kind = OPT_STRING,

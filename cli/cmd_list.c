@@ -275,10 +275,11 @@ const struct command cmd_list = {
     .name = "list",
     .summary = "list schemes and their parameters, GPU kernels, models, export formats",
     .description =
-        "Lists what this build of qtool supports: quantization schemes with their parameters and "
-        "defaults, the backends that run models, fused GPU kernels with the layout of packed "
-        "weights that each takes, the model architectures that 'eval' can run (checkpoints of "
-        "other architectures can be quantized without data), and the formats of 'export'.",
+        "Lists what this build of qtool supports.\n\n"
+        "schemes: quantization schemes with their parameters and defaults. kernels: the backends "
+        "that run models, and the fused GPU kernels with the weight layout that each takes. archs: "
+        "the model architectures that qtool can run (checkpoints of other architectures can be "
+        "quantized without data). exports: the formats of 'export'.",
     .examples = "  qtool list schemes\n"
                 "  qtool list archs --json\n",
     .opts = opts,

@@ -249,7 +249,8 @@ static const struct opt opts[] = {
      .offset = offsetof(struct quantize_options, learn),
      .metavar = "KEY=VALUE,...",
      .help = "options of learning, for tensors with learn=1: objective=kl|nll, mode=frozen|ste, "
-             "scope=model|block, lr, passes, batch (windows), held-out (fraction)"},
+             "scope=model|block, lr, passes, batch (windows), held-out (fraction); docs/schemes.md "
+             "has meanings and defaults"},
     {.name = "tune-norms",
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, tune_norms),
@@ -268,8 +269,8 @@ static const struct opt opts[] = {
      .kind = OPT_FLAG,
      .offset = offsetof(struct quantize_options, strict),
      .help = "fail if less than 90 % of the bytes of linear weights can be quantized, if a copied "
-             "tensor has a value that is NaN or infinity, or if with calibration data a tensor can "
-             "only be quantized without its Hessian"},
+             "tensor has a value that is NaN or infinity, or if calibration data is given but the "
+             "Hessian of a tensor cannot be used"},
     {0},
 };
 
@@ -296,8 +297,9 @@ const struct command cmd_quantize = {
         "compensates for the errors of earlier layers; --device cuda then speeds up the "
         "rounding.\n\n"
         "--kv 4 records in the manifest that the KV cache has 4 bits, for 'qtool eval --kv 4', "
-        "'qtool verify --device cuda' and runtimes. The runtime computes the scales of values, and "
-        "with --kv-keys channel or token also those of keys, when a token enters the cache. "
+        "'qtool verify --device cuda' and runtimes (programs that run the container). The runtime "
+        "computes the scales of values, and with --kv-keys channel or token also those of keys, "
+        "when a token enters the cache. "
         "--kv-keys static runs the quantized model once more over part of --data and stores a "
         "scale and zero-point for every key channel; static scales cost much accuracy on models "
         "with outliers in keys. --kv does not change the weights.\n\n"
@@ -306,16 +308,17 @@ const struct command cmd_quantize = {
         "(norms and biases) are copied; a regular expression that matches nothing else is an "
         "error. The scheme 'none' copies. A matrix that its scheme would make larger is copied "
         "unless --tensor names it.\n\n"
-        "Linear weights are the matrices of the decoder layers, and experts that are stored "
-        "stacked in one tensor, which are copied. A warning says if less than 90 % of their bytes "
-        "are quantized. Checkpoints that are quantized already, adapters, and checkpoints without "
-        "any such matrix are refused.\n\n"
-        "The table on stderr has a row per quantized tensor. H BEFORE and H AFTER are the error "
-        "under the Hessian after rounding to nearest and at the end; MS is the time in "
-        "milliseconds.\n\n"
-        "Ctrl-C or SIGTERM stops after the current tensor (exit status 75); the same command "
-        "with --resume continues. Learning stops within a step, and the choice of activation "
-        "precisions for w4ax stops at once: the resumed run repeats the step, or the whole choice.",
+        "Linear weights are the matrices of the decoder layers. Experts that are stacked in one "
+        "tensor count as linear weights, but are copied. A warning says if less than 90 % of their "
+        "bytes are quantized. Checkpoints that are quantized already, adapters, and checkpoints "
+        "without any such matrix are refused.\n\n"
+        "The table on stderr has a row per quantized tensor. H BEFORE and H AFTER are the output "
+        "error (w - q) H (w - q)^T, summed over rows w of the matrix, with the Hessian H scaled to "
+        "a mean diagonal of 1: for round-to-nearest and for the final codes. Compare them only "
+        "within a tensor. MS is the time in milliseconds.\n\n"
+        "Ctrl-C or SIGTERM stops the run (exit status 75) after the current tensor, or after two "
+        "seconds; the same command with --resume continues. Learning is resumed from the last "
+        "completed step. The choice of activation precisions (w4ax) starts again.",
     .examples = "  qtool quantize examples/nano-llama -o nano-fp6 --scheme fp6:e=2\n"
                 "  qtool quantize examples/nano-llama -o nano-nf3 --scheme nf3:g=64 \\\n"
                 "      --data examples/nano-llama/calib.txt\n"

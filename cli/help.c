@@ -176,6 +176,7 @@ void help_overview(FILE *f)
           f);
     for (size_t i = 0; commands[i]; i++)
         entry(f, commands[i]->name, COMMAND_COLUMN, commands[i]->summary);
+    entry(f, "help", COMMAND_COLUMN, "print this text, or the help of a command");
     fputs("\nRun 'qtool COMMAND --help' for the options of a command.\n\n", f);
     print_exit_codes(f);
 }

@@ -30,12 +30,14 @@ const struct opt common_opts[] = {
      .kind = OPT_STRING,
      .offset = offsetof(struct common_options, device),
      .metavar = "DEV",
-     .help = "cpu (the default, except for bench), cuda or cuda:N; calibrate, quantize, eval, "
-             "verify and bench can use a GPU"},
+     .help =
+         "cpu (the default; bench: cuda), cuda or cuda:N. Only calibrate, quantize, eval, verify "
+         "and bench can use a GPU"},
     {.name = "json",
      .kind = OPT_FLAG,
      .offset = offsetof(struct common_options, json),
-     .help = "print one JSON document on stdout instead of text, also on failure"},
+     .help = "print one JSON document on stdout instead of text, also on failure (not for "
+             "completion and manual)"},
     {.name = "progress",
      .kind = OPT_CHOICE,
      .offset = offsetof(struct common_options, progress),

@@ -22,7 +22,8 @@ static const char *const tables[] = {"nf", "learned", "int", "iq4nl", "mxfp4", N
 static const struct qt_param params[] = {
     {"bits", QT_PARAM_INT, 4, 2, 4, NULL, "bits per weight"},
     {"table", QT_PARAM_CHOICE, TABLE_NF, 0, TABLE_MXFP4, tables,
-     "nf: NormalFloat; learned: per tensor; int: integers; iq4nl, mxfp4: those of the formats"},
+     "nf: NormalFloat; learned: fitted to each tensor by k-means, without data; int: integers; "
+     "iq4nl, mxfp4: those of the formats"},
     {"g", QT_PARAM_INT, 128, 32, 256, NULL, "channels per scale: 32, 64, 128 or 256"},
     QT_PARAM_METHOD,
     QT_PARAM_LEARN,
@@ -37,9 +38,9 @@ static const struct qt_preset presets[] = {
     {"int2", "bits=2,table=int", "-2 to 1"},
     {"iq4nl", "bits=4,table=iq4nl,g=32", "the 16 values of GGUF's IQ4_NL"},
     {"mxfp4", "bits=4,table=mxfp4,g=32", "E2M1 with a power-of-two scale per 32 channels (OCP MX)"},
-    {"lut4", "bits=4,table=learned", "16 values learned per tensor"},
-    {"lut3", "bits=3,table=learned", "8 values learned per tensor"},
-    {"lut2", "bits=2,table=learned", "4 values learned per tensor"},
+    {"lut4", "bits=4,table=learned", "16 values fitted to each tensor"},
+    {"lut3", "bits=3,table=learned", "8 values fitted to each tensor"},
+    {"lut2", "bits=2,table=learned", "4 values fitted to each tensor"},
     {0},
 };
 
@@ -381,7 +382,7 @@ static int check_values(const struct qt_packed *p, struct qt_err *err)
 
 const struct qt_scheme qt_scheme_lut = {
     .name = "lut",
-    .help = "table look-up weights in groups: NormalFloat, learned or fixed tables (FLUTE)",
+    .help = "table look-up weights in groups: NormalFloat, fitted or fixed tables (FLUTE)",
     .presets = presets,
     .params = params,
     .check_spec = check_spec,

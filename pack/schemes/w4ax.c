@@ -23,8 +23,8 @@ static const struct qt_param params[] = {
     {"order", QT_PARAM_CHOICE, 1, 0, 1, orders,
      "outliers: sort channels by their 99.9 % quantile; none: source order"},
     {"smooth", QT_PARAM_REAL, 4, 0, 1e6, NULL,
-     "divide channels whose quantile exceeds this multiple of the median by a power of two, and "
-     "multiply their weights by it; 0: none"},
+     "channels whose 99.9 % quantile is more than this many times the median are divided by a "
+     "power of two, and their weights multiplied by it; 0: off"},
     {"scales", QT_PARAM_CHOICE, 0, 0, 2, scales,
      "scales of weights and activations. block: one per 128 channels of a row or token; int: small "
      "integers times one scale per row or token; row: one per row or token, 8-bit activations"},

@@ -40,7 +40,7 @@ $ for o in $(qtool calibrate --help | grep -o -e '--[a-z]*' | sort -u); do grep 
 # fish: every option of a command, with a description in single quotes.
 $ qtool completion fish >rc.fish && for o in data device force json merge out progress quiet samples seed seqlen threads; do grep -q -e "from calibrate' -l $o .*-d '" rc.fish || echo "$o"; done
 >-
-$ grep -c "__fish_use_subcommand -f -a quantize -d 'make a container" rc.fish && grep "from list' -f -a 'schemes kernels archs'" rc.fish && ! grep -v -e '^#' -e '^complete -c qtool ' rc.fish
+$ grep -c "__fish_use_subcommand -f -a quantize -d 'make a container" rc.fish && grep "from list' -f -a 'schemes kernels archs exports'" rc.fish && ! grep -v -e '^#' -e '^complete -c qtool ' rc.fish
 > ^1$
 need command -v zsh
 $ qtool completion zsh >_qtool && zsh -n _qtool

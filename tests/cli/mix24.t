@@ -1,7 +1,7 @@
 # mix24: true sizes and those of its paper, parameters, and containers with invalid values.
 $ qtool list schemes
 > ^mix24: 2- and 4-bit groups
-> ^  four +0\.\.1 +0\.25 +share of the groups
+> ^  four +0\.\.1 +0\.25 +fraction of the groups
 
 $ qtool plan "$NANO" --scheme mix24 | tail -n 5
 > ^bpw +3\.5608 bits per quantized weight$

@@ -19,9 +19,10 @@ static const char *const fits[] = {"search", "minmax", NULL};
 
 static const struct qt_param params[] = {
     {"four", QT_PARAM_REAL, 0.25, 0, 1, NULL,
-     "share of the groups that get 4 bits, in units of 128 channels"},
+     "fraction of the groups with 4 bits, rounded to whole units of 128 channels"},
     {"g", QT_PARAM_INT, 16, 8, 16, NULL, "channels per group: 8 or 16"},
-    {"g2", QT_PARAM_INT, 16, 8, 16, NULL, "rows that share a second-order scale: 8 or 16"},
+    {"g2", QT_PARAM_INT, 16, 8, 16, NULL,
+     "rows that share a second-order scale (the scale of the 4-bit scales): 8 or 16"},
     {"sens", QT_PARAM_CHOICE, 0, 0, 2, senses,
      "which groups get 4 bits. gain: those whose error 4 bits lower most; obs: those with the "
      "largest error at 2 bits; paper: equation 9 of the paper (arXiv 2311.16442)"},
