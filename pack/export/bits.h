@@ -1,8 +1,13 @@
-/* Dense little-endian bit strings: value i takes bits [i b, (i + 1) b); bit j is bit j % 32 of word
- * j / 32. Values of b bits, b <= 8, may straddle words. */
+/*
+ * Codes as several formats pack them.
+ *
+ * Dense little-endian bit strings: value i takes bits [i b, (i + 1) b); bit j is bit j % 32 of word
+ * j / 32. Values of b bits, b <= 8, may straddle words.
+ */
 #ifndef QT_PACK_EXPORT_BITS_H
 #define QT_PACK_EXPORT_BITS_H
 
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -21,6 +26,21 @@ static inline void qt_bits_put(uint32_t *word, size_t stride, size_t i, unsigned
     word[at] |= (uint32_t)value << shift;
     if (shift + bits > 32)
         word[at + stride] |= (uint32_t)value >> (32 - shift);
+}
+
+/* The code of E2M1, sign and index of the magnitude, of an entry of the ascending table of mxfp4. */
+static inline unsigned qt_e2m1(unsigned entry)
+{
+    return entry >= 8 ? entry - 8 : entry == 7 ? 0 : 8 | (7 - entry);
+}
+
+/* The code e of a power of two, 2^(e - 127); 0 for a scale 0, which only groups of zeros have. */
+static inline uint8_t qt_e8m0(float scale)
+{
+    int exponent = -126;
+    if (scale > 0)
+        frexpf(scale, &exponent);
+    return (uint8_t)(exponent + 126);
 }
 
 #endif

@@ -18,7 +18,6 @@
 #include "pack/export/bits.h"
 #include "pack/export/export.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -88,25 +87,15 @@ static void convert_float(const struct qt_export_matrix *m, const struct qt_expo
     qt_export_floats(&m->tensor[1], panel->row0, panel->scale, panel->rows);
 }
 
-/* Table index, in ascending order, to the code of E2M1. */
-static unsigned e2m1(unsigned index)
-{
-    return index >= 8 ? index - 8 : index == 7 ? 0 : 8 | (7 - index);
-}
-
 static void convert_mxfp4(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
 {
-    enum { BIAS = 127 };
     unsigned char *codes = m->tensor[PACKED].data + panel->row0 * m->k / 2;
     unsigned char *scales = m->tensor[SCALE].data + panel->row0 * m->codes.groups;
     for (size_t i = 0; i < panel->rows * m->k / 2; i++)
-        codes[i] = (unsigned char)(e2m1(panel->code[2 * i]) | e2m1(panel->code[2 * i + 1]) << 4);
-    for (size_t i = 0; i < panel->rows * m->codes.groups; i++) {
-        int exponent = 1 - BIAS; /* of a scale 0, which only all-zero groups have */
-        if (panel->scale[i] > 0)
-            frexpf(panel->scale[i], &exponent);
-        scales[i] = (unsigned char)(exponent - 1 + BIAS);
-    }
+        codes[i] =
+            (unsigned char)(qt_e2m1(panel->code[2 * i]) | qt_e2m1(panel->code[2 * i + 1]) << 4);
+    for (size_t i = 0; i < panel->rows * m->codes.groups; i++)
+        scales[i] = qt_e8m0(panel->scale[i]);
 }
 
 static void convert(const struct qt_export_matrix *m, const struct qt_export_panel *panel)

@@ -1,4 +1,5 @@
 /* Types of GGUF tensors, and the table of the schemes that they hold. */
+#include "pack/export/bits.h"
 #include "pack/export/gguf.h"
 
 #include <string.h>
@@ -47,11 +48,27 @@ static void encode_q8_0(unsigned char *dst, const uint8_t *code, float scale, fl
         dst[2 + i] = (unsigned char)(code[i] ^ 0x80);
 }
 
+/* U8 e, 16 bytes: w = 2^(e - 127) v, v being the value of E2M1 */
+static void encode_mxfp4(unsigned char *dst, const uint8_t *code, float scale, float zero,
+                         float *decoded)
+{
+    uint8_t e2m1[QT_GGUF_BLOCK];
+    (void)zero, (void)decoded;
+    for (size_t i = 0; i < QT_GGUF_BLOCK; i++)
+        e2m1[i] = (uint8_t)qt_e2m1(code[i]);
+    dst[0] = qt_e8m0(scale);
+    put_nibbles(dst + 1, e2m1);
+}
+
 static const struct qt_gguf_type q4_0 = {"Q4_0", 2, 2, QT_GGUF_BLOCK, 18, encode_q4_0};
 static const struct qt_gguf_type q4_1 = {"Q4_1", 3, 3, QT_GGUF_BLOCK, 20, encode_q4_1};
 static const struct qt_gguf_type q8_0 = {"Q8_0", 8, 7, QT_GGUF_BLOCK, 34, encode_q8_0};
 
-/* Schemes of the table; bits, zero: values of the parameters, -1: any. */
+/* F16 d, 16 bytes: w = d T[code], T being the table of iq4nl. Same bytes as Q4_0. */
+static const struct qt_gguf_type iq4_nl = {"IQ4_NL", 20, 25, QT_GGUF_BLOCK, 18, encode_q4_0};
+static const struct qt_gguf_type mxfp4 = {"MXFP4", 39, 38, QT_GGUF_BLOCK, 17, encode_mxfp4};
+
+/* Schemes, or tables of lut; bits, zero: values of the parameters, -1: any. */
 static const struct held {
     const char *scheme;
     int bits, zero;
@@ -62,6 +79,8 @@ static const struct held {
     {"int", 4, 0, &q4_0, QT_EXPORT_EXACT, NULL},
     {"int", 4, 1, &q4_1, QT_EXPORT_NEAR, "zero-points become offsets of 16 bits"},
     {"int", 8, 0, &q8_0, QT_EXPORT_EXACT, NULL},
+    {"iq4nl", 4, -1, &iq4_nl, QT_EXPORT_EXACT, NULL},
+    {"mxfp4", 4, -1, &mxfp4, QT_EXPORT_EXACT, NULL},
 };
 
 const struct qt_gguf_type *qt_gguf_type_of(enum qt_export_fit *fit, const char **why,
@@ -69,7 +88,7 @@ const struct qt_gguf_type *qt_gguf_type_of(enum qt_export_fit *fit, const char *
 {
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
         const struct held *h = &table[i];
-        if (!qt_export_is(spec, h->scheme) ||
+        if ((!qt_export_is(spec, h->scheme) && !qt_export_has_table(spec, h->scheme)) ||
             (h->bits >= 0 && qt_spec_value(spec, "bits") != h->bits) ||
             (h->zero >= 0 && qt_spec_value(spec, "zero") != h->zero))
             continue;
@@ -80,7 +99,7 @@ const struct qt_gguf_type *qt_gguf_type_of(enum qt_export_fit *fit, const char *
     *fit = QT_EXPORT_NO;
     *why = qt_export_is(spec, "int") && qt_spec_value(spec, "bits") == 8
                ? "it has no zero-points of 8 bits; int8 without them fits"
-               : "it has no such type; int4 and int8 fit";
+               : "it has no such type; int4, int8, iq4nl and mxfp4 fit";
     return NULL;
 }
 
