@@ -87,8 +87,8 @@ static int print_report(const struct qt_eval_report *r, struct qt_err *err)
         if (isfinite(r->ppl_ratio))
             snprintf(change, sizeof change, " (%+.3f%s %%)", 100 * (r->ppl_ratio - 1), error);
         table_row(&t, "reference\t%s%s", text_perplexity(ppl, r->ref_ppl, r->ref_nll), change);
-        table_row(&t, "KL divergence\t%.6f%s mean, %.6f median, %.6f 99.9 %% (nats)", r->kld_mean,
-                  text_error(error, "%.6f", r->kld_se), r->kld_median, r->kld_p999);
+        table_row(&t, "KL divergence\t%.6f%s mean, %.6f median, %.6f at 99.9 %% (nats)",
+                  r->kld_mean, text_error(error, "%.6f", r->kld_se), r->kld_median, r->kld_p999);
         table_row(&t, "same top token\t%.3f %%", 100 * r->same_top);
         table_row(&t, "RMS of dp\t%.3f %%", 100 * r->rms_dp);
     }
