@@ -413,6 +413,11 @@ bool qt_ckpt_is_encoded(const struct qt_ckpt *ckpt)
     return ckpt->views.encoded;
 }
 
+const json_t *qt_ckpt_quantization(const struct qt_ckpt *ckpt)
+{
+    return ckpt->views.encoded ? ckpt->views.source.section : NULL;
+}
+
 void qt_ckpt_close(struct qt_ckpt *ckpt)
 {
     if (!ckpt)

@@ -192,6 +192,11 @@ int qt_ckpt_open_stored(struct qt_ckpt **out, const char *path, struct qt_err *e
 int qt_ckpt_check_readable(const struct qt_ckpt *ckpt, struct qt_err *err);
 /* True if some tensors are dequantized on reading. */
 bool qt_ckpt_is_encoded(const struct qt_ckpt *ckpt);
+/* The section of config.json, or of a quantizer's file, that describes the tensors that are
+ * dequantized, owned by the checkpoint; NULL: there is none. */
+const json_t *qt_ckpt_quantization(const struct qt_ckpt *ckpt);
+/* Paths, as for qt_json_edit_remove, at which config.json may have the section. NULL-terminated. */
+extern const char *const qt_quantization_paths[];
 /* QT_E_INPUT if the checkpoint was opened as one file whose name ("-00001-of-00002") shows that it
  * is one of several. */
 int qt_ckpt_check_whole(const struct qt_ckpt *ckpt, struct qt_err *err);

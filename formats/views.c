@@ -212,15 +212,15 @@ static int add_views(struct qt_views *v, const struct qt_source *source,
 int qt_views_make(struct qt_views *out, const char *dir, struct qt_slot *const *by_name,
                   struct qt_slot *const *in_order, size_t count, struct qt_err *err)
 {
-    struct qt_source source;
     struct qt_encoded **in_file_order = NULL;
     struct qt_err why = {0};
     *out = (struct qt_views){0};
-    int rc = qt_source_read(&source, dir, err);
+    const struct qt_source *source = &out->source;
+    int rc = qt_source_read(&out->source, dir, err);
     if (rc < 0)
         return rc;
-    const struct qt_stored s = {(const struct qt_slot *const *)by_name, count, &source};
-    const bool readable = qt_source_check(&source, dir, &why) == QT_OK;
+    const struct qt_stored s = {(const struct qt_slot *const *)by_name, count, source};
+    const bool readable = qt_source_check(source, dir, &why) == QT_OK;
     QT_TRY(note(out, why.status, &why, err));
     for (size_t i = 0; i < count; i++)
         QT_TRY(find_base(out, &s, in_order[i], readable, err));
@@ -231,14 +231,13 @@ int qt_views_make(struct qt_views *out, const char *dir, struct qt_slot *const *
     memcpy(in_file_order, bases->list, bases->count * sizeof *in_file_order);
     qsort(bases->list, bases->count, sizeof *bases->list, compare_base);
     for (size_t i = 0; i < bases->count; i++) {
-        QT_TRY(note(out, add_views(out, &source, in_file_order[i], &why), &why, err));
+        QT_TRY(note(out, add_views(out, source, in_file_order[i], &why), &why, err));
         mark_parts(&s, in_file_order[i]);
     }
     if (out->encoded)
         mark_cache_scales(&s);
 done:
     qt_free(in_file_order);
-    qt_source_free(&source);
     if (rc < 0)
         qt_views_free(out);
     return rc;
@@ -254,6 +253,7 @@ void qt_views_free(struct qt_views *v)
     }
     qt_free(v->list);
     qt_free(v->bases.list);
+    qt_source_free(&v->source);
     *v = (struct qt_views){0};
 }
 

@@ -54,7 +54,8 @@ struct qt_views {
     struct qt_bases bases;
     struct qt_view *list; /* in the order of their first parts in the files */
     size_t count, capacity;
-    bool encoded;             /* some tensors are dequantized */
+    bool encoded; /* some tensors are dequantized */
+    struct qt_source source;
     struct qt_err unreadable; /* why a quantized tensor has no view; status 0: there is none */
 };
 /*

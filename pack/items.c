@@ -70,8 +70,12 @@ static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
                   p->scale_exp2, "bpw", qt_packed_bpw(p), "source_dtype", qt_dtype_name(t->dtype),
                   "source_crc32", qt_crc_json(source_crc), "sections", qt_run_sections_json(p),
                   "error", qt_run_error_json(error), "hessian", hessian);
-    if (isnan(qt_packed_paper_bpw(p)) ||
-        json_object_set_new(entry, "paper_bpw", json_real(qt_packed_paper_bpw(p))) == 0)
+    int failed = 0;
+    if (entry && t->encoding)
+        failed |= json_object_set_new(entry, "source_encoding", json_string(t->encoding));
+    if (entry && !isnan(qt_packed_paper_bpw(p)))
+        failed |= json_object_set_new(entry, "paper_bpw", json_real(qt_packed_paper_bpw(p)));
+    if (!failed)
         return entry;
     json_decref(entry);
     return NULL;
@@ -217,9 +221,10 @@ int qt_run_copy_item(struct qt_run *run, size_t i, struct qt_err *err)
     QT_TRY(report_nonfinite(run, t, nonfinite, err));
     QT_TRY(
         commit_item(run, i,
-                    json_pack("{s:s, s:o, s:o, s:o*}", "dtype", qt_dtype_name(t->dtype), "shape",
-                              shape_json(t->shape, t->ndim), "crc32", qt_crc_json(crc), "nonfinite",
-                              nonfinite ? json_integer((json_int_t)nonfinite) : NULL),
+                    json_pack("{s:s, s:o, s:o, s:o*, s:s*}", "dtype", qt_dtype_name(t->dtype),
+                              "shape", shape_json(t->shape, t->ndim), "crc32", qt_crc_json(crc),
+                              "nonfinite", nonfinite ? json_integer((json_int_t)nonfinite) : NULL,
+                              "source_encoding", t->encoding),
                     err));
 done:
     qt_blob_free(&blob);

@@ -227,15 +227,21 @@ static json_t *quantization_new(void)
 int qt_run_config(char **out, size_t *size, const char *path, struct qt_err *err)
 {
     json_t *quantization = quantization_new();
-    char *source = NULL;
-    size_t source_size;
+    char *text = NULL;
     int rc;
-    *out = NULL;
-    QT_TRY(qt_file_read(&source, &source_size, path, (size_t)1 << 28, err));
-    QT_TRY(qt_json_edit_set(out, size, source, source_size, QT_QUANTIZATION_KEY, quantization, path,
-                            err));
+    QT_TRY(qt_file_read(out, size, path, (size_t)1 << 28, err));
+    /* The sections of a quantized source do not describe the container. That at the first path is
+     * replaced. */
+    for (size_t i = 1; qt_quantization_paths[i]; i++) {
+        text = *out;
+        QT_TRY(qt_json_edit_remove(out, size, text, *size, qt_quantization_paths[i], path, err));
+        qt_free(text);
+    }
+    text = *out;
+    QT_TRY(qt_json_edit_set(out, size, text, *size, QT_QUANTIZATION_KEY, quantization, path, err));
 done:
-    qt_free(source);
+    if (text != *out)
+        qt_free(text);
     json_decref(quantization);
     return rc;
 }
@@ -341,6 +347,9 @@ static json_t *manifest_new(const struct qt_run *run, json_t *identity)
                   qt_plan_bpw(plan), "quantized_weights", (json_int_t)plan->weights, "bytes",
                   (json_int_t)plan->output_bytes, "tensors", tensors, "copied", copied);
     int failed = manifest && json_object_set_new(manifest, QT_QUANTIZATION_KEY, quantization_new());
+    const json_t *source = qt_ckpt_quantization(run->ckpt);
+    if (manifest && source)
+        failed |= json_object_set(manifest, "source_quantization", (json_t *)(uintptr_t)source);
     if (manifest && run->acts.report)
         failed |= json_object_set(manifest, "activations", run->acts.report);
     if (manifest && run->kv.entry)

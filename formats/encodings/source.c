@@ -26,19 +26,32 @@ static int load(json_t **out, const char *dir, const char *name, struct qt_err *
     return rc;
 }
 
-/* The section of obj, or of an object in it. */
-static const json_t *find_section(const json_t *obj)
+const char *const qt_quantization_paths[] = {QT_QUANTIZATION_KEY,
+                                             "compression_config",
+                                             "text_config/" QT_QUANTIZATION_KEY,
+                                             "text_config/compression_config",
+                                             "llm_config/" QT_QUANTIZATION_KEY,
+                                             "language_config/" QT_QUANTIZATION_KEY,
+                                             "thinker_config/" QT_QUANTIZATION_KEY,
+                                             "thinker_config/text_config/" QT_QUANTIZATION_KEY,
+                                             NULL};
+
+/* The object at a path of config.json, or NULL. */
+static const json_t *find_object(const json_t *obj, const char *path)
 {
-    static const char *const names[] = {"quantization_config", "compression_config"};
-    const char *key;
+    while (*path) {
+        const size_t size = strcspn(path, "/");
+        obj = json_object_getn(obj, path, size);
+        path += size + (path[size] == '/');
+    }
+    return json_is_object(obj) ? obj : NULL;
+}
+
+static const json_t *find_section(const json_t *config)
+{
     const json_t *found = NULL;
-    json_t *value;
-    for (size_t i = 0; i < sizeof names / sizeof *names && !found; i++)
-        if (json_is_object(json_object_get(obj, names[i])))
-            found = json_object_get(obj, names[i]);
-    json_object_foreach ((json_t *)(uintptr_t)obj, key, value)
-        if (!found && json_is_object(value))
-            found = find_section(value);
+    for (size_t i = 0; qt_quantization_paths[i] && !found; i++)
+        found = find_object(config, qt_quantization_paths[i]);
     return found;
 }
 

@@ -316,8 +316,20 @@ done:
     return rc;
 }
 
-int config_read(struct config *out, const char *dir, const json_t *quantization,
-                struct qt_err *err)
+/* Removes the section that loading the weights undoes, from config.json or an object in it. */
+static void drop_quantization(json_t *json, const json_t *quantization)
+{
+    const char *key;
+    json_t *value;
+    if (!quantization)
+        return;
+    if (json_equal(json_object_get(json, QT_QUANTIZATION_KEY), quantization))
+        json_object_del(json, QT_QUANTIZATION_KEY);
+    json_object_foreach (json, key, value)
+        drop_quantization(value, quantization);
+}
+
+int config_read(struct config *out, const char *dir, const json_t *quantization, struct qt_err *err)
 {
     char *path = NULL;
     json_t *json = NULL, *renamed = NULL;
@@ -325,8 +337,7 @@ int config_read(struct config *out, const char *dir, const json_t *quantization,
     *out = (struct config){0};
     QT_TRY(qt_path_join(&path, dir, "config.json", err));
     QT_TRY(qt_json_load_lenient(&json, path, LIMIT_FILE, err));
-    if (quantization && json_equal(json_object_get(json, QT_QUANTIZATION_KEY), quantization))
-        json_object_del(json, QT_QUANTIZATION_KEY);
+    drop_quantization(json, quantization);
     struct source src = {json, json, path};
     QT_TRY(find_decoder(out, &src, err));
     QT_TRY(rename_keys(&renamed, out, &src, err));

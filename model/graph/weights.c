@@ -41,6 +41,9 @@ struct qt_weights qt_weights_of_ckpt(const struct qt_ckpt *ckpt)
 {
     /* The callbacks only read through ctx. */
     void *ctx = (void *)(uintptr_t)ckpt;
-    return (struct qt_weights){
-        .dir = qt_ckpt_dir(ckpt), .ctx = ctx, .shape = ckpt_shape, .load = ckpt_load};
+    return (struct qt_weights){.dir = qt_ckpt_dir(ckpt),
+                               .ctx = ctx,
+                               .quantization = qt_ckpt_quantization(ckpt),
+                               .shape = ckpt_shape,
+                               .load = ckpt_load};
 }

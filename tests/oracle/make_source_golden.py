@@ -22,14 +22,16 @@ LAYER = "model.layers.0."
 BF16 = torch.bfloat16
 
 
-def case(name, stored, expected, section=None, config=None, files=None):
+def case(name, stored, expected, section=None, config=None, files=None, nested=False):
     path = os.path.join(OUT, name)
     os.makedirs(path, exist_ok=True)
     save_file({k: v.contiguous() for k, v in stored.items()}, f"{path}/model.safetensors")
     save_file({k: v.contiguous() for k, v in expected.items()}, f"{path}/expected.safetensors")
     doc = {"model_type": "llama", "dtype": "bfloat16", **(config or {})}
+    if nested:
+        doc = {"model_type": "gemma3", "text_config": doc}
     if section:
-        doc["quantization_config"] = section
+        (doc["text_config"] if nested else doc)["quantization_config"] = section
     with open(f"{path}/config.json", "w") as f:
         json.dump(doc, f, indent=2)
     for file, value in (files or {}).items():
@@ -149,7 +151,8 @@ def compressed_tensors():
         case(name, {w + k: v.detach() for k, v in packed.items()},
              {w + "weight": dense.detach().to(BF16)},
              {"quant_method": "compressed-tensors", "format": form,
-              "config_groups": {"group_0": {"targets": ["Linear"], "weights": args}}})
+              "config_groups": {"group_0": {"targets": ["Linear"], "weights": args}}},
+             nested=name == "ct_nvfp4")
 
     group = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
     scale = lambda *shape: (torch.rand(*shape) * 0.01 + 0.001).to(BF16)
