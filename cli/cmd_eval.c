@@ -57,9 +57,11 @@ static size_t make_figures(struct qt_figure out[MAX_FIGURES], const struct qt_ev
 /* " +- 0.123", or "" if the error is not known. */
 static const char *text_error(char buf[TEXT_SIZE], const char *format, double error)
 {
-    char number[TEXT_SIZE];
+    char number[TEXT_SIZE - 4];
     snprintf(number, sizeof number, format, error);
-    snprintf(buf, TEXT_SIZE, isfinite(error) ? " +- %s" : "", number);
+    buf[0] = '\0';
+    if (isfinite(error))
+        snprintf(buf, TEXT_SIZE, " +- %s", number);
     return buf;
 }
 
