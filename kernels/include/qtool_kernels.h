@@ -77,10 +77,11 @@ enum {
 };
 
 /*
- * Sections of a MIX24 weight (formats/layouts/layout_mix24.h). Outliers are a CSR matrix in panels
- * of 65536 packed columns. A column index is the packed column minus the first column of its panel.
- * Indices ascend within each row of a panel. All outliers lie in 2-bit groups. The code at an
- * outlier's position dequantizes to 0, so kernels may either add or substitute the outlier.
+ * Sections of a MIX24 weight (formats/layouts/layout_mix24.h). Outliers are stored as a CSR matrix,
+ * which is divided into CSR panels of 65536 packed columns. A column index is the packed column
+ * minus the first column of its CSR panel. Indices ascend within each row of a CSR panel. All
+ * outliers lie in 2-bit groups. The code at an outlier's position dequantizes to 0, so kernels may
+ * either add or substitute the outlier.
  */
 struct qtool_matmul_mix24 {
     size_t twos, fours;  /* number of units of 2-bit and of 4-bit groups */
@@ -90,8 +91,8 @@ struct qtool_matmul_mix24 {
     const void *perm;    /* U16 [8 * (twos + fours)], 4-byte aligned. perm[j] = i: packed columns
                             16 j to 16 j + 15 hold channels 16 i to 16 i + 15; 0xffff: padding */
     const void *csr_ptr; /* U32 [ceil((twos + fours) / 512)][csr_rows + 1]: the row pointers of each
-                            panel; 4-byte aligned; NULL: no outliers. In a slice it points to row n0
-                            of the whole matrix */
+                            CSR panel; 4-byte aligned; NULL: no outliers. In a slice it points to
+                            row n0 of the whole matrix */
     const void *csr_col; /* U16 [outliers], 16-byte aligned, readable to a multiple of 16 bytes */
     const void *csr_val; /* F16 [outliers], with the same alignment and padding */
     size_t csr_rows;     /* rows of the whole matrix, in a slice as well; 0: n */

@@ -99,7 +99,7 @@ static __device__ __forceinline__ void put_all(const dequantize_args &a, int row
  */
 struct outliers_of_row {
     int row, slot0;      /* slot0: the thread block's first group in packed order */
-    int col0;            /* the thread block's first column in the panel */
+    int col0;            /* the thread block's first column in the CSR panel */
     uint32_t entry, end; /* of the thread */
     int col[AHEAD];      /* in the thread block: 0..COLS - 1; others are elsewhere */
     uint32_t group[AHEAD], value[AHEAD];

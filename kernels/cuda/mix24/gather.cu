@@ -24,7 +24,7 @@ enum {
     THREADS = 128,
     TOKENS = 8, /* of a part of a column */
     PANEL_UNITS = QT_MIX24_PANEL_UNITS,
-    LIST_UNITS = 64, /* processed at a time; divides a panel */
+    LIST_UNITS = 64, /* processed at a time; divides a CSR panel */
     ROW_THREADS = THREADS / 16,
     AHEAD = 4,              /* entries that a thread loads at a time */
     PIECES = PATCH_LIST / 4 /* 16-byte pieces of a list */
@@ -53,7 +53,7 @@ struct lists {
     uint32_t head[LIST_UNITS]; /* head of a list, with a count of 16 bits, and the steps above */
 };
 
-/* Makes the lists of a strip for up to LIST_UNITS units from column `from` of a panel on, by a
+/* Makes the lists of a strip for up to LIST_UNITS units from column `from` of a CSR panel on, by a
  * thread block. The thread takes every ROW_THREADS-th entry of a row, from e to `end`; returns its
  * first entry beyond these units. The order in a list does not matter. Entries come from DRAM, so
  * AHEAD loads are in flight at a time. */

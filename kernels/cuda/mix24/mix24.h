@@ -38,11 +38,11 @@ static inline size_t qt_mix24_csr_rows(const struct qtool_matmul_weight *w)
 /* Outliers as the skinny and tile kernels use them. */
 struct qt_mix24_outliers {
     const uint32_t *ptr;   /* CSR row pointers, [panels][pitch]; NULL without outliers */
-    const uint16_t *col;   /* packed column within its panel */
+    const uint16_t *col;   /* packed column within its CSR panel */
     const uint16_t *val;   /* FP16 */
     const __half *columns; /* F16 [units * 128][column_pitch]: X by packed columns */
     size_t column_pitch;   /* skinny: 8 or 16; tile: m rounded up */
-    size_t pitch;          /* row pointers per panel */
+    size_t pitch;          /* row pointers per CSR panel */
     int panels, n;
     int warps; /* skinny: outlier warps per thread block */
 };

@@ -79,7 +79,7 @@ static __device__ __forceinline__ void patch_from_csr(const qt_mix24_outliers &o
     const int lane = (int)threadIdx.x % 32, row = row0 + lane / 2;
     const uint32_t *ptr = o.ptr + (unit / QT_MIX24_PANEL_UNITS) * o.pitch;
     const uint32_t begin =
-        (uint32_t)unit % QT_MIX24_PANEL_UNITS * QT_MIX24_UNIT_COLS; /* in the panel */
+        (uint32_t)unit % QT_MIX24_PANEL_UNITS * QT_MIX24_UNIT_COLS; /* in the CSR panel */
     uint32_t low = row < o.n ? __ldg(ptr + row) : 0, high = row < o.n ? __ldg(ptr + row + 1) : 0;
     const uint32_t last = high;
     while (low < high) { /* binary search: the first entry from column `begin` on */

@@ -188,7 +188,7 @@ static __device__ __forceinline__ void outlier_tile(const qt_mix24_outliers &o, 
     }
 }
 
-/* Prefetches the entries of some rows in panel 0 to L2; thread: 0 to threads - 1. */
+/* Prefetches the entries of some rows in CSR panel 0 to L2; thread: 0 to threads - 1. */
 static __device__ __forceinline__ void outlier_prefetch(const qt_mix24_outliers &o, int first,
                                                         int rows, int thread, int threads)
 {

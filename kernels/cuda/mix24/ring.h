@@ -33,14 +33,14 @@ struct qt_mix24_args {
     const unsigned char *stream; /* [strips][pitch] */
     const uint16_t *perm;        /* [units * 8] */
     const uint32_t *csr_ptr;     /* [panels][csr_pitch]; NULL without outliers */
-    const uint16_t *csr_col;     /* packed column within its panel */
+    const uint16_t *csr_col;     /* packed column within its CSR panel */
     const uint16_t *csr_val;     /* FP16 */
     const void *x;               /* F16 or BF16 [m][k] */
     void *y;                     /* F16 or BF16 [m][n] */
     const float *before;         /* [m][n]: partial sums of the units before first_unit, or NULL */
     float *after;     /* [m][n]: receives partial sums instead of y if units follow, or NULL */
     int panels;       /* CSR panels of 65536 columns */
-    size_t csr_pitch; /* row pointers per panel */
+    size_t csr_pitch; /* row pointers per CSR panel */
     uint32_t pitch;   /* bytes per strip */
     float factor;     /* power of two that multiplies every result */
     int bf16;         /* x and y are BF16 */

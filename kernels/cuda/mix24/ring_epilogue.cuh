@@ -10,9 +10,9 @@
 
 /* ---- outliers -----------------------------------------------------------------------------------
  *
- * The CSR entries of a pass are contiguous (per panel); those of panel 0 are copied to shared
- * memory one pass ahead, if they fit. The threads that reduce an output also add the entries of its
- * row. Rows with many entries are shared among all warps first.
+ * The CSR entries of a pass are contiguous (per CSR panel); those of CSR panel 0 are copied to
+ * shared memory one pass ahead, if they fit. The threads that reduce an output also add the entries
+ * of its row. Rows with many entries are shared among all warps first.
  */
 enum { MIX24_LONG_ROW = 256 }; /* entries per thread of an output */
 
@@ -40,7 +40,7 @@ static __device__ __forceinline__ unsigned char *mix24_window(const qt_mix24_arg
     return qt_smem + a.window_at + (pass & 1) * a.window * 4;
 }
 
-/* Copies entries begin .. end - 1 of panel 0, from a multiple of 8 on, followed by zeros. */
+/* Copies entries begin .. end - 1 of CSR panel 0, from a multiple of 8 on, followed by zeros. */
 static __device__ __forceinline__ void mix24_copy_run(const qt_mix24_args &a, int pass,
                                                       uint32_t begin, uint32_t end)
 {

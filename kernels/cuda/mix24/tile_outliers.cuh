@@ -51,10 +51,10 @@ static __device__ __forceinline__ outlier_entries outlier_entries_at(const qt_mi
 /* Position of a warp in the entries of its rows, for T tokens. Two lanes copy the column of an
  * entry. */
 template <int T> struct outlier_stream {
-    const __half *x; /* the lane's part of column 0 of the panel */
+    const __half *x; /* the lane's part of column 0 of the CSR panel */
     uint32_t column_pitch;
     uint32_t base;            /* start of the chunks: a multiple of 8 */
-    uint32_t begin, end;      /* the entries; earlier ones may be of another panel */
+    uint32_t begin, end;      /* the entries; earlier ones may be of another CSR panel */
     uint32_t copy_to[T / 16]; /* addresses of the lane's 16-byte pieces in buffer 0 */
     uint32_t load_at[T / 16]; /* ldmatrix addresses of A, per 16 tokens, in buffer 0 */
 
