@@ -460,6 +460,9 @@ int qt_output_copy(struct qt_output *o, const char *path, struct qt_err *err);
  * renames DIR.partial to DIR. Statuses as for qt_writer_finish. */
 int qt_output_finish(struct qt_output *o, const json_t *record, struct qt_err *err);
 /* Removes DIR.partial; does nothing after qt_output_finish. */
+/* ---- calibration files (docs/format.md) ----------------------------------------------------- */
+
+/* Number of linear inputs of a decoder layer without experts: only these have calibration files. */
 void qt_output_discard(struct qt_output *o);
 void qt_output_close(struct qt_output *o);
 
