@@ -425,9 +425,6 @@ void qt_writer_close(struct qt_writer *w);
  * finish. Call qt_writer_close afterwards. */
 void qt_writer_discard(struct qt_writer *w);
 
-/* ---- calibration files (docs/format.md) ----------------------------------------------------- */
-
-/* Number of linear inputs of a decoder layer: groups of linears that share their activations. */
 /* ---- directories in other formats ----------------------------------------------------------- */
 
 /*
@@ -460,12 +457,12 @@ int qt_output_copy(struct qt_output *o, const char *path, struct qt_err *err);
  * renames DIR.partial to DIR. Statuses as for qt_writer_finish. */
 int qt_output_finish(struct qt_output *o, const json_t *record, struct qt_err *err);
 /* Removes DIR.partial; does nothing after qt_output_finish. */
-/* ---- calibration files (docs/format.md) ----------------------------------------------------- */
-
-/* Number of linear inputs of a decoder layer without experts: only these have calibration files. */
 void qt_output_discard(struct qt_output *o);
 void qt_output_close(struct qt_output *o);
 
+/* ---- calibration files (docs/format.md) ----------------------------------------------------- */
+
+/* Number of linear inputs of a decoder layer without experts: only these have calibration files. */
 enum { QT_INPUTS = 4 };
 enum { QT_QCAL_VERSION = 1, QT_QCAL_PARTS = 4096 /* most parts of a file */ };
 
