@@ -292,11 +292,13 @@ static int choose_scale_exp2(const struct walk *walk)
     }
     double unit = walk->p->spec.scheme->unit_scale(walk->p);
     double largest = (double)all.largest * unit, smallest = (double)all.smallest * unit;
-    if (largest == 0 || (largest <= 0x1p14 && smallest >= 0x1p-12))
+    const int wanted =
+        walk->p->spec.scheme->scale_exponent ? walk->p->spec.scheme->scale_exponent(walk->p) : 0;
+    if (largest == 0 || (!wanted && largest <= 0x1p14 && smallest >= 0x1p-12))
         return 0;
     int exponent;
     frexp(largest, &exponent);
-    return exponent - 14;
+    return exponent - (wanted ? wanted : 14);
 }
 
 static int quantize_strip(void *ctx, size_t item, int thread, struct qt_err *err)

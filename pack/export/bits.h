@@ -43,4 +43,14 @@ static inline uint8_t qt_e8m0(float scale)
     return (uint8_t)(exponent + 126);
 }
 
+/* The code of a positive value of E4M3FN. */
+static inline uint8_t qt_e4m3(float value)
+{
+    int exponent;
+    const float fraction = frexpf(value, &exponent); /* in [1/2, 1) */
+    if (exponent - 1 < -6)
+        return (uint8_t)ldexpf(value, 9);
+    return (uint8_t)((exponent - 1 + 7) << 3 | ((int)ldexpf(fraction, 4) - 8));
+}
+
 #endif

@@ -14,6 +14,10 @@
  * MXFP4: even channels in the low nibble; sign, then the index of the magnitude; scale 2^(e - 127):
  *
  *     M.weight_packed      U8 [N][K / 2],  M.weight_scale U8 [N][K / 32]
+ *
+ * NVFP4: codes as in MXFP4; w = value * weight_scale / weight_global_scale:
+ *
+ *     M.weight_scale       F8_E4M3 [N][K / 16],  M.weight_global_scale F32 [1]
  */
 #include "pack/export/bits.h"
 #include "pack/export/export.h"
@@ -22,7 +26,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PACKED, SCALE, SHAPE, ZERO };
+enum { PACKED, SCALE, SHAPE, ZERO, GLOBAL = SHAPE };
 
 static bool is_float(const struct qt_spec *spec)
 {
@@ -34,23 +38,31 @@ static bool is_mxfp4(const struct qt_spec *spec)
     return qt_export_has_table(spec, "mxfp4");
 }
 
+static bool is_nvfp4(const struct qt_spec *spec)
+{
+    return qt_export_has_table(spec, "nvfp4");
+}
+
 static const char *format_of(const struct qt_export_matrix *m)
 {
     return is_float(m->spec)   ? "float-quantized"
            : is_mxfp4(m->spec) ? "mxfp4-pack-quantized"
+           : is_nvfp4(m->spec) ? "nvfp4-pack-quantized"
                                : "pack-quantized";
 }
 
 static enum qt_export_fit fit(const char **why, const struct qt_spec *spec)
 {
-    if (qt_export_is_integer(spec) || is_mxfp4(spec))
+    if (qt_export_is_integer(spec) || is_mxfp4(spec) || is_nvfp4(spec))
         return QT_EXPORT_EXACT;
     const bool e4m3 =
         is_float(spec) && qt_spec_value(spec, "bits") == 8 && qt_spec_value(spec, "e") == 4;
     if (e4m3 && qt_spec_value(spec, "max") == 448)
         return QT_EXPORT_EXACT;
-    *why = e4m3 ? "the code of 480 is NaN in E4M3FN; fp8:max=448 fits"
-                : "it has integers, E4M3FN and MXFP4 only; int4, int8, fp8:max=448 and mxfp4 fit";
+    *why =
+        e4m3 ? "the code of 480 is NaN in E4M3FN; fp8:max=448 fits"
+             : "it has integers, E4M3FN, MXFP4 and NVFP4 only; int4, int8, fp8:max=448, mxfp4 and "
+               "nvfp4 fit";
     return QT_EXPORT_NO;
 }
 
@@ -64,6 +76,12 @@ static int describe(struct qt_export_matrix *m, struct qt_err *err)
     if (is_float(m->spec)) {
         qt_export_add(m, ".weight", QT_F8_E4M3, m->n, m->k);
         qt_export_add(m, ".weight_scale", QT_F32, m->n, 1);
+        return QT_OK;
+    }
+    if (is_nvfp4(m->spec)) {
+        qt_export_add(m, ".weight_packed", QT_U8, m->n, m->k / 2);
+        qt_export_add(m, ".weight_scale", QT_F8_E4M3, m->n, groups);
+        qt_export_add_vector(m, ".weight_global_scale", QT_F32, 1);
         return QT_OK;
     }
     if (is_mxfp4(m->spec) && abs(m->entry->scale_exp2) > 80)
@@ -87,15 +105,32 @@ static void convert_float(const struct qt_export_matrix *m, const struct qt_expo
     qt_export_floats(&m->tensor[1], panel->row0, panel->scale, panel->rows);
 }
 
-static void convert_mxfp4(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
+static void put_e2m1(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
 {
     unsigned char *codes = m->tensor[PACKED].data + panel->row0 * m->k / 2;
-    unsigned char *scales = m->tensor[SCALE].data + panel->row0 * m->codes.groups;
     for (size_t i = 0; i < panel->rows * m->k / 2; i++)
         codes[i] =
             (unsigned char)(qt_e2m1(panel->code[2 * i]) | qt_e2m1(panel->code[2 * i + 1]) << 4);
+}
+
+static void convert_mxfp4(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
+{
+    unsigned char *scales = m->tensor[SCALE].data + panel->row0 * m->codes.groups;
+    put_e2m1(m, panel);
     for (size_t i = 0; i < panel->rows * m->codes.groups; i++)
         scales[i] = qt_e8m0(panel->scale[i]);
+}
+
+static void convert_nvfp4(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
+{
+    const int exp2 = m->entry->scale_exp2;
+    const float global = ldexpf(1, -exp2);
+    unsigned char *scales = m->tensor[SCALE].data + panel->row0 * m->codes.groups;
+    put_e2m1(m, panel);
+    for (size_t i = 0; i < panel->rows * m->codes.groups; i++)
+        scales[i] = qt_e4m3(ldexpf(panel->scale[i], -exp2));
+    if (panel->row0 == 0)
+        qt_export_floats(&m->tensor[GLOBAL], 0, &global, 1);
 }
 
 static void convert(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
@@ -107,6 +142,10 @@ static void convert(const struct qt_export_matrix *m, const struct qt_export_pan
     }
     if (is_mxfp4(m->spec)) {
         convert_mxfp4(m, panel);
+        return;
+    }
+    if (is_nvfp4(m->spec)) {
+        convert_nvfp4(m, panel);
         return;
     }
     const size_t words = m->tensor[PACKED].shape[1];

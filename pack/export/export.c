@@ -177,12 +177,18 @@ static int unsupported(const struct qt_export *x, const struct qt_export_matrix 
                    "%s cannot hold %s: %s", x->format->name, m->spec->text, reason);
 }
 
+/* True if the format has other scales than FP16, which no --dtype changes. */
+static bool has_own_scales(const struct qt_spec *spec)
+{
+    return qt_export_has_table(spec, "mxfp4") || qt_export_has_table(spec, "nvfp4");
+}
+
 /* log2 of what tables are divided by: the values of the formats are integers, or those of E2M1. */
 static int table_shift(const struct qt_spec *spec)
 {
     return qt_export_has_table(spec, "int")     ? (int)qt_spec_value(spec, "bits") - 1
            : qt_export_has_table(spec, "iq4nl") ? 7
-           : qt_export_has_table(spec, "mxfp4") ? 3
+           : has_own_scales(spec)               ? 3
                                                 : 0;
 }
 
@@ -242,13 +248,14 @@ static int plan_matrix(struct run *run, size_t i, struct qt_err *err)
     set_role(m, x);
     if (m->embedding && !x->format->embeddings)
         return unsupported(x, m, "the format has no quantized embeddings", err);
-    m->scale_dtype = float_dtype(x, e);
+    const bool own = !x->format->weights && has_own_scales(m->spec);
+    m->scale_dtype = own ? QT_F32 : float_dtype(x, e);
     enum qt_export_fit fit = qt_export_fit(&why, x->format, m->spec);
     if (fit == QT_EXPORT_NO)
         return unsupported(x, m, why, err);
     if (fit == QT_EXPORT_EXACT)
         why = NULL;
-    if (!x->format->weights && m->scale_dtype == QT_F32 && x->format->scale_dtype != QT_F32)
+    if (!own && !x->format->weights && m->scale_dtype == QT_F32 && x->format->scale_dtype != QT_F32)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "--dtype float32: %s has scales of 16 bits",
                        x->format->name);
     QT_TRY(check_exact(x, m, why, err));

@@ -107,6 +107,16 @@ float qt_codebook_scale(const struct qt_codebook *cb, uint16_t scale, uint16_t r
     return cb->multiples ? (float)scale * qt_f16_to_f32(row_scale) : qt_f16_to_f32(scale);
 }
 
+float qt_nearest_e4m3(float s)
+{
+    enum { MIN_EXPONENT = -6, MANTISSA = 3, LARGEST = 448 };
+    int exponent;
+    frexpf(s, &exponent);
+    exponent = exponent - 1 > MIN_EXPONENT ? exponent - 1 : MIN_EXPONENT;
+    const float step = ldexpf(1, exponent - MANTISSA);
+    return fminf(rintf(s / step) * step, LARGEST);
+}
+
 /* The power of two whose ratio to s > 0 is nearest to 1. */
 static float nearest_power(float s)
 {
@@ -121,9 +131,11 @@ uint16_t qt_codebook_nearest_scale(const struct qt_codebook *cb, float s, uint16
     if (cb->multiples)
         return (uint16_t)fminf(fmaxf(rintf(s * qt_codebook_inverse(qt_f16_to_f32(row_scale))), 1),
                                (float)cb->multiples);
-    if (cb->powers && !(s > 0))
+    if (cb->scales != QT_SCALES_F16 && !(s > 0))
         return instead;
-    uint16_t bits = qt_f32_to_f16(cb->powers ? nearest_power(s) : s);
+    uint16_t bits = qt_f32_to_f16(cb->scales == QT_SCALES_POWERS ? nearest_power(s)
+                                  : cb->scales == QT_SCALES_E4M3 ? 8 * qt_nearest_e4m3(s / 8)
+                                                                 : s);
     return (bits & 0x7fff) < 0x7c00 ? bits : instead;
 }
 

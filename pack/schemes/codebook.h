@@ -12,12 +12,15 @@
 
 #include "pack/schemes/scheme.h"
 
+/* What a scale can be: any FP16 value; a power of two; 8 times a positive value of E4M3FN. */
+enum qt_codebook_scales { QT_SCALES_F16, QT_SCALES_POWERS, QT_SCALES_E4M3 };
+
 struct qt_codebook {
     unsigned bits;
     size_t group; /* channels per scale; k for one per row */
     enum qt_frag_order order;
-    bool search;         /* search for the scale instead of absmax */
-    bool powers;         /* scales are powers of two */
+    bool search; /* search for the scale instead of absmax */
+    enum qt_codebook_scales scales;
     unsigned multiples;  /* 0, or: scales are 1..multiples times a scale per row */
     bool asymmetric;     /* value[code] = code; each group has a zero-point, which is a code */
     float value[256];    /* by code */
@@ -56,8 +59,10 @@ uint16_t qt_codebook_row_scale(const struct qt_codebook *cb, const struct qt_row
                                const float *w, size_t k);
 /* A group's scale as a number. */
 float qt_codebook_scale(const struct qt_codebook *cb, uint16_t scale, uint16_t row_scale);
+/* The value of E4M3FN nearest to s >= 0, ties to even; at most 448. */
+float qt_nearest_e4m3(float s);
 /* The storable scale nearest to s; `instead` if there is none: it is infinite, or s is not above 0
- * although scales are powers of two. */
+ * although scales must be. */
 uint16_t qt_codebook_nearest_scale(const struct qt_codebook *cb, float s, uint16_t row_scale,
                                    uint16_t instead);
 

@@ -16,15 +16,15 @@
 #include <math.h>
 #include <string.h>
 
-enum table { TABLE_NF, TABLE_LEARNED, TABLE_INT, TABLE_IQ4NL, TABLE_MXFP4 };
-static const char *const tables[] = {"nf", "learned", "int", "iq4nl", "mxfp4", NULL};
+enum table { TABLE_NF, TABLE_LEARNED, TABLE_INT, TABLE_IQ4NL, TABLE_MXFP4, TABLE_NVFP4 };
+static const char *const tables[] = {"nf", "learned", "int", "iq4nl", "mxfp4", "nvfp4", NULL};
 
 static const struct qt_param params[] = {
     {"bits", QT_PARAM_INT, 4, 2, 4, NULL, "bits per weight"},
-    {"table", QT_PARAM_CHOICE, TABLE_NF, 0, TABLE_MXFP4, tables,
+    {"table", QT_PARAM_CHOICE, TABLE_NF, 0, TABLE_NVFP4, tables,
      "nf: NormalFloat; learned: fitted to each tensor by k-means, without data; int: integers; "
-     "iq4nl, mxfp4: those of the formats"},
-    {"g", QT_PARAM_INT, 128, 32, 256, NULL, "channels per scale: 32, 64, 128 or 256"},
+     "iq4nl, mxfp4, nvfp4: those of the formats"},
+    {"g", QT_PARAM_INT, 128, 16, 256, NULL, "channels per scale: 32, 64, 128 or 256; nvfp4: 16"},
     QT_PARAM_METHOD,
     QT_PARAM_LEARN,
     {0},
@@ -38,6 +38,7 @@ static const struct qt_preset presets[] = {
     {"int2", "bits=2,table=int", "-2 to 1"},
     {"iq4nl", "bits=4,table=iq4nl,g=32", "the 16 values of GGUF's IQ4_NL"},
     {"mxfp4", "bits=4,table=mxfp4,g=32", "E2M1 with a power-of-two scale per 32 channels (OCP MX)"},
+    {"nvfp4", "bits=4,table=nvfp4,g=16", "E2M1 with an E4M3 scale per 16 channels (NVFP4)"},
     {"lut4", "bits=4,table=learned", "16 values fitted to each tensor"},
     {"lut3", "bits=3,table=learned", "8 values fitted to each tensor"},
     {"lut2", "bits=2,table=learned", "4 values fitted to each tensor"},
@@ -49,17 +50,26 @@ static enum table table_of(const struct qt_spec *spec)
     return (enum table)qt_spec_value(spec, "table");
 }
 
+/* True if a scale is not any FP16 value. */
+static bool has_own_scales(enum table table)
+{
+    return table == TABLE_MXFP4 || table == TABLE_NVFP4;
+}
+
 static int check_spec(const struct qt_spec *spec, struct qt_err *err)
 {
     unsigned g = (unsigned)qt_spec_value(spec, "g");
     const enum table table = table_of(spec);
-    if (g & (g - 1))
+    const unsigned fixed = table == TABLE_IQ4NL || table == TABLE_MXFP4 ? 32
+                           : table == TABLE_NVFP4                       ? 16
+                                                                        : 0;
+    if (fixed && g != fixed)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "g=%u: the format has groups of %u", g, fixed);
+    if (!fixed && (g & (g - 1) || g < 32))
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "g=%u: must be 32, 64, 128 or 256", g);
-    if ((table == TABLE_IQ4NL || table == TABLE_MXFP4) && g != 32)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "g=%u: the format has groups of 32", g);
-    if (table == TABLE_MXFP4 && qt_spec_value(spec, "learn") != 0)
+    if (has_own_scales(table) && qt_spec_value(spec, "learn") != 0)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "learn=1: the scales of mxfp4 are powers of two, which cannot be learned");
+                       "learn=1: the scales of mxfp4 and nvfp4 cannot be learned");
     return QT_OK;
 }
 
@@ -113,7 +123,7 @@ static void iq4nl(float *table)
         table[i] = values[i] / 128;
 }
 
-static void mxfp4(float *table)
+static void e2m1(float *table)
 {
     static const float magnitudes[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
     enum { COUNT = sizeof magnitudes / sizeof *magnitudes };
@@ -135,7 +145,8 @@ static void first_table(float *table, const struct qt_spec *spec)
         iq4nl(table);
         break;
     case TABLE_MXFP4:
-        mxfp4(table);
+    case TABLE_NVFP4:
+        e2m1(table);
         break;
     default:
         normal_float(table, bits);
@@ -149,6 +160,13 @@ static void store_table(struct qt_packed *p, const float *table)
         dst[i] = qt_f32_to_f16(table[i]);
 }
 
+static enum qt_codebook_scales scales_of(enum table table)
+{
+    return table == TABLE_MXFP4   ? QT_SCALES_POWERS
+           : table == TABLE_NVFP4 ? QT_SCALES_E4M3
+                                  : QT_SCALES_F16;
+}
+
 static void codebook(struct qt_codebook *out, const struct qt_packed *p)
 {
     unsigned bits = (unsigned)qt_spec_value(&p->spec, "bits");
@@ -159,7 +177,7 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
         .group = (size_t)qt_spec_value(&p->spec, "g"),
         .order = QT_FRAG_NIBBLE,
         .search = qt_spec_method(&p->spec) != QT_METHOD_RTN,
-        .powers = table_of(&p->spec) == TABLE_MXFP4,
+        .scales = scales_of(table_of(&p->spec)),
     };
     for (int i = 0; i < 1 << bits; i++)
         table[i] = stored ? qt_f16_to_f32(stored[i]) : 0; /* described, without data */
@@ -337,21 +355,23 @@ static double unit_scale(const struct qt_packed *p)
     return 1;
 }
 
-/* A scale that is a power of two, or 0 in padding. */
-static bool is_power(uint16_t scale)
-{
-    int exponent;
-    return scale == 0 || (!(scale & 0x8000) && frexpf(qt_f16_to_f32(scale), &exponent) == 0.5f);
-}
-
-static int check_powers(const struct qt_packed *p, struct qt_err *err)
+/* Scales must be those that qt_codebook_nearest_scale gives; 0 in padding. */
+static int check_scales(const struct qt_packed *p, struct qt_err *err)
 {
     const struct qt_section *s = qt_packed_section(p, "scale");
     const uint16_t *scale = (const uint16_t *)(const void *)s->data;
+    const struct qt_codebook cb = {.scales = scales_of(table_of(&p->spec))};
     for (size_t i = 0; i < s->bytes / sizeof *scale; i++)
-        if (!is_power(scale[i]))
-            return qt_fail(err, QT_E_INPUT, NULL, NULL, "scale %zu is no power of two", i);
+        if (scale[i] && qt_codebook_nearest_scale(&cb, qt_f16_to_f32(scale[i]), 0, 0) != scale[i])
+            return qt_fail(err, QT_E_INPUT, NULL, NULL, "scale %zu is not one of the format", i);
     return QT_OK;
+}
+
+/* The largest nominal scale of NVFP4, 8 amax / 6, then is below 8 * 448, as the search tries no more
+ * than 1.05 times as much. */
+static int scale_exponent(const struct qt_packed *p)
+{
+    return table_of(&p->spec) == TABLE_NVFP4 ? 11 : 0;
 }
 
 static int check_values(const struct qt_packed *p, struct qt_err *err)
@@ -362,8 +382,8 @@ static int check_values(const struct qt_packed *p, struct qt_err *err)
     const bool fixed = kind != TABLE_NF && kind != TABLE_LEARNED;
     float first[QT_GRID_MAX];
     first_table(first, &p->spec);
-    if (kind == TABLE_MXFP4) {
-        int rc = check_powers(p, err);
+    if (has_own_scales(kind)) {
+        int rc = check_scales(p, err);
         if (rc < 0)
             return rc;
     }
@@ -390,6 +410,7 @@ const struct qt_scheme qt_scheme_lut = {
     .codebook = codebook,
     .group = group,
     .unit_scale = unit_scale,
+    .scale_exponent = scale_exponent,
     .prepare = prepare,
     QT_CODEBOOK_STRIPS,
     .check_values = check_values,

@@ -76,6 +76,9 @@ struct qt_scheme {
     double (*paper_bpw)(const struct qt_packed *p);
     /* Typical scale of a group with absmax 1, for choosing scale_exp2. */
     double (*unit_scale)(const struct qt_packed *p);
+    /* If not 0: scale_exp2 is chosen so that the largest magnitude of a group, divided by
+     * 2^scale_exp2, is in [2^(e-1), 2^e). NULL or 0: only where scales would leave FP16. */
+    int (*scale_exponent)(const struct qt_packed *p);
     /* Channels that share a scale (k for one scale per row). */
     size_t (*group)(const struct qt_packed *p);
     /* Importance under a Hessian is 1 / [H^-1]_jj, the cost of an error that later channels

@@ -31,7 +31,7 @@ $ qtool export box-int4:g=64 -o bf --format compressed-tensors --dtype bfloat16 
 > k_proj.weight_scale":\{"dtype":"BF16"
 $ qtool export box-fp5 -o x2 --format compressed-tensors
 ? 4
-2 integers, E4M3FN and MXFP4 only; int4, int8, fp8:max=448 and mxfp4 fit
+2 integers, E4M3FN, MXFP4 and NVFP4 only; int4, int8, fp8:max=448, mxfp4 and nvfp4 fit
 $ qtool quantize "$NANO" -o mixed --scheme int4 --tensor 'down_proj=int8:g=128' -q >/dev/null && qtool export mixed -o x2 --format awq
 ? 4
 2 awq cannot hold int8

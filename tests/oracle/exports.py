@@ -120,11 +120,13 @@ def decompress(f, module, args, form):
     from compressed_tensors.quantization.lifecycle.forward import dequantize
 
     scale = f.get_tensor(module + ".weight_scale")
-    if form == "mxfp4-pack-quantized":
+    if form in ["mxfp4-pack-quantized", "nvfp4-pack-quantized"]:
         from compressed_tensors.compressors import BaseCompressor
 
         packed = f.get_tensor(module + ".weight_packed")
         state = {"weight_packed": packed, "weight_scale": scale}
+        if form.startswith("nv"):
+            state["weight_global_scale"] = f.get_tensor(module + ".weight_global_scale")
         scheme = QuantizationScheme(targets=["Linear"], weights=args, format=form)
         return BaseCompressor.get_value_from_registry(form).decompress(state, scheme)["weight"].float()
     scale = scale.float()
@@ -265,7 +267,7 @@ def mlx(scheme, *options):
 
 
 for scheme in ["int4", "int4:zero=group", "int4:g=64", "int8", "int8:g=128,zero=group",
-               "int3", "int2:g=64", "mxfp4", "fp8:max=448"]:
+               "int3", "int2:g=64", "mxfp4", "nvfp4", "fp8:max=448"]:
     compressed_tensors(scheme)
 for scheme in ["int4", "int4:g=64", "int8:g=64", "int3", "int2", "int4:zero=group"]:
     gptq(scheme)
@@ -294,7 +296,7 @@ for form in ["gptq", "awq"]:
 
 FORMATS = {
     "compressed-tensors": ["int4:g=64", "int4:zero=group", "int8", "fp8:max=448",
-                           "int3", "mxfp4"],
+                           "int3", "mxfp4", "nvfp4"],
     "humming": ["fp6", "fp5", "fp4", "int4:zero=group"],
     "gptq": ["int4:g=64", "int4:zero=group", "int3"],
     "awq": ["int4:g=64", "int4:zero=group"],

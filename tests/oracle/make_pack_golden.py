@@ -225,7 +225,14 @@ def nearest_power(s):
     return np.float32(2.0 ** np.rint(np.log2(np.float64(s))))
 
 
-def case(name, text, w, bits, group=None, e=None, table=None, powers=False):
+def nearest_e4m3_8(s):
+    """8 times the value of E4M3FN that is nearest to s / 8, ties to even."""
+    x = np.float64(s) / 8
+    step = 2.0 ** (max(int(np.floor(np.log2(x))), -6) - 3)
+    return np.float32(8 * min(np.rint(x / step) * step, 448))
+
+
+def case(name, text, w, bits, group=None, e=None, table=None, scales=None):
     n, k = w.shape
     if e is None and table is None:
         table = nf_table(bits)
@@ -235,21 +242,24 @@ def case(name, text, w, bits, group=None, e=None, table=None, powers=False):
     amax = [a for r in range(n) for j in range(0, k, g) if (a := np.abs(w[r, j : j + g]).max() / top) > 0]
     inside = min(amax) >= 2**-12 and max(amax) <= 2**14
     exp2 = 0 if inside else int(np.frexp(max(amax))[1]) - 14
+    if scales is nearest_e4m3_8:
+        exp2 = int(np.frexp(max(amax) * top)[1]) - 11
     zero = 0 if e is not None else int(np.argmin(np.abs(table)))
     codes = np.full((np_, kp), zero, np.uint8)
-    scales = np.zeros((np_, -(-k // g)), np.float16)
+    stored_scales = np.zeros((np_, -(-k // g)), np.float16)
     for r in range(n):
         for j in range(0, k, g):
             x = w[r, j : j + g]
             a = np.abs(x).max()
             if a == 0:
-                scales[r, j // g] = 1
+                stored_scales[r, j // g] = 1
                 continue
-            stored = np.float16(np.ldexp(np.float32(nearest_power(a / top) if powers else a / top), -exp2))
+            stored = np.ldexp(np.float32(a / top), -exp2)
+            stored = np.float16(scales(stored) if scales else stored)
             s = np.ldexp(np.float32(stored), exp2).astype(np.float32)
-            scales[r, j // g] = stored
+            stored_scales[r, j // g] = stored
             codes[r, j : j + len(x)] = mini_codes(x, s, bits, e) if e is not None else lut_codes(x, s, table)
-    data = pack(codes, bits, "half" if e is not None and bits > 4 else "nibble") + pack_scales(scales)
+    data = pack(codes, bits, "half" if e is not None and bits > 4 else "nibble") + pack_scales(stored_scales)
     if table is not None:
         data += table.astype("<f2").tobytes()
     (OUT / f"{name}.bin").write_bytes(data)
@@ -311,7 +321,8 @@ def main():
         case("int3", "int3:method=rtn", w5(17, 130), 3, group=128, table=integers(3)),
         case("int2", "int2:g=64,method=rtn", w5(16, 66), 2, group=64, table=integers(2)),
         case("iq4nl", "iq4nl:g=32,method=rtn", w5(9, 96), 4, group=32, table=IQ4NL),
-        case("mxfp4", "mxfp4:g=32,method=rtn", w5(18, 70), 4, group=32, table=E2M1, powers=True),
+        case("mxfp4", "mxfp4:g=32,method=rtn", w5(18, 70), 4, group=32, table=E2M1, scales=nearest_power),
+        case("nvfp4", "nvfp4:g=16,method=rtn", w5(17, 72), 4, group=16, table=E2M1, scales=nearest_e4m3_8),
     ]
     (OUT / "cases.txt").write_text("".join(lines))
 

@@ -196,6 +196,7 @@ static const char *const all_codebooks[] = {
     "int2:g=32",
     "iq4nl",
     "mxfp4",
+    "nvfp4",
     "fp8:max=448",
     "int4:g=64",
     "int4:g=0",
@@ -364,7 +365,7 @@ static void golden_bytes(void **state)
         cases++;
     }
     fclose(f);
-    assert_int_equal(cases, 27);
+    assert_int_equal(cases, 28);
 }
 
 /* ---- matrices ------------------------------------------------------------------------------- */
@@ -673,12 +674,14 @@ static void spec_text(void **state)
         {"nf4:g=", "expected an integer"},
         {"nf4:g=48", "must be 32, 64, 128 or 256"},
         {"nf4:g=64.5", "integer"},
+        {"nvfp4:g=32", "the format has groups of 16"},
+        {"nf4:g=16", "must be 32, 64, 128 or 256"},
         {"iq4nl:g=64", "the format has groups of 32"},
-        {"mxfp4:learn=1", "the scales of mxfp4 are powers of two"},
+        {"mxfp4:learn=1", "the scales of mxfp4 and nvfp4 cannot be learned"},
         {"fp6:max=448", "must be 0, or 448 with bits=8, e=4"},
         {"int3:table=nf", "unknown parameter"},
         {"int4:g=16", "must be 0, 32, 64, 128 or 256"},
-        {"nf4:g=1e9", "from 32 to 256"},
+        {"nf4:g=1e9", "from 16 to 256"},
         {"nf4:g=0x40", "integer"},
         {"nf4:g=nan", "integer"},
         {"nf4:g=64,g=64", "given twice"},

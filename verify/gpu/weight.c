@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <string.h>
 
+enum { MIN_GROUP = 32 }; /* channels that share a scale in the kernels of lut */
+
 static const struct qt_gpu_kernel kernels[] = {
     {.scheme = "lut", .layout = "frag16x64/nibble", .kind = QTOOL_MATMUL_LUT},
     {.scheme = "fpx", .layout = "frag16x64/nibble", .kind = QTOOL_MATMUL_FPX},
@@ -133,7 +135,10 @@ int qt_gpu_weight(struct qtool_matmul_weight *out, const struct qt_packed *p,
     out->scale_exp2 = p->scale_exp2;
     if (kernel->kind != QTOOL_MATMUL_MIX24)
         set_parameters(out, &p->spec);
-    else if (!set_units(out, p))
+    if (kernel->kind == QTOOL_MATMUL_LUT && out->group < MIN_GROUP)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "no fused kernel for groups of %zu",
+                       out->group);
+    if (kernel->kind == QTOOL_MATMUL_MIX24 && !set_units(out, p))
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
                        "no fused kernel for mix24 with groups of 8 channels or rows");
     for (size_t i = 0; i < p->nsections; i++)
