@@ -1,7 +1,7 @@
 /*
  * calib: calibration data and statistics.
  *
- *   data.c        calibration and evaluation texts -> ids -> windows (stream.c, records.c)
+ *   data.c        calibration and evaluation texts -> ids -> windows (stream.c, records.c, chat.c)
  *   calibrate.c   statistics of the linears' inputs -> a calibration file (.qcal)
  *   merge.c       adds calibration files
  */
@@ -18,21 +18,25 @@
 struct qt_data {
     uint32_t *ids; /* owned, [count] */
     size_t count;
-    const char *first; /* path of the first file, borrowed */
-    bool bos;          /* some file was text, and the tokenizer puts a BOS before every document */
+    const char *first;   /* name of the first file for messages, borrowed */
+    size_t texts, chats; /* documents that were text, and conversations */
+    bool bos;            /* a BOS was put before every text */
+    const char *why;     /* what decided that: "tokenizer.json", "--bos yes", ...; NULL: no text */
 };
 
 struct qt_data_options {
-    const char *dir;           /* of the tokenizer */
-    size_t vocab, most;        /* limits of ids and of their number; 0: none */
+    const char *dir;    /* of the tokenizer and the chat template */
+    size_t vocab, most; /* limits of ids and of their number; 0: none */
+    enum qt_bos bos;
     bool (*interrupted)(void); /* polled; may be NULL. true: QT_E_INTERRUPTED */
 };
 /*
- * Reads n files. Their content selects the kind: JSON Lines or a JSON array, whose records are
- * strings or objects with "text", each a document; a .npy array of token ids; or UTF-8 text, one
- * document. All may be gzip files. Raw token ids are recognized only by a name that ends in .u16 or
- * .u32.
- * Text is encoded by the tokenizer, which adds its special tokens (BOS) to every document.
+ * Reads n files; "-" is standard input. Their content selects the kind: JSON Lines or a JSON array,
+ * whose records are strings, objects with "text" or conversations, each a document; a .npy array of
+ * token ids; or UTF-8 text, one document. All may be gzip files. Raw token ids are
+ * recognized only by a name that ends in .u16 or .u32. Text is encoded by the tokenizer, which adds its special tokens (BOS) to
+ * every document. Conversations ("messages", "conversations") are written by the model's chat
+ * template, which has the BOS in it; QT_BOS_YES adds one that lacks, QT_BOS_NO removes it.
  *
  * With `most`, reading stops when there are enough ids: what comes after them is not checked. Of a
  * text, only a beginning with at least most + 65536 ids is read and encoded; with this margin,
@@ -44,6 +48,8 @@ struct qt_data_options {
 int qt_data_read(struct qt_data *out, const char *const *paths, size_t n,
                  const struct qt_data_options *opt, struct qt_err *err);
 void qt_data_free(struct qt_data *data);
+/* The name of a data file for messages: the path, or "standard input" for "-". */
+const char *qt_data_name(const char *path);
 
 /*
  * Copies `samples` windows of seqlen tokens to (*out)[samples * seqlen], in the order of the data;

@@ -11,6 +11,7 @@ struct reader {
     size_t capacity;
     const struct qt_data_options *opt;
     struct qt_tokenizer *tok; /* opened for the first text */
+    struct qt_chat *chat;     /* opened for the first conversation */
     const char *path;         /* of the current file */
 };
 
@@ -47,16 +48,35 @@ static bool enough(const struct reader *r)
 
 /* ---- texts ---------------------------------------------------------------------------------- */
 
+/* Opens the tokenizer and notes what decides about a BOS. */
+static int need_tokenizer(struct reader *r, struct qt_err *err)
+{
+    static const char *const options[] = {NULL, "--bos yes", "--bos no"};
+    uint32_t id;
+    int rc = QT_OK;
+    if (r->tok)
+        return QT_OK;
+    QT_TRY(qt_tokenizer_open(&r->tok, r->opt->dir, err));
+    r->data->bos = qt_tokenizer_adds_bos(r->tok);
+    r->data->why = qt_tokenizer_bos_file(r->tok);
+    if (r->opt->bos == QT_BOS_YES)
+        QT_TRY(qt_tokenizer_bos(&id, r->tok, err));
+    if (r->opt->bos != QT_BOS_AUTO) {
+        r->data->bos = r->opt->bos == QT_BOS_YES;
+        r->data->why = options[r->opt->bos];
+    }
+done:
+    return rc;
+}
+
 static int encode(uint32_t **ids, size_t *count, struct reader *r, const char *text, size_t size,
                   size_t most, struct qt_err *err)
 {
     const struct qt_encode_options opt = {
-        .special = true, .most = most, .interrupted = r->opt->interrupted};
+        .special = true, .bos = r->opt->bos, .most = most, .interrupted = r->opt->interrupted};
     int rc = QT_OK;
     *ids = NULL;
-    if (!r->tok)
-        QT_TRY(qt_tokenizer_open(&r->tok, r->opt->dir, err));
-    r->data->bos = qt_tokenizer_adds_bos(r->tok);
+    QT_TRY(need_tokenizer(r, err));
     rc = qt_tokenizer_encode_most(ids, count, r->tok, text, size, &opt, err);
     if (rc < 0 && err && !err->file[0])
         snprintf(err->file, sizeof err->file, "%s", r->path);
@@ -86,10 +106,72 @@ static int read_record_text(void *ctx, bool *stop, const char *text, size_t size
         qt_fail(err, rc, inner.file, NULL, "line %zu: %s", line, inner.reason);
     else
         rc = append_encoded(r, &ids, count, err);
+    r->data->texts++;
     *stop = enough(r);
     qt_free(ids);
     return rc;
 }
+
+/* ---- conversations -------------------------------------------------------------------------- */
+
+/* Encodes what the chat template writes, special tokens included. */
+static int encode_chat(uint32_t **ids, size_t *count, struct reader *r, const json_t *messages,
+                       const json_t *tools, struct qt_err *err)
+{
+    const struct qt_encode_options opt = {.interrupted = r->opt->interrupted};
+    char *text = NULL;
+    uint32_t bos = 0;
+    size_t size, most;
+    int rc;
+    *ids = NULL;
+    QT_TRY(need_tokenizer(r, err));
+    if (!r->chat)
+        QT_TRY(qt_chat_open(&r->chat, r->opt->dir, err));
+    QT_TRY(qt_chat_render(&text, &size, r->chat, messages, tools, false, err));
+    QT_TRY(qt_tokenizer_encode_most(ids, count, r->tok, text, size, &opt, err));
+    if (r->opt->bos != QT_BOS_AUTO && qt_tokenizer_bos(&bos, r->tok, NULL) == QT_OK) {
+        const bool has = *count && (*ids)[0] == bos;
+        most = *count;
+        if (r->opt->bos == QT_BOS_YES && !has) {
+            QT_TRY(qt_array_grow(ids, &most, *count + 1, sizeof **ids, err));
+            memmove(*ids + 1, *ids, *count * sizeof **ids);
+            (*ids)[0] = bos;
+            ++*count;
+        } else if (r->opt->bos == QT_BOS_NO && has) {
+            memmove(*ids, *ids + 1, --*count * sizeof **ids);
+        }
+    }
+done:
+    qt_free(text);
+    return rc;
+}
+
+static int read_record_chat(void *ctx, bool *stop, const json_t *record, size_t line,
+                            struct qt_err *err)
+{
+    struct reader *r = ctx;
+    json_t *messages = NULL, *tools = NULL;
+    struct qt_err inner = {0};
+    uint32_t *ids = NULL;
+    size_t count = 0;
+    int rc = qt_chat_read(&messages, &tools, record, line, r->path, err);
+    if (rc < 0)
+        return rc;
+    rc = encode_chat(&ids, &count, r, messages, tools, &inner);
+    if (rc < 0)
+        qt_fail(err, rc, inner.file[0] ? inner.file : r->path, NULL, "record in line %zu of %s: %s",
+                line, r->path, inner.reason);
+    else
+        rc = append_encoded(r, &ids, r->opt->most ? qt_min_size(count, wanted(r)) : count, err);
+    r->data->chats++;
+    *stop = enough(r);
+    qt_free(ids);
+    json_decref(messages);
+    json_decref(tools);
+    return rc;
+}
+
+/* ---- plain text ----------------------------------------------------------------------------- */
 
 /*
  * Reads a file of plain text, one document. If only the first ids are wanted, the beginning of the
@@ -116,6 +198,7 @@ static int read_text(struct reader *r, struct qt_stream *s, struct qt_err *err)
         ids = NULL;
     }
     rc = append_encoded(r, &ids, want ? qt_min_size(count, want) : count, err);
+    r->data->texts++;
 done:
     qt_free(ids);
     return rc;
@@ -131,7 +214,7 @@ static int read_ids(struct reader *r, struct qt_stream *s, const char *name, str
     size_t size = s->map.size, count, need = SIZE_MAX;
     uint32_t *ids = NULL;
     int rc;
-    if (s->gzip) {
+    if (s->gzip || s->pipe >= 0) {
         const bool raw = qt_name_ends_in(name, ".u16") || qt_name_ends_in(name, ".u32");
         if (raw && opt.most && qt_mul_overflow(&need, opt.most, sizeof *ids))
             need = SIZE_MAX;
@@ -237,7 +320,7 @@ static bool is_json_name(const char *name)
 static int read_content(struct reader *r, struct qt_stream *s, const char *name, struct qt_err *err)
 {
     enum { HEAD = 1 << 16 };
-    const struct qt_record_sink sink = {r, read_record_text};
+    const struct qt_record_sink sink = {r, read_record_text, read_record_chat};
     int rc;
     QT_TRY(qt_stream_fill(s, HEAD, err));
     size_t size = qt_min_size(s->size, HEAD);
@@ -265,12 +348,17 @@ done:
     return rc;
 }
 
+const char *qt_data_name(const char *path)
+{
+    return strcmp(path, "-") == 0 ? "standard input" : path;
+}
+
 static int read_file(struct reader *r, const char *path, struct qt_err *err)
 {
-    struct qt_stream s = {0};
+    struct qt_stream s = {.pipe = -1};
     char *name = NULL;
     int rc;
-    r->path = path;
+    r->path = qt_data_name(path);
     const size_t n = strlen(path) - (qt_name_ends_in(path, ".gz") ? strlen(".gz") : 0);
     QT_TRY(qt_string_format(&name, err, "%.*s", (int)n, path));
     QT_TRY(qt_stream_open(&s, path, r->opt->interrupted, err));
@@ -286,9 +374,10 @@ int qt_data_read(struct qt_data *out, const char *const *paths, size_t n,
 {
     struct reader r = {.data = out, .opt = opt};
     int rc = QT_OK;
-    *out = (struct qt_data){.first = n ? paths[0] : NULL};
+    *out = (struct qt_data){.first = n ? qt_data_name(paths[0]) : NULL};
     for (size_t i = 0; i < n && rc == QT_OK && !enough(&r); i++)
         rc = read_file(&r, paths[i], err);
+    qt_chat_close(r.chat);
     qt_tokenizer_close(r.tok);
     if (rc < 0)
         qt_data_free(out);

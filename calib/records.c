@@ -87,24 +87,17 @@ bool qt_text_is_json(const char *s, size_t size)
 /* Names the members of a record that has no "text". */
 static int no_text(const json_t *record, size_t line, const char *file, struct qt_err *err)
 {
-    static const char *const chats[] = {"messages", "conversations", "conversation", "dialog"};
     char names[200] = "";
     const char *key;
     json_t *value;
     size_t n = 0;
-    for (size_t i = 0; i < sizeof chats / sizeof *chats; i++)
-        if (json_object_get(record, chats[i]))
-            return qt_fail(err, QT_E_INPUT, file, NULL,
-                           "line %zu: chat records are not supported: the record has \"%s\", but "
-                           "needs a string \"text\", the conversation as the model's chat template "
-                           "writes it",
-                           line, chats[i]);
     json_object_foreach ((json_t *)(uintptr_t)record, key, value) {
         if (n < sizeof names - 1)
             n += (size_t)snprintf(names + n, sizeof names - n, "%s\"%.40s\"", n ? ", " : "", key);
     }
-    return qt_fail(err, QT_E_INPUT, file, NULL, "line %zu: the record has no \"text\", but %s%s",
-                   line, *names ? names : "no members", n >= sizeof names - 1 ? "..." : "");
+    return qt_fail(err, QT_E_INPUT, file, NULL,
+                   "line %zu: the record has no \"text\" or \"messages\", but %s%s", line,
+                   *names ? names : "no members", n >= sizeof names - 1 ? "..." : "");
 }
 
 /* True if the text holds U+FFFD in place of a lone surrogate, not as it was written. */
@@ -128,10 +121,13 @@ static int read_record(bool *stop, const struct qt_record_sink *sink, const char
     int rc;
     QT_TRY(qt_json_parse_data(&root, record, size, line, "\\ufffd", file, err));
     const json_t *text = json_is_string(root) ? root : json_object_get(root, "text");
+    const char *key;
     if (qt_json_literal(root) || (!json_is_object(root) && !json_is_string(root)))
         rc = qt_fail(err, QT_E_INPUT, file, NULL,
                      "line %zu: a record must be a string or an object with \"text\", not %s", line,
                      qt_json_type(root));
+    else if (!text && qt_chat_list(root, &key))
+        rc = sink->chat(sink->ctx, stop, root, line, err);
     else if (!text)
         rc = no_text(root, line, file, err);
     else if (!json_is_string(text))

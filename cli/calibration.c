@@ -3,6 +3,8 @@
 
 #include "kernels/kernels.h"
 
+#include <string.h>
+
 static int read_windows(struct calibration *out, const struct calibration_options *o,
                         const struct qt_weights *w, struct qt_err *err)
 {
@@ -14,8 +16,10 @@ static int read_windows(struct calibration *out, const struct calibration_option
     const struct qt_model_info *info = qt_model_info(model);
     if (seqlen == 0)
         seqlen = qt_min_size(CALIBRATION_SEQLEN, info->max_positions);
-    const struct qt_data_options opt = {
-        .dir = w->dir, .vocab = info->vocab, .interrupted = interrupt_came};
+    const struct qt_data_options opt = {.dir = w->dir,
+                                        .vocab = info->vocab,
+                                        .bos = (enum qt_bos)o->bos,
+                                        .interrupted = interrupt_came};
     QT_TRY(qt_data_read(&data, o->data.items, o->data.count, &opt, err));
     if (samples == 0) /* default; data shorter than one window is an error below */
         samples = qt_min_size(CALIBRATION_SAMPLES, data.count / seqlen ? data.count / seqlen : 1);
@@ -35,6 +39,7 @@ static int read_windows(struct calibration *out, const struct calibration_option
         .data = o->data.items,
         .ndata = o->data.count,
     };
+    out->bos = bos_rule_of(&data);
 done:
     qt_data_free(&data);
     qt_model_close(model);
@@ -49,7 +54,35 @@ int backend_open(struct qt_backend **out, const char *device, struct qt_err *err
 
 bool calibration_has_windows(const struct calibration_options *o)
 {
-    return o->samples || o->seqlen || o->seed;
+    return o->samples || o->seqlen || o->seed || o->bos;
+}
+
+const char *const bos_names[] = {"auto", "yes", "no", NULL};
+
+struct bos_rule bos_rule_of(const struct qt_data *data)
+{
+    return (struct bos_rule){data->texts, data->chats, data->bos, data->why};
+}
+
+void bos_row(struct table *t, const struct bos_rule *rule)
+{
+    const char *texts = rule->bos ? "before every document" : "none";
+    if (!rule->why)
+        return;
+    if (rule->texts)
+        table_row(t, "bos\t%s, by %s", texts, rule->why);
+    const char *option = strncmp(rule->why, "--", 2) == 0 ? rule->why : "";
+    if (rule->chats)
+        table_row(t, "bos\tas the chat template writes it%s%s", *option ? ", then " : "", option);
+}
+
+void doc_bos(struct cli *cli, const struct bos_rule *rule)
+{
+    if (!rule->texts && !rule->chats)
+        return;
+    doc_set(cli, cli->doc, "bos", json_boolean(rule->bos));
+    doc_set(cli, cli->doc, "bos_by", doc_text(rule->why));
+    doc_set(cli, cli->doc, "conversations", doc_size(rule->chats));
 }
 
 int calibration_open(struct calibration *out, const struct calibration_options *o,

@@ -214,6 +214,7 @@ int gate_apply(struct cli *cli, const char *expr, const struct qt_figure *figure
 
 struct calibration_options {
     struct opt_list data;
+    int bos; /* enum qt_bos */
     size_t samples, seqlen, seed;
     const char *file; /* --calib, for commands that have it */
 };
@@ -222,8 +223,20 @@ enum { CALIBRATION_SAMPLES = 128, CALIBRATION_SEQLEN = 2048 };
 
 /* What --data accepts. */
 #define DATA_HELP                                                                                  \
-    "UTF-8 text; JSON Lines or a JSON array of strings or of objects with \"text\"; or token "     \
-    "ids (.npy, raw .u16 or .u32); also as gzip files"
+    "UTF-8 text; JSON Lines or a JSON array of strings, of objects with \"text\" or of "           \
+    "conversations (\"messages\", \"conversations\"); or token ids (.npy, raw .u16 or .u32); "     \
+    "also "                                                                                        \
+    "as gzip files; - is standard input"
+
+/* --bos. member: an int in the command's options. */
+#define BOS_OPT(type, member)                                                                      \
+    {                                                                                              \
+        .name = "bos", .kind = OPT_CHOICE, .offset = offsetof(type, member), .metavar = "HOW",     \
+        .choices = bos_names,                                                                      \
+        .help = "put a BOS token before every document of text: auto (default, as the "            \
+                "tokenizer's files say), yes or no"                                                \
+    }
+extern const char *const bos_names[]; /* in the order of enum qt_bos */
 
 /* Option rows. member: the struct calibration_options in the command's options. */
 #define CALIBRATION_OPTS(type, member)                                                             \
@@ -232,6 +245,7 @@ enum { CALIBRATION_SAMPLES = 128, CALIBRATION_SEQLEN = 2048 };
      .offset = offsetof(type, member.data),                                                        \
      .metavar = "FILE",                                                                            \
      .help = "calibration data: " DATA_HELP},                                                      \
+        BOS_OPT(type, member.bos),                                                                 \
         {.name = "samples",                                                                        \
          .kind = OPT_SIZE,                                                                         \
          .offset = offsetof(type, member.samples),                                                 \
@@ -253,9 +267,21 @@ enum { CALIBRATION_SAMPLES = 128, CALIBRATION_SEQLEN = 2048 };
                 " with this seed"                                                                  \
     }
 
+/* What was put before documents, and what decided it. */
+struct bos_rule {
+    size_t texts, chats;
+    bool bos;
+    const char *why;
+};
+struct bos_rule bos_rule_of(const struct qt_data *data);
+/* Adds a row or members; nothing if the data has token ids only. */
+void bos_row(struct table *t, const struct bos_rule *rule);
+void doc_bos(struct cli *cli, const struct bos_rule *rule);
+
 struct calibration {
     struct qt_calibration data; /* zero without --data and --calib */
     struct qt_qcal_part part;   /* origin of the data; points into the options */
+    struct bos_rule bos;
     uint32_t *ids;
     struct qt_backend *backend;
     struct qt_qcal *file;
@@ -263,7 +289,7 @@ struct calibration {
 
 /* Returns true if --samples, --seqlen or --seed is given. */
 bool calibration_has_windows(const struct calibration_options *o);
-#define WINDOWS_WITHOUT_DATA "--samples, --seqlen and --seed need --data"
+#define WINDOWS_WITHOUT_DATA "--samples, --seqlen, --seed and --bos need --data"
 /* Opens the backend, and reads the windows of --data or opens the file of --calib. Without either
  * it only checks that options which need them are not given (QT_E_USAGE). */
 int calibration_open(struct calibration *out, const struct calibration_options *o,

@@ -13,7 +13,8 @@ struct calibrate_options {
 };
 
 /* Prints a summary of the new file. */
-static int print_result(struct cli *cli, const char *path, struct qt_err *err)
+static int print_result(struct cli *cli, const char *path, const struct bos_rule *bos,
+                        struct qt_err *err)
 {
     struct qt_qcal *q;
     struct table t = {.align = "ll"};
@@ -26,11 +27,13 @@ static int print_result(struct cli *cli, const char *path, struct qt_err *err)
         doc_set(cli, cli->doc, "layers", doc_size(info->layers));
         doc_set(cli, cli->doc, "tokens", doc_size(info->tokens));
         doc_set(cli, cli->doc, "parts", doc_size(info->nparts));
+        doc_bos(cli, bos);
     } else {
         table_row(&t, "calibration\t%s", path);
         table_row(&t, "model\t%s: %zu layers, hidden %zu", info->family, info->layers,
                   info->hidden);
         table_row(&t, "tokens\t%zu", info->tokens);
+        bos_row(&t, bos);
         rc = table_print(&t, err);
     }
     qt_qcal_close(q);
@@ -70,8 +73,8 @@ static int check_merged(const char *out, const char *const *args, struct qt_err 
     return QT_OK;
 }
 
-static int calibrate(struct cli *cli, const struct calibrate_options *o, const char *path,
-                     struct qt_err *err)
+static int calibrate(struct cli *cli, struct bos_rule *bos, const struct calibrate_options *o,
+                     const char *path, struct qt_err *err)
 {
     struct qt_calibrate_options opt = {
         .force = o->force, .log = &cli->log, .interrupted = interrupt_came};
@@ -83,6 +86,7 @@ static int calibrate(struct cli *cli, const struct calibrate_options *o, const c
     QT_TRY(qt_ckpt_check_readable(ckpt, err));
     QT_TRY(calibration_open(&calibration, &o->calibration, ckpt, o->common.device, err));
     opt.backend = calibration.backend;
+    *bos = calibration.bos;
     QT_TRY(qt_calibrate(o->out, ckpt, calibration.ids, &calibration.part, &opt, err));
 done:
     calibration_close(&calibration);
@@ -95,6 +99,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     const struct calibrate_options *o = options;
     struct qt_calibrate_options opt = {
         .force = o->force, .log = &cli->log, .interrupted = interrupt_came};
+    struct bos_rule bos = {0};
     size_t n = 0;
     int rc;
     QT_TRY(check_arguments(o, args, err));
@@ -104,8 +109,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     if (o->merge)
         QT_TRY(check_merged(o->out, args, err));
     QT_TRY(o->merge ? qt_calibrate_merge(o->out, args, n, &opt, err)
-                    : calibrate(cli, o, args[0], err));
-    QT_TRY(print_result(cli, o->out, err));
+                    : calibrate(cli, &bos, o, args[0], err));
+    QT_TRY(print_result(cli, o->out, &bos, err));
 done:
     return rc;
 }

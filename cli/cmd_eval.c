@@ -10,6 +10,7 @@ struct eval_options {
     struct common_options common;
     const char *data, *ref, *gate;
     size_t seqlen, windows;
+    int bos;
     struct kv_options kv;
 };
 
@@ -20,7 +21,8 @@ static int read_data(struct qt_data *out, const struct eval_options *o, const st
                      struct qt_err *err)
 {
     const size_t seqlen = o->seqlen ? o->seqlen : QT_EVAL_SEQLEN;
-    struct qt_data_options opt = {.dir = w->dir, .interrupted = interrupt_came};
+    struct qt_data_options opt = {
+        .dir = w->dir, .bos = (enum qt_bos)o->bos, .interrupted = interrupt_came};
     struct qt_model *model = NULL;
     int rc;
     QT_TRY(qt_model_open(&model, w, err));
@@ -75,12 +77,14 @@ static const char *text_perplexity(char buf[2 * TEXT_SIZE], double ppl, double n
     return buf;
 }
 
-static int print_report(const struct qt_eval_report *r, struct qt_err *err)
+static int print_report(const struct qt_eval_report *r, const struct bos_rule *bos,
+                        struct qt_err *err)
 {
     struct table t = {.align = "ll"};
     char error[TEXT_SIZE], ppl[2 * TEXT_SIZE];
     table_row(&t, "data\t%zu windows of %zu tokens, %llu scored", r->windows, r->seqlen,
               (unsigned long long)r->scored_tokens);
+    bos_row(&t, bos);
     table_row(&t, "perplexity\t%s%s", text_perplexity(ppl, r->ppl, r->nll),
               text_error(error, r->ppl < 1e6 ? "%.4f" : "%.4g", r->ppl_se));
     if (r->has_ref) {
@@ -154,8 +158,9 @@ static int kv_open(struct qt_kv *out, const struct kv_options *o, const struct s
     return rc;
 }
 
-static int evaluate(struct qt_eval_report *out, struct cli *cli, const struct eval_options *o,
-                    const struct source *model, const struct source *ref, struct qt_err *err)
+static int evaluate(struct qt_eval_report *out, struct bos_rule *bos, struct cli *cli,
+                    const struct eval_options *o, const struct source *model,
+                    const struct source *ref, struct qt_err *err)
 {
     const struct qt_eval_options opt = {
         .seqlen = o->seqlen, .windows = o->windows, .log = &cli->log};
@@ -170,11 +175,12 @@ static int evaluate(struct qt_eval_report *out, struct cli *cli, const struct ev
         w.fake_quant.cache_ctx = &kv;
     }
     QT_TRY(read_data(&data, o, &w, err));
+    *bos = bos_rule_of(&data);
     QT_TRY(backend_open(&be, o->common.device, err));
     QT_TRY(qt_eval(out, &w, o->ref ? &ref->weights : NULL, data.ids, data.count, &opt, be, err));
 done:
     if (rc == QT_E_INPUT && err->file[0] == '\0') /* errors of the cache name a tensor */
-        snprintf(err->file, sizeof err->file, "%s", err->tensor[0] ? w.dir : o->data);
+        snprintf(err->file, sizeof err->file, "%s", err->tensor[0] ? w.dir : qt_data_name(o->data));
     if (be)
         be->close(be);
     qt_data_free(&data);
@@ -224,6 +230,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     const struct eval_options *o = options;
     struct source model = {0}, ref = {0};
     struct qt_eval_report report = {0};
+    struct bos_rule bos = {0};
     struct qt_figure figures[MAX_FIGURES];
     enum qt_kv_keys keys;
     int rc;
@@ -234,16 +241,18 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         QT_TRY(open_whole(&ref, o->ref, cli, err));
     QT_TRY(check_agreement(&model, err));
     QT_TRY(check_agreement(&ref, err));
-    rc = evaluate(&report, cli, o, &model, &ref, err);
+    rc = evaluate(&report, &bos, cli, o, &model, &ref, err);
     if (rc == QT_E_INPUT && report.not_finite && !cli->doc)
         printf("perplexity  nan: %s\n", err->reason);
     if (rc < 0)
         goto done;
     size_t n = make_figures(figures, &report);
-    if (cli->doc)
+    if (cli->doc) {
         fill_doc(cli, &report, figures, n);
-    else
-        QT_TRY(print_report(&report, err));
+        doc_bos(cli, &bos);
+    } else {
+        QT_TRY(print_report(&report, &bos, err));
+    }
     if (o->gate)
         QT_TRY(gate_apply(cli, o->gate, figures, n, NULL, err));
 done:
@@ -261,6 +270,7 @@ static const struct opt opts[] = {
      .required = true,
      .metavar = "FILE",
      .help = DATA_HELP},
+    BOS_OPT(struct eval_options, bos),
     {.name = "ref",
      .kind = OPT_STRING,
      .offset = offsetof(struct eval_options, ref),

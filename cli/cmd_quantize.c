@@ -112,9 +112,10 @@ static int print_tensors(const json_t *document, struct qt_err *err)
 }
 
 static int print_report(struct cli *cli, const struct quantize_options *o,
-                        const struct qt_ckpt *ckpt, const struct qt_calibration *data,
+                        const struct qt_ckpt *ckpt, const struct calibration *calibration,
                         const struct qt_quantize_report *r, struct qt_err *err)
 {
+    const struct qt_calibration *data = &calibration->data;
     struct table t = {.align = "ll"};
     int rc = QT_OK;
     char before[TEXT_SIZE], after[TEXT_SIZE];
@@ -132,6 +133,7 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
         doc_set(cli, cli->doc, "bytes", doc_size(r->bytes));
         doc_set(cli, cli->doc, "source_bytes", doc_size(source_bytes));
         doc_share(cli, &r->share, r->left, r->nleft);
+        doc_bos(cli, &calibration->bos);
         doc_nonfinite(cli, r->nonfinite, r->nonfinite_tensors, r->nonfinite_values);
         doc_set(cli, cli->doc, "report", json_incref(r->document));
         return QT_OK;
@@ -143,6 +145,7 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
     table_row(&t, "container\t%s%s", o->out, r->reused ? ", already complete" : "");
     if (data->samples)
         table_row(&t, "data\t%zu windows of %zu tokens", data->samples, data->seqlen);
+    bos_row(&t, &calibration->bos);
     table_row(&t, "tensors\t%zu quantized, %zu copied", r->quantized, r->copied);
     nonfinite_row(&t, r->nonfinite, r->nonfinite_tensors, r->nonfinite_values);
     share_rows(&t, &r->share, r->left, r->nleft);
@@ -192,7 +195,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         opt.calibration = &calibration.data;
     opt.plan.calibrated = opt.calibration != NULL;
     QT_TRY(qt_quantize(&report, ckpt, &opt, err));
-    QT_TRY(print_report(cli, o, ckpt, &calibration.data, &report, err));
+    QT_TRY(print_report(cli, o, ckpt, &calibration, &report, err));
 done:
     interrupt_hint(NULL);
     if (rc == QT_E_INTERRUPTED) {

@@ -470,7 +470,7 @@ enum { QT_QCAL_VERSION = 1, QT_QCAL_PARTS = 4096 /* most parts of a file */ };
 struct qt_qcal_part {
     size_t samples, seqlen; /* number of windows, tokens per window */
     uint64_t seed;          /* of the choice of windows */
-    bool bos;               /* the tokenizer puts a BOS before every document */
+    bool bos;               /* a BOS was put before every document of text */
     uint32_t ids_crc;       /* CRC-32 of all token ids, u32 little-endian */
     const char *const *data;
     size_t ndata; /* number of data files; only their base names are stored */

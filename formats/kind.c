@@ -39,7 +39,9 @@ static const struct {
     [QT_KIND_TAR] = {"a tar archive", "extract it"},
     [QT_KIND_7Z] = {"a 7z archive", "extract it"},
     [QT_KIND_RAR] = {"a RAR archive", "extract it"},
-    [QT_KIND_PARQUET] = {"a Parquet file", "convert it to JSON Lines"},
+    [QT_KIND_PARQUET] = {"a Parquet file",
+                         "convert it to JSON Lines, for example with DuckDB: COPY (SELECT * FROM "
+                         "'in.parquet') TO 'out.jsonl' (FORMAT json)"},
     [QT_KIND_ARROW] = {"an Arrow file", "convert it to JSON Lines"},
     [QT_KIND_SQLITE] = {"an SQLite database", NULL},
     [QT_KIND_PDF] = {"a PDF document", NULL},

@@ -7,6 +7,7 @@
  *   tokenizer/load.c           normalizers and pre-tokenizers; added.c: added tokens
  *   tokenizer/unicode.c        character properties and normalization forms
  *   tokenizer/pretokenize*.c   splitting text before BPE;  bpe*.c: vocabulary and merges
+ *   chat/chat.c       chat templates (a subset of Jinja); chat/chat.h lists the files
  *   config/arch.c     the table of model families, one row per family
  *   config/config.c   config.json -> sizes and options; rope.c, experts.c: rotary embeddings and
  *                     mixtures of experts; source.c: typed, checked values
@@ -37,14 +38,22 @@ void qt_tokenizer_close(struct qt_tokenizer *tok);
 size_t qt_tokenizer_vocab(const struct qt_tokenizer *tok);
 /* True if encoding with special = true puts a token (BOS) before the text. */
 bool qt_tokenizer_adds_bos(const struct qt_tokenizer *tok);
+/* The file that decides that: "tokenizer.json" or "tokenizer_config.json". */
+const char *qt_tokenizer_bos_file(const struct qt_tokenizer *tok);
+/* *id = the token before the text, or else "bos_token" of tokenizer_config.json. QT_E_INPUT: there is
+ * none. */
+int qt_tokenizer_bos(uint32_t *id, const struct qt_tokenizer *tok, struct qt_err *err);
 /* Returns the offset of the first invalid byte of UTF-8, or size. */
 size_t qt_utf8_check(const char *s, size_t size);
 /* Returns the number of bytes at the end that are the beginning of a longer character, 0 to 3. */
 size_t qt_utf8_cut(const char *s, size_t size);
 
+enum qt_bos { QT_BOS_AUTO, QT_BOS_YES, QT_BOS_NO }; /* AUTO: as the tokenizer's files say */
+
 struct qt_encode_options {
-    bool special; /* add the BOS/EOS tokens of the post-processor */
-    size_t most;  /* stop after this many ids; 0: no limit */
+    bool special;    /* add the BOS/EOS tokens of the post-processor */
+    enum qt_bos bos; /* with `special`: what to put before the text */
+    size_t most;     /* stop after this many ids; 0: no limit */
     /* Polled; may be NULL. Returning true ends the call with QT_E_INTERRUPTED. */
     bool (*interrupted)(void);
 };
@@ -59,6 +68,26 @@ int qt_tokenizer_encode_most(uint32_t **ids, size_t *count, const struct qt_toke
 /* The same without limit and interruption. */
 int qt_tokenizer_encode(uint32_t **ids, size_t *count, const struct qt_tokenizer *tok,
                         const char *text, size_t size, bool special, struct qt_err *err);
+
+/* ---- chat templates ------------------------------------------------------------------------- */
+
+struct qt_chat;
+
+/* Reads the chat template of DIR (chat_template.jinja, or "chat_template" of tokenizer_config.json,
+ * chat_template.json or processor_config.json) and the special tokens of tokenizer_config.json.
+ * *out is freed by qt_chat_close. QT_E_INPUT: there is none, or it is broken. QT_E_UNSUPPORTED names
+ * what is outside of the subset of Jinja. */
+int qt_chat_open(struct qt_chat **out, const char *dir, struct qt_err *err);
+void qt_chat_close(struct qt_chat *chat);
+/*
+ * Writes a conversation as the template does: messages, an array of objects with "role" and
+ * "content"; tools, an array, or NULL. prompt: add what precedes an answer. (*text)[*size] is UTF-8
+ * with a NUL behind it, freed with qt_free. It holds the BOS token if the template has one: encode
+ * it without special tokens. strftime_now gives 26 July 2024 whatever the day is. QT_E_INPUT: the
+ * template refuses the conversation or fails. QT_E_UNSUPPORTED: as above.
+ */
+int qt_chat_render(char **text, size_t *size, const struct qt_chat *chat, const json_t *messages,
+                   const json_t *tools, bool prompt, struct qt_err *err);
 
 /* ---- weights -------------------------------------------------------------------------------- */
 

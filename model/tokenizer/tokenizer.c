@@ -14,6 +14,7 @@ struct qt_tokenizer {
     struct qt_stages stages;
     size_t vocab;
     bool has_template;            /* a post-processor is a TemplateProcessing */
+    bool by_config;               /* the prefix is from tokenizer_config.json */
     struct qt_ids prefix, suffix; /* special tokens before and after the text */
 };
 
@@ -266,6 +267,29 @@ static uint32_t token_id(const struct qt_tokenizer *tok, const json_t *root, con
     return qt_strmap_find(&tok->bpe.vocab, token, strlen(token));
 }
 
+static int read_config(json_t **config, const struct qt_tokenizer *tok, struct qt_err *err)
+{
+    char *text = NULL;
+    size_t size;
+    int rc;
+    *config = NULL;
+    /* Parsed as data: an unknown model_max_length is written as 1000000000000000019884624838656. */
+    QT_TRY(qt_file_read(&text, &size, tok->config_file, FILE_LIMIT, err));
+    QT_TRY(qt_json_parse_data(config, text, size, 1, "\\ufffd", tok->config_file, err));
+    if (!json_is_object(*config))
+        rc = qt_fail(err, QT_E_INPUT, tok->config_file, NULL, "not a JSON object");
+done:
+    qt_free(text);
+    return rc;
+}
+
+/* "bos_token" is a string, or an object with "content". */
+static const char *config_bos(const json_t *config)
+{
+    const json_t *token = json_object_get(config, "bos_token");
+    return json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
+}
+
 /*
  * tokenizer_config.json is used only if tokenizer.json has no template, the class is LlamaTokenizer
  * and add_bos_token is true. Version 4 of transformers then puts a BOS before the text, whatever
@@ -274,26 +298,18 @@ static uint32_t token_id(const struct qt_tokenizer *tok, const json_t *root, con
 static int load_config(struct qt_tokenizer *tok, const json_t *root, struct qt_err *err)
 {
     json_t *config = NULL;
-    char *text = NULL;
-    size_t size;
     const char *class = "", *bos = NULL;
     bool add_bos = false;
     int rc = QT_OK;
     if (!qt_path_exists(tok->config_file))
         return QT_OK;
-    /* Parsed as data: an unknown model_max_length is written as 1000000000000000019884624838656. */
-    QT_TRY(qt_file_read(&text, &size, tok->config_file, FILE_LIMIT, err));
-    QT_TRY(qt_json_parse_data(&config, text, size, 1, "\\ufffd", tok->config_file, err));
-    if (!json_is_object(config)) {
-        rc = qt_fail(err, QT_E_INPUT, tok->config_file, NULL, "not a JSON object");
-        goto done;
-    }
+    QT_TRY(read_config(&config, tok, err));
     QT_TRY(qt_json_get_string(&class, config, "tokenizer_class", tok->config_file, err));
     QT_TRY(qt_json_get_bool(&add_bos, config, "add_bos_token", tok->config_file, err));
     if (!add_bos || strncmp(class, "LlamaTokenizer", 14) != 0)
         goto done;
-    const json_t *token = json_object_get(config, "bos_token");
-    bos = json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
+    bos = config_bos(config);
+    tok->by_config = true;
     uint32_t id = bos ? token_id(tok, root, bos) : QT_NO_ID;
     if (id == QT_NO_ID)
         rc = qt_fail(err, QT_E_INPUT, tok->config_file, NULL,
@@ -302,7 +318,6 @@ static int load_config(struct qt_tokenizer *tok, const json_t *root, struct qt_e
         rc = qt_ids_add(&tok->prefix, id, err);
 done:
     json_decref(config);
-    qt_free(text);
     return rc;
 }
 
@@ -404,6 +419,51 @@ bool qt_tokenizer_adds_bos(const struct qt_tokenizer *tok)
     return tok->prefix.count > 0;
 }
 
+const char *qt_tokenizer_bos_file(const struct qt_tokenizer *tok)
+{
+    return tok->by_config ? "tokenizer_config.json" : "tokenizer.json";
+}
+
+int qt_tokenizer_bos(uint32_t *id, const struct qt_tokenizer *tok, struct qt_err *err)
+{
+    json_t *config = NULL;
+    uint32_t *ids = NULL;
+    size_t count = 0;
+    int rc = QT_OK;
+    *id = tok->prefix.count ? tok->prefix.data[0] : QT_NO_ID;
+    if (tok->prefix.count)
+        return QT_OK;
+    if (qt_path_exists(tok->config_file))
+        QT_TRY(read_config(&config, tok, err));
+    const char *bos = config_bos(config);
+    if (bos)
+        QT_TRY(qt_tokenizer_encode(&ids, &count, tok, bos, strlen(bos), false, err));
+    if (count == 1)
+        *id = ids[0];
+    else
+        rc = qt_fail(err, QT_E_INPUT, tok->config_file, NULL,
+                     "the tokenizer has no BOS token: \"bos_token\" is missing or no single token");
+done:
+    qt_free(ids);
+    json_decref(config);
+    return rc;
+}
+
+static int add_prefix(struct qt_ids *ids, const struct qt_tokenizer *tok, enum qt_bos bos,
+                      struct qt_err *err)
+{
+    uint32_t id;
+    int rc = QT_OK;
+    if (bos == QT_BOS_NO)
+        return QT_OK;
+    if (bos == QT_BOS_AUTO || tok->prefix.count)
+        return add_all(ids, &tok->prefix, err);
+    QT_TRY(qt_tokenizer_bos(&id, tok, err));
+    QT_TRY(qt_ids_add(ids, id, err));
+done:
+    return rc;
+}
+
 /* Checks that the text is UTF-8, in pieces between which an interruption is noticed. */
 static int check_text(const char *text, size_t size, bool (*interrupted)(void), struct qt_err *err)
 {
@@ -433,7 +493,7 @@ int qt_tokenizer_encode_most(uint32_t **ids, size_t *count, const struct qt_toke
     /* An empty result is an array, too. */
     QT_TRY(qt_array_grow(&e.ids.data, &e.ids.capacity, 16, sizeof *e.ids.data, err));
     if (opt->special)
-        QT_TRY(add_all(&e.ids, &tok->prefix, err));
+        QT_TRY(add_prefix(&e.ids, tok, opt->bos, err));
     rc = qt_stages_run(&tok->stages, &sink, text, size, err);
     if (e.enough)
         rc = QT_OK;

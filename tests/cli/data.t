@@ -23,13 +23,19 @@ $ printf '{"text":null}\n' >f.jsonl && qtool eval "$NANO" --data f.jsonl
 $ printf '\n{"messages":[{"role":"user","content":"Hi"}]}\n' >g.jsonl && qtool calibrate "$NANO" --data g.jsonl -o o.qcal
 ? 3
 >-
-2 g\.jsonl: line 2: chat records are not supported: the record has "messages", but needs a string "text"
+2 nano-llama: record in line 2 of g\.jsonl: the model has no chat template \(chat_template\.jinja, or "chat_template" in tokenizer_config\.json\)
 $ printf '[{"text":"a"},\n{"conversations":[]}]' >g.txt && qtool eval "$NANO" --data g.txt
 ? 3
-2 g\.txt: line 2: chat records are not supported: the record has "conversations"
+2 g\.txt: line 2: "conversations" must be an array with messages, not an empty one
+$ printf '{"conversations":[{"from":"ghost","value":"Hu"}]}' >g.txt && qtool eval "$NANO" --data g.txt
+? 3
+2 g\.txt: line 1: "conversations"\[0\] is "from" 'ghost', which is no known speaker
+$ printf '{"messages":[{"content":"Hu"}]}' >g.txt && qtool eval "$NANO" --data g.txt
+? 3
+2 g\.txt: line 1: "messages"\[0\] has neither "role" and "content" nor "from" and "value"
 $ printf '{"prompt":"a","completion":"b"}' >g.txt && qtool eval "$NANO" --data g.txt
 ? 3
-2 g\.txt: line 1: the record has no "text", but "prompt", "completion"
+2 g\.txt: line 1: the record has no "text" or "messages", but "prompt", "completion"
 $ printf '[1, 2,\n 3]\n' >g.txt && qtool eval "$NANO" --data g.txt
 ? 3
 2 g\.txt: line 1: a record must be a string or an object with "text", not a real number
@@ -93,3 +99,48 @@ $ for i in 1 2 3 4 5 6 7 8 9; do cat "$NANO/calib.txt"; done >k.txt && qtool eva
 need sh -c 'ulimit -v 800000; timeout 20 qtool version'
 $ head -c 30000000 /dev/zero | tr '\0' a | gzip -1 >k.gz && (ulimit -v 800000; qtool eval "$NANO" --data k.gz --windows 1 -q --threads 1)
 > perplexity
+
+# Conversations are written by the chat template of the model, as the same text would be read.
+$ cp -r "$NANO" chat && chmod -R u+w chat && printf '%s\n' '{%- for m in messages %}[{{ m.role }}] {{ m.content | trim }}' '{% endfor %}' >chat/chat_template.jinja && printf '%s\n' '{"messages":[{"role":"user","content":" Hi \n"},{"role":"assistant","content":"Once upon a time"}]}' '{"conversations":[{"from":"human","value":"Go on"},{"from":"gpt","value":"there was a \"girl\"."}]}' >chats.jsonl && printf '%s\n' '{"text":"[user] Hi\n[assistant] Once upon a time\n"}' '{"text":"[user] Go on\n[assistant] there was a \"girl\".\n"}' >texts.jsonl && qtool eval chat --data chats.jsonl --seqlen 8 -q >by_chat; cat by_chat
+> ^bos +as the chat template writes it$
+> ^perplexity
+$ qtool eval chat --data texts.jsonl --seqlen 8 -q | grep -c "$(grep perplexity by_chat)"
+> ^1$
+$ qtool calibrate chat --data chats.jsonl -o chat.qcal --samples 2 --seqlen 8 -q --json
+> "conversations": 2
+$ echo '{{ messages | groupby("role") }}' >chat/chat_template.jinja && qtool eval chat --data chats.jsonl --seqlen 8
+? 4
+2 ^qtool eval: chat/chat_template\.jinja: record in line 1 of chats\.jsonl: chat template, line 1: not supported: filter 'groupby'$
+$ echo '{{ raise_exception("roles must alternate") }}' >chat/chat_template.jinja && qtool eval chat --data chats.jsonl --seqlen 8
+? 3
+2 line 1: the template refuses the conversation: roles must alternate$
+
+# Standard input and pipes.
+$ head -c 4000 "$NANO/eval.txt" >part.txt && qtool eval "$NANO" --data part.txt --windows 2 --seqlen 64 -q >one && for d in - /dev/stdin; do cat part.txt | qtool eval "$NANO" --data $d --windows 2 --seqlen 64 -q | cmp - one || exit 9; qtool eval "$NANO" --data $d --windows 2 --seqlen 64 -q <part.txt | cmp - one || exit 9; gzip -c part.txt | qtool eval "$NANO" --data $d --windows 2 --seqlen 64 -q | cmp - one || exit 9; done
+$ cat part.txt | { sleep 0.1; head -c 1; sleep 0.1; cat; } | qtool eval "$NANO" --data - --windows 2 --seqlen 64 -q | cmp - one
+$ : | qtool eval "$NANO" --data -
+? 3
+2 ^qtool eval: standard input: the data has 0 tokens
+$ gzip -c part.txt | head -c 300 | qtool eval "$NANO" --data -
+? 3
+2 ^qtool eval: standard input: gzip: ends too early$
+$ printf 'PAR1\25\4\25\20\25\24\114\25\2\25\0\22\0\0\0\0' >x.parquet && qtool eval "$NANO" --data x.parquet
+? 3
+2 a Parquet file: convert it to JSON Lines, for example with DuckDB
+
+# --bos: the rule that was used is printed.
+$ qtool eval "$NANO" --data part.txt --windows 2 --seqlen 64 -q
+> ^bos +none, by tokenizer\.json$
+$ qtool eval "$NANO" --data part.txt --windows 2 --seqlen 64 -q --bos no | grep perplexity | cmp - one; qtool eval "$NANO" --data part.txt --windows 2 --seqlen 64 -q --bos yes --json
+> "bos": true
+> "bos_by": "--bos yes"
+$ cp -r "$NANO" old && chmod -R u+w old && printf '{"tokenizer_class":"LlamaTokenizer","add_bos_token":true,"bos_token":"<s>"}' >old/tokenizer_config.json && qtool calibrate old --data part.txt --samples 1 --seqlen 8 -o old.qcal -q
+> ^bos +before every document, by tokenizer_config\.json$
+$ for b in auto yes no; do qtool eval old --data part.txt --windows 2 --seqlen 64 -q --bos $b | sed -n 's/^perplexity *//p'; done | uniq -c | tr -s ' ' | cut -d ' ' -f 2 | tr '\n' ' '
+> ^2 1 $
+$ printf '{}' >old/tokenizer_config.json && qtool quantize old -o oq --scheme nf3 --data part.txt --samples 1 --seqlen 8 --bos yes
+? 3
+2 old/tokenizer_config\.json: the tokenizer has no BOS token: "bos_token" is missing or no single token
+$ qtool quantize old -o oq --scheme nf3 --bos yes
+? 2
+2 --samples, --seqlen, --seed and --bos need --data

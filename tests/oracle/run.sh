@@ -4,6 +4,7 @@
 #   usage: tests/oracle/run.sh BUILD NAME...      PYTHON: the interpreter, default python3
 #
 #   tokenizer   ids of many kinds of tokenizers, by `tokenizers`
+#   chat        what Jinja2 makes of chat templates, made again; needs jinja2
 #   pack        the golden bytes of packed matrices, made again; needs numpy
 #   model       logits and gradients of random models of every family, by transformers and torch (2 GB)
 #   exports     exports of the example checkpoint, loaded by the packages of runtimes (3 GB)
@@ -55,6 +56,11 @@ check() {
         provide numpy || return 77
         rm -rf "$build/golden" && "$python" tests/oracle/make_pack_golden.py "$build/golden" &&
             diff -r "$build/golden" tests/golden/pack
+        ;;
+    chat)
+        provide jinja2 || return 77
+        "$python" tests/oracle/make_chat_golden.py "$build/chat.json" &&
+            diff "$build/chat.json" tests/golden/chat.json
         ;;
     model)
         provide numpy tokenizers safetensors transformers torch || return 77
