@@ -142,6 +142,10 @@ struct qt_backend {
                        const float *factor, size_t m, size_t n, struct qt_err *err);
     int (*scatter_rows)(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
                         const float *factor, size_t m, size_t n, struct qt_err *err);
+    /* Copies m rows of n floats; ldy and ldx are the floats from row to row. y and x do not
+     * overlap. */
+    int (*copy_columns)(struct qt_backend *be, float *y, size_t ldy, const float *x, size_t ldx,
+                        size_t n, size_t m, struct qt_err *err);
     /* y *= factor */
     int (*scale)(struct qt_backend *be, float *y, float factor, size_t count, struct qt_err *err);
     /* Scores logits[m][vocab] against targets[m] and, if ref is not NULL, against the reference

@@ -14,11 +14,11 @@ static int describe_model(struct qt_qcal_info *out, size_t (**k)[QT_INPUTS],
                           struct qt_err *err)
 {
     const struct qt_model_info *info = qt_model_info(model);
+    const char *part = qt_model_cannot(model, QT_USE_CALIB_FILE);
     int rc;
-    if (info->experts)
+    if (part)
         return qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_dir(ckpt), NULL,
-                       "calibration files do not support mixtures of experts; quantize with "
-                       "--data instead");
+                       "calibration files do not support %s; quantize with --data instead", part);
     *out = (struct qt_qcal_info){
         .family = info->family, .layers = info->layers, .hidden = info->hidden};
     QT_TRY(qt_ckpt_sample_crc(&out->sample_crc, ckpt, err));

@@ -95,8 +95,10 @@ int qt_chat_render(char **text, size_t *size, const struct qt_chat *chat, const 
 struct qt_linear {
     const char *weight; /* tensor name, e.g. "model.layers.3.self_attn.q_proj.weight" */
     size_t n, k, layer;
-    /* 0 attention input, 1 input of the output projection, 2 MLP input, 3 input of the down
-     * projection; 2 + 2 e and 3 + 2 e for expert e. */
+    /* In order of use. The mixer (attention) has its input, 0, and at last the input of the output
+     * projection; latent attention has the latent states of queries (if any) and keys in between.
+     * Then M = qt_model_mlp_input, the MLP input, and M + 1, the input of the down projection; M + 2e
+     * and M + 1 + 2e for expert e. */
     int input;
     /* Index of the later linear input that is computed from the outputs of this linear, elementwise
      * or through attention: if the rows of this linear are permuted, the channels of that input are
@@ -192,8 +194,17 @@ const char *qt_model_tied_head(const struct qt_model *model, const char **embedd
 /* The i-th supported "model_type" of config.json; NULL beyond the end. */
 const char *qt_model_type(size_t i);
 
+/* What some families do not support. */
+enum qt_use { QT_USE_CALIB_FILE, QT_USE_W4AX, QT_USE_LEARN, QT_USE_KV4, QT_USES };
+/* The part of the model that stands against this use ("mixtures of experts"); NULL: none. */
+const char *qt_model_cannot(const struct qt_model *model, enum qt_use use);
+
 /* Number of linear inputs of a decoder layer. */
 size_t qt_model_inputs(const struct qt_model *model, size_t layer);
+/* The first linear input of the MLP; the mixer has those below it. */
+int qt_model_mlp_input(const struct qt_model *model, size_t layer);
+/* True if the linear with this input is the last one of a sublayer without experts. */
+bool qt_model_ends_sublayer(const struct qt_model *model, size_t layer, int input);
 /* The expert that has this linear input; -1 if it does not belong to an expert. */
 int qt_model_expert(const struct qt_model *model, size_t layer, int input);
 /* *out = the linears of a decoder layer in order of use, owned by the model; returns their number. */
@@ -209,7 +220,7 @@ struct qt_norm {
  * layer = info.layers: the final norm, if the model has one. */
 size_t qt_model_norms(const struct qt_norm **out, const struct qt_model *model, size_t layer);
 
-enum { QT_LAYER_LINEARS = 7, QT_LAYER_NORMS = 6 }; /* at most, in a layer without experts */
+enum { QT_LAYER_LINEARS = 7, QT_LAYER_NORMS = 6 }; /* at most, in a layer that can learn */
 
 /* The row (of a set, see struct qt_linear) from which channel c of `input` is computed. This is c
  * except for values under grouped-query attention: several query heads share one KV head. */
@@ -277,7 +288,7 @@ int qt_layer_load_linears(struct qt_layer *layer, int input, const struct qt_wei
  * seqlen is too large. */
 int qt_layer_run(struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
                  const struct qt_hook *hook, struct qt_err *err);
-/* Runs only the sublayer that has this linear input: attention (0 and 1) or the MLP (2 and up). */
+/* Runs only the sublayer that has this linear input: the mixer or the MLP. */
 int qt_layer_run_sublayer(struct qt_layer *layer, int input, float *hidden, size_t m, size_t seqlen,
                           const struct qt_hook *hook, struct qt_err *err);
 /* Runs the sublayer up to this linear input: the hook gets this input only, and hidden does not
@@ -315,7 +326,8 @@ struct qt_layer_grads {
 };
 /* Replaces grad[m][hidden], dL/d output of the layer, by dL/d input. hidden[m][hidden] is the
  * layer's input (unchanged). The forward pass of each chunk is recomputed, so that callers store
- * only hidden states between layers. Biases get no gradient. QT_E_UNSUPPORTED: MoE models. */
+ * only hidden states between layers. Biases get no gradient. QT_E_UNSUPPORTED: a model that does not
+ * support QT_USE_LEARN. */
 int qt_layer_grad(struct qt_layer *layer, float *grad, const struct qt_layer_grads *add,
                   const float *hidden, size_t m, size_t seqlen, struct qt_err *err);
 

@@ -51,7 +51,7 @@ static struct shapes shapes_of(const struct qt_model *model)
             s.linear = max_u64(s.linear, n * k);
             s.widest_k = max_u64(s.widest_k, k);
             s.solving = max_u64(s.solving, solving_bytes(n, k, info->hidden));
-            if (linear[i].input == 2) /* gate and up */
+            if (linear[i].input == qt_model_mlp_input(model, l)) /* gate and up */
                 outputs += n;
         }
         s.layer = max_u64(s.layer, weights);

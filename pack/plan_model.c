@@ -32,7 +32,11 @@ static int plan_kv(struct qt_plan *plan, const struct qt_ckpt *ckpt, const struc
                    struct qt_err *err)
 {
     const struct qt_model_info *info = qt_model_info(model);
+    const char *part = qt_model_cannot(model, QT_USE_KV4);
     int rc = QT_OK;
+    if (part)
+        return qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_dir(ckpt), NULL, "--kv does not support %s",
+                       part);
     plan->kv.layers = info->layers;
     plan->kv.heads = info->kv_heads;
     plan->kv.head_dim = info->head_dim;
@@ -66,14 +70,13 @@ int qt_plan_check_model(struct qt_plan *plan, const struct qt_ckpt *ckpt, struct
     QT_TRY(check_tied(plan, model, err));
     if (!needed)
         goto done;
-    const char *moe_reason =
-        qt_model_info(model)->experts ? "the model is a mixture of experts" : NULL;
+    const char *part = qt_model_cannot(model, QT_USE_LEARN);
     for (size_t i = 0; i < plan->count; i++) {
         const struct qt_tensor *t = plan->items[i].tensor;
         if (!plan->items[i].copied && qt_spec_learns(&plan->items[i].packed->spec) &&
-            (moe_reason || !qt_model_is_linear(model, t->name))) {
-            rc = qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name, "learn=1 is not supported: %s",
-                         moe_reason ? moe_reason : "not a linear weight of a decoder layer");
+            (part || !qt_model_is_linear(model, t->name))) {
+            rc = qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name, "learn=1 does not support %s",
+                         part ? part : "what is not a linear weight of a decoder layer");
             goto done;
         }
     }

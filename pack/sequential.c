@@ -393,7 +393,6 @@ done:
     return rc;
 }
 
-/* Odd inputs are the last of a sublayer, unless they are inputs of an expert. */
 int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int input,
                           struct qt_err *err)
 {
@@ -402,7 +401,7 @@ int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int 
     QT_TRY(sums_new(s, linear_with(s, input), err));
     if (s->sums.weighted)
         QT_TRY(list_tokens(s, (size_t)qt_model_expert(s->model, s->layer, input), err));
-    s->reference_done = input % 2 && !s->sums.weighted;
+    s->reference_done = qt_model_ends_sublayer(s->model, s->layer, input);
     for (size_t at = 0; at < s->tokens; at += step)
         QT_TRY(observe_chunk(s, input, at, qt_min_size(step, s->tokens - at), err));
     QT_TRY(sums_download(out, s, err));

@@ -281,6 +281,30 @@ static int cpu_scatter_rows(struct qt_backend *be, float *y, const float *x, con
     return QT_OK;
 }
 
+struct columns_job {
+    float *y;
+    const float *x;
+    size_t ldy, ldx, n, m;
+};
+
+static void columns_item(void *ctx, size_t item)
+{
+    const struct columns_job *job = ctx;
+    const size_t rows = cpu_rows_per_item(job->n), first = item * rows;
+    for (size_t i = first; i < qt_min_size(first + rows, job->m); i++)
+        memcpy(job->y + i * job->ldy, job->x + i * job->ldx, job->n * sizeof(float));
+}
+
+static int cpu_copy_columns(struct qt_backend *be, float *y, size_t ldy, const float *x, size_t ldx,
+                            size_t n, size_t m, struct qt_err *err)
+{
+    struct columns_job job = {y, x, ldy, ldx, n, m};
+    (void)be;
+    (void)err;
+    qt_parallel_for(qt_ceil_div(m, cpu_rows_per_item(n)), columns_item, &job);
+    return QT_OK;
+}
+
 /* ---- score ---------------------------------------------------------------------------------- */
 
 struct score_job {
@@ -493,6 +517,7 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
         .add = cpu_add_op,
         .gather_rows = cpu_gather_rows,
         .scatter_rows = cpu_scatter_rows,
+        .copy_columns = cpu_copy_columns,
         .scale = cpu_scale_op,
         .score = cpu_score,
         .gram = cpu_gram_op,

@@ -355,6 +355,14 @@ static int cuda_add(struct qt_backend *be, float *y, const float *x, size_t coun
                  : QT_OK;
 }
 
+static int cuda_copy_columns(struct qt_backend *be, float *y, size_t ldy, const float *x,
+                             size_t ldx, size_t n, size_t m, struct qt_err *err)
+{
+    return m && n ? gpu_check_launch(gpu_math_copy_columns(y, ldy, x, ldx, n, m, self(be)->stream),
+                                     "copy", err)
+                  : QT_OK;
+}
+
 typedef int rows_fn(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
                     size_t n, void *stream);
 
@@ -657,6 +665,7 @@ static const struct qt_backend functions = {
     .add = cuda_add,
     .gather_rows = cuda_gather_rows,
     .scatter_rows = cuda_scatter_rows,
+    .copy_columns = cuda_copy_columns,
     .scale = cuda_scale,
     .score = cuda_score,
     .gram = cuda_gram,

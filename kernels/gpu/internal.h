@@ -93,6 +93,8 @@ int gpu_math_add(float *y, const float *x, size_t count, void *stream);
 /* The functions gather_rows and scatter_rows of struct qt_backend. */
 int gpu_math_gather(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
                     size_t n, void *stream);
+int gpu_math_copy_columns(float *y, size_t ldy, const float *x, size_t ldx, size_t n, size_t m,
+                          void *stream);
 int gpu_math_scatter(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
                      size_t n, void *stream);
 /* Splits x[rows][k] (or [k][rows] if `transposed`; ld: floats from row to row) into TF32 parts, as

@@ -168,6 +168,13 @@ static __global__ void activate_kernel(float *y, const float *gate, const float 
     y[i] = activated(gate[i], kind) * (up ? up[i] : 1.0f);
 }
 
+static __global__ void columns_kernel(float *y, size_t ldy, const float *x, size_t ldx, size_t n,
+                                      size_t count)
+{
+    FOR_ELEMENTS(i, count)
+    y[i / n * ldy + i % n] = x[i / n * ldx + i % n];
+}
+
 static __global__ void rope_kernel(float *x, const float *cos, const float *sin, size_t count,
                                    size_t seqlen, size_t heads, size_t dim, size_t half,
                                    bool interleaved)
@@ -431,6 +438,12 @@ int gpu_math_gather(float *y, const float *x, const uint32_t *rows, const float 
 {
     return LAUNCH(rows_kernel<false>, blocks_for(m * n), THREADS, stream, y, x, rows, factor, m * n,
                   n);
+}
+
+int gpu_math_copy_columns(float *y, size_t ldy, const float *x, size_t ldx, size_t n, size_t m,
+                          void *stream)
+{
+    return LAUNCH(columns_kernel, blocks_for(m * n), THREADS, stream, y, ldy, x, ldx, n, m * n);
 }
 
 int gpu_math_scatter(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,

@@ -79,13 +79,38 @@
 
 #define GLM_MOE_LIKE                                                                               \
     LLAMA_LIKE, .intermediate_key = "moe_intermediate_size", .experts = "mlp.experts.",            \
-                .shared = "mlp.shared_experts.", .sigmoid_router = true,                           \
+                .shared = "mlp.shared_experts.", .sigmoid_router = true, .grouped_router = true,   \
                 .shared_count_key = "n_shared_experts"
 
 /* MLP of the squared rectifier, without a gate. */
 #define RELU2_LIKE                                                                                 \
     DECODER_NAMES, .act_key = "hidden_act", .act = "relu2", .eps = 1e-5,                           \
                    .tied = {"tie_word_embeddings", false}
+
+#define LATENT_PARTS                                                                               \
+    [ROLE_ATTN_IN] = "input_layernorm", [ROLE_Q] = "self_attn.q_proj",                             \
+    [ROLE_Q_A] = "self_attn.q_a_proj", [ROLE_KV_A] = "self_attn.kv_a_proj_with_mqa",               \
+    [ROLE_Q_A_NORM] = "self_attn.q_a_layernorm", [ROLE_Q_B] = "self_attn.q_b_proj",                \
+    [ROLE_KV_A_NORM] = "self_attn.kv_a_layernorm", [ROLE_KV_B] = "self_attn.kv_b_proj",            \
+    [ROLE_O] = "self_attn.o_proj", [ROLE_MLP_IN] = "post_attention_layernorm"
+
+#define LATENT_LIKE                                                                                \
+    DECODER_NAMES, .eps_key = "rms_norm_eps", .act_key = "hidden_act", .act = "silu",              \
+                   .latent = true, .qkv_bias = {"attention_bias", false},                          \
+                   .o_bias = {"attention_bias", false}
+
+#define LATENT_MOE_LIKE                                                                            \
+    LATENT_LIKE, .intermediate_key = "moe_intermediate_size", .experts = "mlp.experts.",           \
+                 .shared = "mlp.shared_experts.", .dense = "mlp.", .grouped_router = true,         \
+                 .shared_count_key = "n_shared_experts", .interleaved = true,                      \
+                 .tied = {"tie_word_embeddings", false}
+
+#define DEEPSEEK_V3_LIKE                                                                           \
+    LATENT_MOE_LIKE,                                                                               \
+        .parts = {LATENT_PARTS,                                                                    \
+                  EXPERT_PARTS, [ROLE_SELECT_BIAS] = "mlp.gate.e_score_correction_bias"},          \
+        .sigmoid_router = true, .normalize_routing = {"norm_topk_prob", true}, .shared_count = 1,  \
+        .interleave_read = true, .read = config_read_deepseek_v3
 
 static const struct arch_alias internlm3_keys[] = {
     {"attention_bias", "qkv_bias"}, {"mlp_bias", "bias"}, {0}};
@@ -378,6 +403,50 @@ static const struct arch table[] = {
         .qkv_bias = {"attention_bias", false},
     },
     {
+        .family = "deepseek_v2",
+        LATENT_MOE_LIKE,
+        .parts = {LATENT_PARTS, EXPERT_PARTS},
+        .value_dim = 128,
+        .shared_count = 2,
+        .group_best = true,
+        .read = config_read_deepseek_v2,
+    },
+    {
+        .family = "deepseek_v3",
+        DEEPSEEK_V3_LIKE,
+        .value_dim = 128,
+        .first_dense = 3,
+        .groups = 8,
+        .top_groups = 4,
+        .routing_scale = 2.5,
+    },
+    {
+        .family = "glm4_moe_lite",
+        DEEPSEEK_V3_LIKE,
+        .value_dim = 256,
+        .eps = 1e-5,
+        .mlp_types = true,
+        .first_dense = 1,
+        .routing_scale = 1.8,
+    },
+    {
+        .family = "youtu",
+        LATENT_LIKE,
+        .parts = {LATENT_PARTS, MLP_PARTS},
+        .value_dim = 128,
+        .interleaved = true,
+        .interleave_read = true,
+        .tied = {"tie_word_embeddings", true},
+    },
+    {
+        .family = "minicpm3",
+        LATENT_LIKE,
+        .parts = {LATENT_PARTS, MLP_PARTS},
+        .eps = 1e-5,
+        .tied = {"tie_word_embeddings", true},
+        .read = config_read_minicpm3,
+    },
+    {
         .family = "dots1",
         .kv_heads = 32,
         GLM_MOE_LIKE,
@@ -664,6 +733,7 @@ static const struct arch_multimodal multimodal[] = {
     {"glm4v", "glm4v_text", 0},
     {"glm4v_moe", "glm4v_moe_text", 0},
     {"idefics3", "llama", 1e-5},
+    {"kimi_k25", "deepseek_v3", 0},
     {"internvl", "qwen2", 0},
     {"llava", "llama", 0},
     {"llava_next", "llama", 0},
@@ -689,7 +759,7 @@ const struct arch_multimodal *arch_of_multimodal(const char *type)
 }
 
 /* Families that have another name in some checkpoints. */
-static const char *const renamed[][2] = {{"exaone4_5_text", "exaone4"}};
+static const char *const renamed[][2] = {{"exaone4_5_text", "exaone4"}, {"kimi_k2", "deepseek_v3"}};
 
 const struct arch *arch_find(const char *family)
 {
@@ -707,4 +777,11 @@ const char *qt_model_type(size_t i)
     return i < FAMILIES                ? table[i].family
            : i < FAMILIES + MULTIMODAL ? multimodal[i - FAMILIES].type
                                        : NULL;
+}
+
+const char *arch_cannot(const struct arch *arch, bool experts, enum qt_use use)
+{
+    return experts && use != QT_USE_KV4 ? "mixtures of experts"
+           : arch->latent               ? "latent attention"
+                                        : NULL;
 }

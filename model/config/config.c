@@ -27,7 +27,9 @@ static int read_heads(struct config *cfg, const struct source *src, struct qt_er
         return qt_fail(err, QT_E_INPUT, src->path, NULL,
                        "'num_attention_heads' %zu is not a multiple of 'num_key_value_heads' %zu",
                        info->heads, info->kv_heads);
-    if (config_given(src->json, "head_dim"))
+    if (cfg->arch->latent)
+        info->head_dim = 1; /* read_latent sets it */
+    else if (config_given(src->json, "head_dim"))
         QT_TRY(config_read_size(&info->head_dim, src, "head_dim", LIMIT_HEADS, err));
     else if (cfg->arch->head_dim && !config_null(src->json, "head_dim"))
         info->head_dim = cfg->arch->head_dim;
@@ -39,6 +41,40 @@ static int read_heads(struct config *cfg, const struct source *src, struct qt_er
         info->head_dim = info->hidden / info->heads;
 done:
     return rc;
+}
+
+/* Latent attention: see struct config. */
+static int read_latent(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const struct arch *arch = cfg->arch;
+    const bool direct = config_null(src->json, "q_lora_rank");
+    int rc = QT_OK;
+    if (cfg->info.kv_heads != cfg->info.heads)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'num_key_value_heads' %zu differs from 'num_attention_heads' %zu",
+                       cfg->info.kv_heads, cfg->info.heads);
+    cfg->latent.v = arch->value_dim;
+    if (!direct)
+        QT_TRY(config_read_size(&cfg->latent.q_rank, src, "q_lora_rank", CONFIG_WIDTH, err));
+    QT_TRY(config_read_size(&cfg->latent.kv_rank, src, "kv_lora_rank", CONFIG_WIDTH, err));
+    QT_TRY(config_read_size(&cfg->latent.nope, src, "qk_nope_head_dim", LIMIT_HEADS, err));
+    QT_TRY(config_read_size(&cfg->latent.rope, src, "qk_rope_head_dim", LIMIT_HEADS, err));
+    if (!config_given(src->json, "v_head_dim") && !arch->value_dim)
+        cfg->latent.v = cfg->info.hidden / cfg->info.heads;
+    QT_TRY(config_read_size(&cfg->latent.v, src, "v_head_dim", LIMIT_HEADS, err));
+    cfg->o_width = cfg->info.heads * cfg->latent.v;
+    cfg->info.head_dim = qt_max_size(cfg->latent.nope + cfg->latent.rope, cfg->latent.v);
+done:
+    return rc;
+}
+
+static int read_mixers(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    int rc = qt_array_new(&cfg->mixers, cfg->info.layers, sizeof *cfg->mixers, err);
+    cfg->o_width = cfg->info.heads * cfg->info.head_dim;
+    for (size_t i = 0; rc == QT_OK && i < cfg->info.layers; i++)
+        cfg->mixers[i] = cfg->arch->latent ? MIXER_LATENT : MIXER_ATTENTION;
+    return rc < 0 || !cfg->arch->latent ? rc : read_latent(cfg, src, err);
 }
 
 static int read_sizes(struct config *cfg, const struct source *src, struct qt_err *err)
@@ -53,12 +89,18 @@ static int read_sizes(struct config *cfg, const struct source *src, struct qt_er
     QT_TRY(config_read_size(&info->vocab, src, "vocab_size", CONFIG_WIDTH, err));
     QT_TRY(config_read_size(&info->max_positions, src, "max_position_embeddings", CONFIG_POSITIONS,
                             err));
+    if (cfg->arch->positions_key) {
+        size_t most = 2048;
+        QT_TRY(config_read_size(&most, src, cfg->arch->positions_key, CONFIG_POSITIONS, err));
+        info->max_positions = qt_min_size(info->max_positions, most);
+    }
     if (cfg->arch->experts)
         QT_TRY(config_read_experts(cfg, src, err));
     else
         QT_TRY(config_read_size(&cfg->dense_width, src, key ? key : "intermediate_size",
                                 CONFIG_WIDTH, err));
     QT_TRY(read_heads(cfg, src, err));
+    QT_TRY(read_mixers(cfg, src, err));
     cfg->embed_dim = info->hidden;
     if (cfg->arch->project_in)
         QT_TRY(config_read_size(&cfg->embed_dim, src, "word_embed_proj_dim", CONFIG_WIDTH, err));
@@ -124,7 +166,8 @@ static int read_flags(struct config *cfg, const struct source *src, struct qt_er
     cfg->eps = (float)eps;
     cfg->final_norm = true;
     cfg->embed_scale = cfg->residual_scale = cfg->logit_scale = 1.0f;
-    cfg->attn_scale = (float)(1.0 / sqrt((double)cfg->info.head_dim));
+    cfg->attn_scale = (float)(1.0 / sqrt((double)(arch->latent ? cfg->latent.nope + cfg->latent.rope
+                                                               : cfg->info.head_dim)));
     if (config_given(src->json, "clip_qkv"))
         QT_TRY(config_unsupported(src, "clip_qkv", "a number", err));
     if (config_given(src->json, QT_QUANTIZATION_KEY) ||
@@ -356,6 +399,7 @@ void config_free(struct config *cfg)
 {
     qt_free(cfg->windows);
     qt_free(cfg->no_rope);
+    qt_free(cfg->mixers);
     qt_free(cfg->dense);
     qt_free(cfg->rope.inv_freq);
     qt_free(cfg->rope.long_inv_freq);

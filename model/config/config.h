@@ -37,6 +37,9 @@ int config_read_flag(bool *out, const struct source *src, const struct arch_flag
 int config_read_opt(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_gemma(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_multipliers(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_deepseek_v2(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_deepseek_v3(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_minicpm3(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_granite4(struct config *cfg, const struct source *src, struct qt_err *err);
 
 /* Reads all fields of cfg about experts, and the width of dense MLPs. */

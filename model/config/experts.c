@@ -21,12 +21,31 @@ static int read_layers(struct expert_layers *out, const struct config *cfg,
             QT_TRY(qt_json_get_size(&out->last, src->json, last, src->path, err));
     } else {
         QT_TRY(config_read_size(&out->step, src, "decoder_sparse_step", CONFIG_LAYERS, err));
-        if (cfg->arch->sigmoid_router)
+        if (cfg->arch->grouped_router)
             QT_TRY(
                 qt_json_get_size(&out->first, src->json, "first_k_dense_replace", src->path, err));
     }
 done:
     return rc;
+}
+
+/* Replaces cfg->dense by the list mlp_layer_types, if it is given. */
+static int read_mlp_types(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const char key[] = "mlp_layer_types";
+    const json_t *types = json_object_get(src->json, key);
+    if (!config_given(src->json, key))
+        return QT_OK;
+    if (!json_is_array(types) || json_array_size(types) != cfg->info.layers)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not a list of %zu names", key,
+                       cfg->info.layers);
+    for (size_t i = 0; i < cfg->info.layers; i++) {
+        const char *type = json_string_value(json_array_get(types, i));
+        cfg->dense[i] = type && strcmp(type, "dense") == 0;
+        if (!type || (!cfg->dense[i] && strcmp(type, "sparse") != 0))
+            return config_unsupported(src, key, type ? type : "an entry that is not a string", err);
+    }
+    return QT_OK;
 }
 
 /* Reads cfg->dense and dense_width. */
@@ -51,6 +70,8 @@ static int read_dense(struct config *cfg, const struct source *src, struct qt_er
         if ((size_t)json_integer_value(entry) < cfg->info.layers)
             cfg->dense[json_integer_value(entry)] = true;
     }
+    if (cfg->arch->mlp_types)
+        QT_TRY(read_mlp_types(cfg, src, err));
     for (i = 0; i < cfg->info.layers; i++) {
         any = any || cfg->dense[i];
         all = all && cfg->dense[i];
@@ -139,8 +160,9 @@ int config_read_experts(struct config *cfg, const struct source *src, struct qt_
     while (at + 1 < sizeof keys / sizeof *keys && !config_given(src->json, keys[at]))
         at++;
     key = keys[at];
-    cfg->groups = cfg->top_groups = 1;
-    cfg->routing_scale = 1;
+    cfg->groups = arch->groups ? arch->groups : 1;
+    cfg->top_groups = arch->top_groups ? arch->top_groups : 1;
+    cfg->routing_scale = arch->routing_scale > 0 ? arch->routing_scale : 1;
     QT_TRY(config_read_size(&cfg->expert_width, src, width ? width : "intermediate_size",
                             CONFIG_WIDTH, err));
     QT_TRY(config_read_size(&cfg->routed, src, key, LIMIT_EXPERTS, err));
@@ -149,7 +171,7 @@ int config_read_experts(struct config *cfg, const struct source *src, struct qt_
         return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' %zu is more than '%s' %zu", chosen,
                        cfg->top_k, key, cfg->routed);
     QT_TRY(config_read_flag(&cfg->normalize_routing, src, &arch->normalize_routing, err));
-    if (arch->sigmoid_router)
+    if (arch->grouped_router)
         QT_TRY(read_groups(cfg, src, err));
     if (arch->moe_layers)
         QT_TRY(refuse_options(src, err));

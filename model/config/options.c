@@ -94,3 +94,66 @@ int config_read_granite4(struct config *cfg, const struct source *src, struct qt
 done:
     return rc;
 }
+
+/* Refuses any value but `only`. */
+static int expect_string(const struct source *src, const char *key, const char *only,
+                         struct qt_err *err)
+{
+    const char *value = only;
+    int rc = qt_json_get_string(&value, src->json, key, src->path, err);
+    return rc < 0 || strcmp(value, only) == 0 ? rc : config_unsupported(src, key, value, err);
+}
+
+/* moe_layer_freq, which transformers ignores. */
+static int expect_all_layers(const struct source *src, struct qt_err *err)
+{
+    size_t step = 1;
+    int rc = qt_json_get_size(&step, src->json, "moe_layer_freq", src->path, err);
+    return rc < 0 || step == 1 ? rc : config_unsupported(src, "moe_layer_freq", "not 1", err);
+}
+
+int config_read_deepseek_v2(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const char *method = "greedy";
+    bool normalize = false;
+    int rc;
+    QT_TRY(expect_all_layers(src, err));
+    QT_TRY(expect_string(src, "scoring_func", "softmax", err));
+    QT_TRY(qt_json_get_bool(&normalize, src->json, "norm_topk_prob", src->path, err));
+    if (normalize) /* transformers ignores it, the authors' code does not */
+        QT_TRY(config_unsupported(src, "norm_topk_prob", "true", err));
+    QT_TRY(qt_json_get_string(&method, src->json, "topk_method", src->path, err));
+    if (strcmp(method, "greedy") == 0)
+        cfg->groups = cfg->top_groups = 1;
+    else if (strcmp(method, "group_limited_greedy") != 0)
+        rc = config_unsupported(src, "topk_method", method, err);
+done:
+    return rc;
+}
+
+int config_read_deepseek_v3(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    int rc;
+    (void)cfg;
+    QT_TRY(expect_all_layers(src, err));
+    QT_TRY(expect_string(src, "scoring_func", "sigmoid", err));
+    QT_TRY(expect_string(src, "topk_method", "noaux_tc", err));
+done:
+    return rc;
+}
+
+int config_read_minicpm3(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const double root = sqrt((double)cfg->info.layers);
+    double embed = 12, depth = config_null(src->json, "scale_depth") ? root : 1.4;
+    size_t base = config_null(src->json, "dim_model_base") ? cfg->info.hidden : 256;
+    int rc;
+    QT_TRY(config_read_positive(&embed, src, "scale_emb", err));
+    QT_TRY(config_read_positive(&depth, src, "scale_depth", err));
+    QT_TRY(config_read_size(&base, src, "dim_model_base", CONFIG_WIDTH, err));
+    cfg->embed_scale = (float)embed;
+    cfg->residual_scale = (float)(depth / root);
+    cfg->logit_scale = (float)((double)base / (double)cfg->info.hidden);
+done:
+    return rc;
+}

@@ -244,10 +244,13 @@ static int read_rotary_dim(struct config *cfg, const struct source *options,
         QT_TRY(config_unsupported(src, "partial_rotary_factor", "null", err));
     QT_TRY(config_read_positive(&partial, src, "partial_rotary_factor", err));
     QT_TRY(config_read_positive(&partial, options, "partial_rotary_factor", err));
+    if (cfg->arch->latent && partial != 1)
+        QT_TRY(config_unsupported(src, "partial_rotary_factor", "a value other than 1", err));
     if (partial != 1 && (!cfg->arch->partial_rope || partial > 1))
         QT_TRY(config_unsupported(src, "partial_rotary_factor",
                                   partial > 1 ? "a value above 1" : "a value other than 1", err));
-    cfg->rotary_dim = (size_t)((double)cfg->info.head_dim * partial);
+    cfg->rotary_dim =
+        cfg->arch->latent ? cfg->latent.rope : (size_t)((double)cfg->info.head_dim * partial);
     if (cfg->rotary_dim % 2 || !cfg->rotary_dim)
         rc =
             partial < 1
@@ -258,6 +261,20 @@ static int read_rotary_dim(struct config *cfg, const struct source *options,
                 : qt_fail(err, QT_E_INPUT, src->path, NULL,
                           "'head_dim' %zu is odd; the rotary embedding requires an even number",
                           cfg->rotary_dim);
+done:
+    return rc;
+}
+
+/* DeepSeek: scores are multiplied by the square of YaRN's factor for mscale_all_dim. */
+static int scale_attention(const struct scaling *s, struct qt_err *err)
+{
+    double factor = 0, mscale = 0;
+    int rc = QT_OK;
+    if (!given_not_0(s->options->json, "mscale_all_dim"))
+        return QT_OK;
+    QT_TRY(config_read_positive(&mscale, s->options, "mscale_all_dim", err));
+    QT_TRY(config_read_positive(&factor, s->options, "factor", err));
+    s->cfg->attn_scale *= (float)pow(yarn_attention(factor, mscale), 2);
 done:
     return rc;
 }
@@ -303,6 +320,8 @@ static int read_rope_from(struct rotary *out, struct config *cfg, const json_t *
     }
     const struct scaling s = {out, powers, theta, cfg, src, &options};
     QT_TRY(scale(&s, type, err));
+    if (cfg->arch->latent && strcmp(type, "default") != 0)
+        QT_TRY(scale_attention(&s, err));
     if (cfg->arch->query_steps)
         QT_TRY(read_query_steps(&s, err));
 done:
@@ -366,6 +385,9 @@ int config_read_rope(struct config *cfg, const struct source *src, struct qt_err
     int rc = QT_OK;
     if (!empty)
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    cfg->interleaved = cfg->arch->interleaved;
+    if (cfg->arch->interleave_read)
+        QT_TRY(qt_json_get_bool(&cfg->interleaved, src->json, "rope_interleave", src->path, err));
     if (!(cfg->arch->local_theta > 0)) {
         QT_TRY(find_rope(&rope, src, empty, err));
         if (cfg->arch->rope_needed && rope == empty)

@@ -254,8 +254,7 @@ static int heads_back(const struct chunk *c, enum role norm, float *d, const flo
         QT_TRY(norm_back(c, norm, d, d, raw, rows, err));
     if (rope->cos)
         QT_TRY(c->be->rope(c->be, d, rope->cos, rope->minus_sin, c->run.m, c->run.seqlen, heads,
-                           c->cfg->info.head_dim, c->cfg->rotary_dim, c->cfg->arch->interleaved,
-                           err));
+                           c->cfg->info.head_dim, c->cfg->rotary_dim, c->cfg->interleaved, err));
     if (!norm_last)
         QT_TRY(norm_back(c, norm, d, d, raw, rows, err));
 done:
@@ -291,9 +290,9 @@ int qt_layer_grad(struct qt_layer *layer, float *grad, const struct qt_layer_gra
     const struct config *cfg = &layer->model->cfg;
     size_t width = cfg->info.hidden, rows;
     int rc = QT_OK;
-    if (cfg->info.experts)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "gradients of a mixture of experts are not supported");
+    const char *part = qt_model_cannot(layer->model, QT_USE_LEARN);
+    if (part)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "learning does not support %s", part);
     QT_TRY(layer_check_length(layer->model, m, seqlen, err));
     rows = layer_chunk(m, seqlen);
     QT_TRY(prepare(layer, rows, seqlen, err));

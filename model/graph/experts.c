@@ -43,8 +43,8 @@ static void score(double *p, const float *logit, const struct config *cfg)
         p[i] /= sum;
 }
 
-/* Group-limited routing (DeepSeek-V3): a group's score is the sum of its two best ranks. All groups
- * but the top_groups best are excluded: their ranks become -infinity. */
+/* Group-limited routing (DeepSeek): a group's score is the sum of its two best ranks, or its best
+ * rank. All groups but the top_groups best are excluded: their ranks become -infinity. */
 static void exclude_groups(double *rank, const struct config *cfg)
 {
     const size_t n = cfg->routed / cfg->groups;
@@ -52,8 +52,9 @@ static void exclude_groups(double *rank, const struct config *cfg)
         double least = INFINITY, *worst = rank;
         for (double *group = rank; group < rank + cfg->routed; group += n) {
             const size_t first = best(group, n);
-            double second = n > 1 ? -INFINITY : 0;
-            for (size_t i = 0; i < n; i++)
+            const bool two = n > 1 && !cfg->arch->group_best;
+            double second = two ? -INFINITY : 0;
+            for (size_t i = 0; i < n && two; i++)
                 if (i != first)
                     second = fmax(second, group[i]);
             if (group[first] > -INFINITY && group[first] + second <= least) {

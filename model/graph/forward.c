@@ -29,37 +29,16 @@ done:
     return rc;
 }
 
-static int run_attention(const struct layer_run *r, struct qt_err *err)
+static int run_mixer(const struct layer_run *r, struct qt_err *err)
 {
     struct qt_layer *l = r->layer;
-    const struct config *cfg = &l->model->cfg;
-    const struct qt_model_info *info = &cfg->info;
-    struct qt_attention a = layer_attention(r);
-    size_t width = info->heads * info->head_dim, kv_width = info->kv_heads * info->head_dim;
-    float *q = l->scratch, *k = q + r->m * width, *v = k + r->m * kv_width,
-          *y = v + r->m * kv_width;
-    const float *x, *attended = y;
+    const float *x;
     bool stop;
     int rc = QT_OK;
     QT_TRY(sublayer_input(&x, r, ROLE_ATTN_IN, err));
-    QT_TRY(layer_input(&x, &stop, r, ROLE_Q, err));
-    if (stop)
-        goto done;
-    QT_TRY(layer_linear(r, ROLE_Q, q, x, err));
-    QT_TRY(layer_linear(r, ROLE_K, k, x, err));
-    QT_TRY(layer_linear(r, ROLE_V, v, x, err));
-    QT_TRY(layer_heads(r, ROLE_Q_NORM, q, q, info->heads, err));
-    QT_TRY(layer_heads(r, ROLE_K_NORM, k, k, info->kv_heads, err));
-    if (l->fake_quant.cache)
-        QT_TRY(l->fake_quant.cache(l->fake_quant.cache_ctx, l->be, k, v, l->exact_keys,
-                                   layer_linear_of(l->def, ROLE_K), layer_linear_of(l->def, ROLE_V),
-                                   r->m, &a, err));
-    QT_TRY(l->be->attention(l->be, y, q, k, v, r->m, &a, err));
-    QT_TRY(layer_input(&attended, &stop, r, ROLE_O, err));
-    if (stop)
-        goto done;
-    QT_TRY(layer_linear(r, ROLE_O, l->x, attended, err));
-    QT_TRY(sublayer_output(r, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
+    QT_TRY(mixer_of(l)->run(&stop, l->x, x, r, err));
+    if (!stop)
+        QT_TRY(sublayer_output(r, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
 done:
     return rc;
 }
@@ -109,22 +88,22 @@ int qt_layer_run(struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
                  const struct qt_hook *hook, struct qt_err *err)
 {
     return run_sublayers(
-        (sublayer *const[]){run_attention, run_mlp},
+        (sublayer *const[]){run_mixer, run_mlp},
         &(struct layer_run){
             .layer = layer, .hidden = hidden, .m = m, .seqlen = seqlen, .hook = hook, .stop = -1},
         err);
 }
 
-static sublayer *sublayer_of(int input)
+static sublayer *sublayer_of(const struct qt_layer *layer, int input)
 {
-    return input < 2 ? run_attention : run_mlp;
+    return input < layer->def->mixer_inputs ? run_mixer : run_mlp;
 }
 
 int qt_layer_run_sublayer(struct qt_layer *layer, int input, float *hidden, size_t m, size_t seqlen,
                           const struct qt_hook *hook, struct qt_err *err)
 {
     return run_sublayers(
-        (sublayer *const[]){sublayer_of(input), NULL},
+        (sublayer *const[]){sublayer_of(layer, input), NULL},
         &(struct layer_run){
             .layer = layer, .hidden = hidden, .m = m, .seqlen = seqlen, .hook = hook, .stop = -1},
         err);
@@ -133,7 +112,7 @@ int qt_layer_run_sublayer(struct qt_layer *layer, int input, float *hidden, size
 int qt_layer_run_to(struct qt_layer *layer, int input, float *hidden, size_t m, size_t seqlen,
                     const struct qt_tokens *tokens, const struct qt_hook *hook, struct qt_err *err)
 {
-    return run_sublayers((sublayer *const[]){sublayer_of(input), NULL},
+    return run_sublayers((sublayer *const[]){sublayer_of(layer, input), NULL},
                          &(struct layer_run){.layer = layer,
                                              .hidden = hidden,
                                              .m = m,

@@ -38,6 +38,12 @@ enum role {
     ROLE_V,
     ROLE_Q_NORM,
     ROLE_K_NORM,
+    ROLE_Q_A, /* latent attention, up to KV_B */
+    ROLE_KV_A,
+    ROLE_Q_A_NORM,
+    ROLE_Q_B,
+    ROLE_KV_A_NORM,
+    ROLE_KV_B,
     ROLE_O,
     ROLE_ATTN_OUT,
     ROLE_MLP_IN,
@@ -85,11 +91,15 @@ enum no_rope_rule {
 struct config;
 struct source;
 
+/* What the first sublayer of a decoder layer is, between ATTN_IN and ATTN_OUT. */
+enum mixer_kind { MIXER_ATTENTION, MIXER_LATENT, MIXER_KINDS };
+
 /* A model family: the keys of config.json, their defaults, tensor names and parts of the graph. */
 struct arch {
     const char *family; /* model_type */
     /* Defaults. 0: config.json must have the key; for kv_heads: heads; head_dim: hidden / heads. */
     size_t vocab, max_positions, heads, kv_heads, head_dim;
+    size_t value_dim;                 /* default of v_head_dim; 0: hidden / heads */
     const struct arch_alias *aliases; /* ends with {0}; NULL: none */
     /* Tensor names without the decoder's prefix ("model.") and ".weight" or ".bias". The names of a
      * layer follow `layers` and the layer number. */
@@ -99,8 +109,13 @@ struct arch {
      * `shared` a part of the shared expert, `dense` a part of a dense MLP. NULL: there are none. */
     const char *experts, *shared, *dense;
     struct arch_flag normalize_routing; /* routing weights of the chosen experts sum to 1 */
+    bool sigmoid_router;                /* scores are sigmoids, not a softmax */
     /* Also reads n_group, topk_group, routed_scaling_factor and first_k_dense_replace. */
-    bool sigmoid_router;
+    bool grouped_router;
+    size_t groups, top_groups;    /* their defaults; 0: 1 */
+    double routing_scale;         /* default of routed_scaling_factor; 0: 1 */
+    bool mlp_types;               /* reads mlp_layer_types */
+    bool group_best;              /* a group's score is its best score, not the sum of two */
     size_t first_dense;           /* default of the number of leading layers with a dense MLP */
     bool moe_layers;              /* reads moe_k and moe_layer_{start_index,end_index,interval} */
     bool select_bias_row;         /* SELECT_BIAS is stored as a matrix of one row */
@@ -123,19 +138,22 @@ struct arch {
     enum window_rule window;
     const char *window_period_key; /* NULL: window_period is fixed */
     size_t window_period;
-    size_t window_from; /* default of max_window_layers; 0: 28 */
-    bool window_switch; /* reads use_sliding_window, default false */
-    size_t window_size; /* default of sliding_window; 0: 4096 */
-    bool window_given;  /* without the key sliding_window there is no window (else: the default) */
+    const char *positions_key; /* the model is run on at most so many tokens; NULL: no such key */
+    size_t window_from;        /* default of max_window_layers; 0: 28 */
+    bool window_switch;        /* reads use_sliding_window, default false */
+    size_t window_size;        /* default of sliding_window; 0: 4096 */
+    bool window_given; /* without the key sliding_window there is no window (else: the default) */
     bool window_optional; /* with WINDOW_PATTERN: sliding_window null means no window */
     enum no_rope_rule no_rope;
     bool norms_of_all_heads;    /* Q_NORM and K_NORM normalize all attention heads together */
     bool norms_after_rope;      /* Q_NORM and K_NORM follow the rotary embedding */
     const char *head_norms_key; /* key that enables Q_NORM and K_NORM; NULL: always enabled */
+    bool latent;                /* MIXER_LATENT: reads q_lora_rank and the like */
     bool rope;            /* false: learned positions from row `position_offset` of the table */
     bool partial_rope;    /* reads partial_rotary_factor */
     double rotary_factor; /* default of partial_rotary_factor; 0: 1 */
     bool interleaved;     /* the rotary embedding pairs channels 2i and 2i + 1 */
+    bool interleave_read; /* rope_interleave overrides it */
     bool query_steps;     /* reads llama_4_scaling_beta: queries are scaled by position */
     bool mrope;           /* accepts rope_type mrope, equal to the default for text */
     bool rope_alpha;      /* rope_type dynamic may have `alpha`, which raises rope_theta */
@@ -147,6 +165,8 @@ struct arch {
     /* Reads options that only this family and its relatives have, after all others; NULL: none. */
     int (*read)(struct config *cfg, const struct source *src, struct qt_err *err);
 };
+/* See qt_model_cannot; experts: the model has MoE layers. */
+const char *arch_cannot(const struct arch *arch, bool experts, enum qt_use use);
 /* Returns NULL for an unknown family. */
 const struct arch *arch_find(const char *family);
 /* A multimodal model: the family of its decoder, and the decoder's default of the norms' epsilon (0:
@@ -180,6 +200,16 @@ struct config {
     size_t *windows;   /* [layers] sliding window in tokens; 0: none */
     bool *no_rope;     /* [layers] true: no rotary embedding */
     size_t rotary_dim; /* channels of an attention head that the rotary embedding rotates */
+    bool interleaved;  /* see struct arch */
+    enum mixer_kind *mixers; /* [layers] */
+    size_t o_width;          /* channels of the input of O */
+    /* Latent attention. An attention head has `nope` channels without rotary embedding and `rope`
+     * channels with it; info.head_dim is the width in memory, at least nope + rope and v. */
+    struct {
+        size_t q_rank,
+            kv_rank; /* widths of the latent states; q_rank 0: Q instead of Q_A and Q_B */
+        size_t nope, rope, v;
+    } latent;
     /* Queries are multiplied by 1 + query_beta ln(1 + floor(position / query_step)); query_beta 0:
      * by 1. */
     float query_beta;
@@ -210,6 +240,7 @@ void config_free(struct config *cfg);
 struct part {
     char *weight, *bias; /* tensor names, owned; NULL: none */
     size_t n, k;
+    float eps;    /* of a norm */
     bool linear;  /* listed by qt_model_linears */
     bool plus_1;  /* 1 is added to the stored weight */
     size_t index; /* in the list of linears or of norms; row range: that of the fused part */
@@ -218,6 +249,8 @@ struct part {
 };
 
 struct layer_def {
+    enum mixer_kind mixer;
+    int mixer_inputs;   /* linear inputs of the mixer; those of the MLP follow */
     size_t experts;     /* 0: dense MLP */
     struct part *parts; /* [layer_parts()], indexed by part_at() */
     struct qt_linear *linears;
@@ -247,15 +280,15 @@ static inline size_t layer_parts(const struct config *cfg)
 }
 
 /* The linear input of an expert: of DOWN, or of GATE and UP. */
-static inline int expert_input(size_t expert, bool down)
+static inline int expert_input(const struct layer_def *layer, size_t expert, bool down)
 {
-    return 2 + 2 * (int)expert + down;
+    return layer->mixer_inputs + 2 * (int)expert + down;
 }
 
 /* The expert that has this linear input; -1: none. */
 static inline int layer_expert(const struct layer_def *layer, int input)
 {
-    return input >= 2 && layer->experts ? (input - 2) / 2 : -1;
+    return input >= layer->mixer_inputs && layer->experts ? (input - layer->mixer_inputs) / 2 : -1;
 }
 
 /* Number of elements of the weight. */

@@ -266,22 +266,39 @@ static size_t widest_mlp(const struct config *cfg)
 static size_t widest_input(const struct config *cfg)
 {
     const struct qt_model_info *info = &cfg->info;
-    return qt_max_size(widest_mlp(cfg), qt_max_size(info->hidden, info->heads * info->head_dim));
+    const size_t latent = qt_max_size(cfg->latent.q_rank, cfg->latent.kv_rank);
+    return qt_max_size(qt_max_size(widest_mlp(cfg), latent),
+                       qt_max_size(info->hidden, cfg->o_width));
+}
+
+static const struct mixer *const mixers[MIXER_KINDS] = {
+    [MIXER_ATTENTION] = &mixer_attention, [MIXER_LATENT] = &mixer_latent};
+
+const struct mixer *mixer_of(const struct qt_layer *l)
+{
+    return mixers[l->def->mixer];
+}
+
+static size_t scratch_floats(const struct qt_layer *l)
+{
+    const struct config *cfg = &l->model->cfg;
+    size_t most = (l->parts[ROLE_GATE].weight ? 2 : 1) * widest_mlp(cfg);
+    for (size_t i = 0; i < cfg->info.layers; i++)
+        most = qt_max_size(most, mixers[cfg->mixers[i]]->scratch_floats(cfg));
+    return most;
 }
 
 int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err *err)
 {
     const struct config *cfg = &l->model->cfg;
     const struct qt_model_info *info = &cfg->info;
-    size_t attention = 2 * (info->heads + info->kv_heads) * info->head_dim;
-    size_t mlp = (l->parts[ROLE_GATE].weight ? 2 : 1) * widest_mlp(cfg);
     int rc = QT_OK;
     if (rows <= l->rows && seqlen == l->seqlen && (!l->fake_quant.input || l->quantized_input) &&
         (!l->fake_quant.cache || l->exact_keys))
         return QT_OK;
     free_work(l);
     QT_TRY(qt_backend_floats(&l->x, l->be, rows, info->hidden, err));
-    QT_TRY(qt_backend_floats(&l->scratch, l->be, rows, qt_max_size(attention, mlp), err));
+    QT_TRY(qt_backend_floats(&l->scratch, l->be, rows, scratch_floats(l), err));
     if (l->fake_quant.input)
         QT_TRY(qt_backend_floats(&l->quantized_input, l->be, rows, widest_input(cfg), err));
     if (l->fake_quant.cache)
@@ -316,7 +333,7 @@ int layer_apply_norm(const struct layer_run *r, enum role role, float *y, const 
     if (!loaded->weight)
         return QT_OK;
     return r->layer->be->norm(r->layer->be, y, x, loaded->weight, loaded->bias, cfg->arch->norm,
-                              cfg->eps, m, r->layer->def->parts[role].n, err);
+                              r->layer->def->parts[role].eps, m, r->layer->def->parts[role].n, err);
 }
 
 bool layer_norm_in_front(const struct qt_layer *l, enum role norm)
@@ -361,7 +378,7 @@ int layer_heads(const struct layer_run *r, enum role norm, float *x, float *raw,
         QT_TRY(norm_heads(r, norm, x, raw, heads, err));
     if (rope->cos)
         QT_TRY(l->be->rope(l->be, x, rope->cos, rope->sin, r->m, r->seqlen, heads,
-                           cfg->info.head_dim, cfg->rotary_dim, cfg->arch->interleaved, err));
+                           cfg->info.head_dim, cfg->rotary_dim, cfg->interleaved, err));
     if (norm_last)
         QT_TRY(norm_heads(r, norm, x, raw, heads, err));
 done:

@@ -131,6 +131,19 @@ int layer_input(const float **x, bool *stop, const struct layer_run *r, size_t p
 int layer_mlp(bool *stop, float *y, const float *x, const struct layer_run *r, size_t expert,
               struct qt_err *err);
 
+/* ---- mixers --------------------------------------------------------------------------------- */
+
+struct mixer {
+    const char *name;
+    size_t (*scratch_floats)(const struct config *cfg); /* of layer.scratch, per token */
+    /* out[m][hidden] = mixer of x[m][hidden], up to the output projection; otherwise like
+     * layer_mlp. out may be x. */
+    int (*run)(bool *stop, float *out, const float *x, const struct layer_run *r,
+               struct qt_err *err);
+};
+extern const struct mixer mixer_attention, mixer_latent; /* attention.c, latent.c */
+const struct mixer *mixer_of(const struct qt_layer *l);
+
 /* ---- experts.c ------------------------------------------------------------------------------ */
 
 /* Sets weights[m][experts] (host memory) as qt_layer_route; x[m][hidden]: the router's input. */

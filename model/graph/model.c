@@ -90,7 +90,9 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
 {
     const struct qt_model_info *info = &cfg->info;
     const bool gated = cfg->arch->parts[ROLE_GATE] != NULL, all = cfg->arch->norms_of_all_heads;
-    const int in = expert_input(expert, false), down = expert_input(expert, true);
+    const int in = expert_input(layer, expert, false), down = expert_input(layer, expert, true);
+    const size_t q_rank = cfg->latent.q_rank, kv_rank = cfg->latent.kv_rank;
+    const size_t qk = cfg->latent.nope + cfg->latent.rope;
     size_t h = info->hidden, q = info->heads * info->head_dim, kv = info->kv_heads * info->head_dim;
     size_t inner = mlp_width(cfg, layer, expert);
     switch (role) {
@@ -103,14 +105,31 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
                                   .feeds_rows = kv,
                                   .feeds_scale = true};
     case ROLE_Q:
-        return (struct qt_linear){.n = q, .k = h, .input = 0, .feeds = -1};
+        return (struct qt_linear){
+            .n = cfg->arch->latent ? info->heads * qk : q, .k = h, .input = 0, .feeds = -1};
     case ROLE_K:
         return (struct qt_linear){.n = kv, .k = h, .input = 0, .feeds = -1};
     case ROLE_V:
         return (struct qt_linear){
             .n = kv, .k = h, .input = 0, .feeds = 1, .feeds_rows = kv, .feeds_scale = true};
+    case ROLE_Q_A:
+        return (struct qt_linear){.n = q_rank, .k = h, .input = 0, .feeds = -1};
+    case ROLE_KV_A:
+        return (struct qt_linear){.n = kv_rank + cfg->latent.rope, .k = h, .input = 0, .feeds = -1};
+    case ROLE_Q_A_NORM:
+        return (struct qt_linear){.n = q_rank, .input = -1, .feeds = -1};
+    case ROLE_Q_B:
+        return (struct qt_linear){.n = info->heads * qk, .k = q_rank, .input = 1, .feeds = -1};
+    case ROLE_KV_A_NORM:
+        return (struct qt_linear){.n = kv_rank, .input = -1, .feeds = -1};
+    case ROLE_KV_B:
+        return (struct qt_linear){.n = info->heads * (cfg->latent.nope + cfg->latent.v),
+                                  .k = kv_rank,
+                                  .input = layer->mixer_inputs - 2,
+                                  .feeds = -1};
     case ROLE_O:
-        return (struct qt_linear){.n = h, .k = q, .input = 1, .feeds = -1};
+        return (struct qt_linear){
+            .n = h, .k = cfg->o_width, .input = layer->mixer_inputs - 1, .feeds = -1};
     case ROLE_GATE_UP:
         return (struct qt_linear){.n = 2 * inner,
                                   .k = h,
@@ -146,10 +165,13 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
 static bool role_biased(const struct config *cfg, enum role role)
 {
     switch (role) {
-    case ROLE_QKV:
     case ROLE_Q:
+        return cfg->qkv_bias && !cfg->arch->latent;
+    case ROLE_QKV:
     case ROLE_K:
     case ROLE_V:
+    case ROLE_Q_A:
+    case ROLE_KV_A:
         return cfg->qkv_bias;
     case ROLE_O:
         return cfg->o_bias;
@@ -163,6 +185,10 @@ static bool role_biased(const struct config *cfg, enum role role)
     case ROLE_SHARED_GATE:
     case ROLE_Q_NORM:
     case ROLE_K_NORM:
+    case ROLE_Q_A_NORM:
+    case ROLE_Q_B:
+    case ROLE_KV_A_NORM:
+    case ROLE_KV_B:
         return false;
     default:
         return cfg->arch->norm == QT_NORM_LAYER;
@@ -192,9 +218,34 @@ static int part_stem(char **out, const struct config *cfg, const struct layer_de
     return qt_string_format(out, err, "%s%s%zu.%s%s", prefix, arch->layers, index, mlp, name);
 }
 
+/* True if the role does not belong to a mixer, or to this one. */
+static bool mixer_has(const struct config *cfg, enum mixer_kind mixer, enum role role)
+{
+    switch (role) {
+    case ROLE_QKV:
+    case ROLE_K:
+    case ROLE_V:
+    case ROLE_Q_NORM:
+    case ROLE_K_NORM:
+        return mixer == MIXER_ATTENTION;
+    case ROLE_Q:
+        return mixer == MIXER_ATTENTION || (mixer == MIXER_LATENT && !cfg->latent.q_rank);
+    case ROLE_Q_A:
+    case ROLE_Q_A_NORM:
+    case ROLE_Q_B:
+        return mixer == MIXER_LATENT && cfg->latent.q_rank;
+    case ROLE_KV_A:
+    case ROLE_KV_A_NORM:
+    case ROLE_KV_B:
+        return mixer == MIXER_LATENT;
+    default:
+        return true;
+    }
+}
+
 static bool layer_has(const struct config *cfg, const struct layer_def *layer, enum role role)
 {
-    return cfg->arch->parts[role] &&
+    return cfg->arch->parts[role] && mixer_has(cfg, layer->mixer, role) &&
            (layer->experts || role < ROLE_ROUTER || role > ROLE_SHARED_GATE) &&
            (cfg->head_norms || (role != ROLE_Q_NORM && role != ROLE_K_NORM));
 }
@@ -226,6 +277,8 @@ static int layer_part(struct layer_def *layer, const struct config *cfg, const c
         part->index = layer->norm_count++;
         layer->norms[part->index] = (struct qt_norm){part->weight, linear.n};
         part->plus_1 = cfg->arch->norms_plus_1;
+        /* transformers gives the norms of latent states an epsilon of their own */
+        part->eps = role == ROLE_Q_A_NORM || role == ROLE_KV_A_NORM ? 1e-6f : cfg->eps;
     }
     return QT_OK;
 }
@@ -250,6 +303,8 @@ static int layer_set(struct layer_def *layer, const struct config *cfg, const ch
     const char *const *names = cfg->arch->parts;
     const size_t parts = layer_parts(cfg);
     int rc;
+    layer->mixer = cfg->mixers[index];
+    layer->mixer_inputs = layer->mixer != MIXER_LATENT ? 2 : cfg->latent.q_rank ? 4 : 3;
     layer->experts = cfg->dense && cfg->dense[index] ? 0 : cfg->info.experts;
     QT_TRY(qt_array_new(&layer->parts, parts, sizeof *layer->parts, err));
     QT_TRY(qt_array_new(&layer->linears, parts, sizeof *layer->linears, err));
@@ -257,7 +312,8 @@ static int layer_set(struct layer_def *layer, const struct config *cfg, const ch
         for (int role = expert ? ROLE_GATE_UP : 0; role < ROLE_COUNT; role++)
             if (layer_has(cfg, layer, (enum role)role))
                 QT_TRY(layer_part(layer, cfg, prefix, index, (enum role)role, expert, w, err));
-            else if (!names[role] && names[role_whole((enum role)role)])
+            else if (!names[role] && names[role_whole((enum role)role)] &&
+                     mixer_has(cfg, layer->mixer, (enum role)role))
                 layer_rows(layer, cfg, (enum role)role, role_whole((enum role)role), expert);
 done:
     return rc;
@@ -450,12 +506,28 @@ bool qt_model_input_is_norm(const struct qt_model *model, int input)
            model->cfg.arch->parts[input < 2 ? ROLE_ATTN_IN : ROLE_MLP_IN];
 }
 
+int qt_model_mlp_input(const struct qt_model *model, size_t layer)
+{
+    return model->layers[layer].mixer_inputs;
+}
+
+bool qt_model_ends_sublayer(const struct qt_model *model, size_t layer, int input)
+{
+    const int mlp = qt_model_mlp_input(model, layer);
+    return input == mlp - 1 || (input == mlp + 1 && !model->layers[layer].experts);
+}
+
 float qt_model_output_scale(const struct qt_model *model, size_t layer, int input)
 {
-    const bool added = input % 2 &&
-                       !model->cfg.arch->parts[input < 2 ? ROLE_ATTN_OUT : ROLE_MLP_OUT] &&
-                       qt_model_expert(model, layer, input) < 0;
+    const bool mlp = input >= qt_model_mlp_input(model, layer);
+    const bool added = qt_model_ends_sublayer(model, layer, input) &&
+                       !model->cfg.arch->parts[mlp ? ROLE_MLP_OUT : ROLE_ATTN_OUT];
     return added ? model->cfg.residual_scale : 0;
+}
+
+const char *qt_model_cannot(const struct qt_model *model, enum qt_use use)
+{
+    return arch_cannot(model->cfg.arch, model->cfg.info.experts > 0, use);
 }
 
 int qt_model_expert(const struct qt_model *model, size_t layer, int input)
@@ -465,8 +537,8 @@ int qt_model_expert(const struct qt_model *model, size_t layer, int input)
 
 size_t qt_model_inputs(const struct qt_model *model, size_t layer)
 {
-    const size_t experts = model->layers[layer].experts;
-    return 2 + 2 * (experts ? experts : 1);
+    const struct layer_def *def = &model->layers[layer];
+    return (size_t)def->mixer_inputs + 2 * (def->experts ? def->experts : 1);
 }
 
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer)

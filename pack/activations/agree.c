@@ -186,7 +186,7 @@ static int check_kinds(bool *any, const struct agreement *a, struct qt_err *err)
         const struct qt_entry *e = qt_container_entry(a->c, i);
         if (!qt_entry_is_w4ax(e))
             continue;
-        if (qt_model_info(a->p.model)->experts || !qt_model_is_linear(a->p.model, e->name))
+        if (qt_model_cannot(a->p.model, QT_USE_W4AX) || !qt_model_is_linear(a->p.model, e->name))
             return qt_fail(err, QT_E_INPUT, qt_container_dir(a->c), e->name,
                            "is w4ax, but is not a linear of a decoder layer with one MLP");
         *any = true;

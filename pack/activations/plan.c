@@ -27,9 +27,10 @@ static int check_item(const struct qt_plan_item *item, const struct qt_model *mo
                       struct qt_err *err)
 {
     const struct qt_tensor *t = item->tensor;
-    if (qt_model_info(model)->experts)
+    const char *part = qt_model_cannot(model, QT_USE_W4AX);
+    if (part)
         return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
-                       "w4ax does not support mixtures of experts: use another scheme");
+                       "w4ax does not support %s: use another scheme", part);
     if (!qt_model_is_linear(model, t->name))
         return qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
                        "is w4ax, but is not a linear weight of a decoder layer");

@@ -208,9 +208,10 @@ static int open_model(struct qt_learner *l, struct qt_err *err)
         .dir = l->source.dir, .ctx = l, .shape = student_shape, .load = student_load};
     QT_TRY(qt_model_open(&l->model, &l->source, err));
     l->info = *qt_model_info(l->model);
-    if (l->info.experts)
-        return qt_fail(err, QT_E_UNSUPPORTED, l->source.dir, NULL,
-                       "learning does not support mixtures of experts");
+    const char *part = qt_model_cannot(l->model, QT_USE_LEARN);
+    if (part)
+        return qt_fail(err, QT_E_UNSUPPORTED, l->source.dir, NULL, "learning does not support %s",
+                       part);
     if (l->data->seqlen < 2 || l->data->seqlen > l->info.max_positions)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
                        "windows have %zu tokens, but the model takes 2 to %zu", l->data->seqlen,

@@ -23,10 +23,10 @@ $ qtool quantize "$MODELS/mixtral" -o r --scheme w4ax --data "$MODELS/mixtral/id
 2 model\.safetensors: tensor [a-z0-9_.]+: w4ax does not support mixtures of experts
 $ qtool quantize "$MODELS/mixtral" -o r --scheme nf4:learn=1 --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
 ? 4
-2 learn=1 is not supported: the model is a mixture of experts
+2 learn=1 does not support mixtures of experts
 $ qtool plan "$MODELS/mixtral" --scheme nf4:learn=1
 ? 4
-2 learn=1 is not supported: the model is a mixture of experts
+2 learn=1 does not support mixtures of experts
 $ qtool quantize "$MODELS/mixtral" -o r --scheme nf4 --tune-norms --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
 ? 4
 2 learning does not support mixtures of experts

@@ -315,6 +315,30 @@ MODELS |= {
             "mrope_section": [1, 1, 0], "partial_rotary_factor": 0.5}),
         vision_config=VISION | dict(image_size=28, patch_size=14)), {}),
 }
+LATENT = TINY | dict(num_key_value_heads=4, kv_lora_rank=8, qk_nope_head_dim=6, qk_rope_head_dim=4,
+                     v_head_dim=5, q_lora_rank=12)
+LATENT_MOE = LATENT | dict(num_hidden_layers=2, moe_intermediate_size=8, n_routed_experts=6,
+                           num_experts_per_tok=2, first_k_dense_replace=1, n_shared_experts=1)
+MODELS |= {
+    "deepseek_v2": ("deepseek_v2", LATENT_MOE | dict(
+        q_lora_rank=None, n_group=1, topk_group=1, topk_method="greedy", rope_parameters=YARN | {
+            "mscale": 0.707, "mscale_all_dim": 0.707}), {}),
+    "deepseek_v2_groups": ("deepseek_v2", LATENT_MOE | dict(
+        n_group=3, topk_group=2, topk_method="group_limited_greedy", n_shared_experts=2,
+        first_k_dense_replace=0, num_hidden_layers=1, attention_bias=True,
+        routed_scaling_factor=1.5), {}),
+    "deepseek_v3": ("deepseek_v3", LATENT_MOE | dict(
+        n_group=3, topk_group=2, v_head_dim=12, rope_parameters=YARN | {
+            "mscale": 1.0, "mscale_all_dim": 1.0}), {"routed_scaling_factor": None}),
+    "glm4_moe_lite": ("glm4_moe_lite", LATENT_MOE | dict(
+        v_head_dim=10, mlp_layer_types=["dense", "sparse"]), {
+            "mlp_layer_types": None, "rms_norm_eps": None}),
+    "youtu": ("youtu", LATENT | dict(num_hidden_layers=1, rope_interleave=False), {}),
+    "minicpm3": ("minicpm3", LATENT | dict(dim_model_base=8, v_head_dim=4, rope_parameters={
+        "rope_type": "longrope", "rope_theta": 300.0, "short_factor": [1.0, 1.25],
+        "long_factor": [1.5, 4.0], "original_max_position_embeddings": 20}),
+        {"scale_emb": None, "scale_depth": None}),
+}
 # Compared by --check only: the same decoders with the names of other multimodal models.
 CHECKED = {
     "llava": ("llava", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP), {}),
@@ -464,7 +488,7 @@ def write_model(directory, kind, options, edits, seed):
         path = directory / "config.json"
         path.write_text(json.dumps({"model_type": edits["omni"], "thinker_config": json.loads(
             path.read_text())}, indent=1, sort_keys=True) + "\n")
-    if not any(".experts." in n for n in files):  # which qtool does not differentiate
+    if not any(re.search(r"\.experts\.|kv_b_proj", n) for n in files):  # else: not supported
         write_grads(directory / "grads.json", model, ids)
 
 

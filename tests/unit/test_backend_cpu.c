@@ -288,6 +288,27 @@ static void test_rows(void **state)
     be->close(be);
 }
 
+static void test_columns(void **state)
+{
+    enum { M = 700, LDX = 11, LDY = 9 };
+    struct qt_backend *be = open_cpu();
+    (void)state;
+    for (size_t n = 0; n <= LDY - 2; n++) {
+        float *x = random_floats(M * LDX, 1), *y = random_floats(M * LDY, 1);
+        float *old = copy_floats(y, M * LDY);
+        assert_int_equal(be->copy_columns(be, y + 2, LDY, x + 3, LDX, n, M - 1, NULL), QT_OK);
+        for (size_t e = 0; e < M * LDY; e++) {
+            const size_t i = e / LDY, j = e % LDY;
+            const bool copied = i < M - 1 && j >= 2 && j < 2 + n;
+            assert_true(y[e] == (copied ? x[i * LDX + 3 + j - 2] : old[e]));
+        }
+        qt_free(x);
+        qt_free(y);
+        qt_free(old);
+    }
+    be->close(be);
+}
+
 static void test_add_scale_copy(void **state)
 {
     struct qt_backend *be = open_cpu();
@@ -577,6 +598,7 @@ int main(void)
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_activate),
         cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_columns),
         cmocka_unit_test(test_add_scale_copy),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_attention_with_cached_keys),

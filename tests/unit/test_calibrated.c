@@ -525,7 +525,7 @@ static void experts_have_limits(void **state)
     opt.plan.scheme = "nf4:g=32,learn=1";
     opt.learn = &learn;
     expect_error("learn", qt_quantize(&report, ckpt, &opt, &f->err), QT_E_UNSUPPORTED,
-                 "mixture of experts", &f->err);
+                 "mixtures of experts", &f->err);
     qt_ckpt_close(ckpt);
 }
 

@@ -538,7 +538,7 @@ static void gradients_are_refused(void **state)
     (void)state;
     expect_ok("layer", qt_layer_open(&layer, f->model, 0, &f->source, f->be, &f->err), &f->err);
     expect_error("gradient", qt_layer_grad(layer, grad, &none, f->hidden, SEQLEN, SEQLEN, &f->err),
-                 QT_E_UNSUPPORTED, "mixture of experts", &f->err);
+                 QT_E_UNSUPPORTED, "mixtures of experts", &f->err);
     qt_layer_close(layer);
     free(grad);
     close_model(f);

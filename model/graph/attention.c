@@ -1,0 +1,40 @@
+/* Attention with keys and values of their own. */
+#include "model/graph/layer.h"
+
+static size_t scratch_floats(const struct config *cfg)
+{
+    return 2 * (cfg->info.heads + cfg->info.kv_heads) * cfg->info.head_dim;
+}
+
+static int run(bool *stop, float *out, const float *x, const struct layer_run *r,
+               struct qt_err *err)
+{
+    struct qt_layer *l = r->layer;
+    const struct qt_model_info *info = &l->model->cfg.info;
+    struct qt_attention a = layer_attention(r);
+    const size_t width = info->heads * info->head_dim, kv_width = info->kv_heads * info->head_dim;
+    float *q = l->scratch, *k = q + r->m * width, *v = k + r->m * kv_width;
+    float *y = v + r->m * kv_width;
+    const float *attended = y;
+    int rc = QT_OK;
+    QT_TRY(layer_input(&x, stop, r, ROLE_Q, err));
+    if (*stop)
+        goto done;
+    QT_TRY(layer_linear(r, ROLE_Q, q, x, err));
+    QT_TRY(layer_linear(r, ROLE_K, k, x, err));
+    QT_TRY(layer_linear(r, ROLE_V, v, x, err));
+    QT_TRY(layer_heads(r, ROLE_Q_NORM, q, q, info->heads, err));
+    QT_TRY(layer_heads(r, ROLE_K_NORM, k, k, info->kv_heads, err));
+    if (l->fake_quant.cache)
+        QT_TRY(l->fake_quant.cache(l->fake_quant.cache_ctx, l->be, k, v, l->exact_keys,
+                                   layer_linear_of(l->def, ROLE_K), layer_linear_of(l->def, ROLE_V),
+                                   r->m, &a, err));
+    QT_TRY(l->be->attention(l->be, y, q, k, v, r->m, &a, err));
+    QT_TRY(layer_input(&attended, stop, r, ROLE_O, err));
+    if (!*stop)
+        QT_TRY(layer_linear(r, ROLE_O, out, attended, err));
+done:
+    return rc;
+}
+
+const struct mixer mixer_attention = {"attention", scratch_floats, run};
