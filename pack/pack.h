@@ -12,6 +12,7 @@
  *     items.c            the items of a plan: quantized or copied, stored, journaled, read back
  *     layers.c           the calibrated part of a run, decoder layer by decoder layer
  *     sequential.c       hidden states of the calibration windows on their way through the decoder
+ *     side_files.c       config.json, tokenizer.json, ...: copied, compared
  *     resume.c           checks whether the output of an earlier run can be used
  *     report.c           qtool-report.json
  *     weights.c          a container as a source of weights for a forward pass

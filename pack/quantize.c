@@ -212,73 +212,6 @@ static int check_data(const struct qt_run *run, struct qt_err *err)
     return QT_OK;
 }
 
-/* ---- the run -------------------------------------------------------------------------------- */
-
-/*
- * What config.json says of the weights. A program that does not know the method refuses the
- * container; without this it would take the sections for unknown tensors and the weights for
- * missing ones, and start from random weights.
- */
-static json_t *quantization_new(void)
-{
-    return json_pack("{s:s, s:i}", "quant_method", "qtool", "format_version", QT_FORMAT_VERSION);
-}
-
-int qt_run_config(char **out, size_t *size, const char *path, struct qt_err *err)
-{
-    json_t *quantization = quantization_new();
-    char *text = NULL;
-    int rc;
-    QT_TRY(qt_file_read(out, size, path, (size_t)1 << 28, err));
-    /* The sections of a quantized source do not describe the container. That at the first path is
-     * replaced. */
-    for (size_t i = 1; qt_quantization_paths[i]; i++) {
-        text = *out;
-        QT_TRY(qt_json_edit_remove(out, size, text, *size, qt_quantization_paths[i], path, err));
-        qt_free(text);
-    }
-    text = *out;
-    QT_TRY(qt_json_edit_set(out, size, text, *size, QT_QUANTIZATION_KEY, quantization, path, err));
-done:
-    if (text != *out)
-        qt_free(text);
-    json_decref(quantization);
-    return rc;
-}
-
-static int add_config(struct qt_run *run, const char *path, struct qt_err *err)
-{
-    struct qt_map map;
-    char *text = NULL;
-    size_t size;
-    int rc = qt_map_open(&map, path, err); /* for the permissions */
-    if (rc < 0)
-        return rc;
-    QT_TRY(qt_run_config(&text, &size, path, err));
-    QT_TRY(qt_writer_add_text(run->writer, qt_base_name(path), text, size, map.mode, err));
-done:
-    qt_free(text);
-    qt_map_close(&map);
-    return rc;
-}
-
-static int copy_side_files(struct qt_run *run, struct qt_err *err)
-{
-    const char *name, *dir = qt_ckpt_dir(run->ckpt), *why;
-    int rc = QT_OK;
-    for (size_t i = 0; rc == QT_OK && (name = qt_side_file(i)) != NULL; i++) {
-        char *path;
-        rc = qt_side_file_find(&path, &why, dir, name, err);
-        if (rc == QT_OK && why)
-            qt_log_message(run->opt->log, QT_LOG_WARNING, "%s/%s %s: not copied", dir, name, why);
-        if (path)
-            rc = strcmp(name, QT_CONFIG_NAME) == 0 ? add_config(run, path, err)
-                                                   : qt_writer_copy_file(run->writer, path, err);
-        qt_free(path);
-    }
-    return rc;
-}
-
 /* ---- sources -------------------------------------------------------------------------------- */
 
 /* Paths of all files that the run reads. */
@@ -346,7 +279,8 @@ static json_t *manifest_new(const struct qt_run *run, json_t *identity)
                   "format_version", QT_FORMAT_VERSION, "identity", identity, "totals", "bpw",
                   qt_plan_bpw(plan), "quantized_weights", (json_int_t)plan->weights, "bytes",
                   (json_int_t)plan->output_bytes, "tensors", tensors, "copied", copied);
-    int failed = manifest && json_object_set_new(manifest, QT_QUANTIZATION_KEY, quantization_new());
+    int failed =
+        manifest && json_object_set_new(manifest, QT_QUANTIZATION_KEY, qt_run_quantization());
     const json_t *source = qt_ckpt_quantization(run->ckpt);
     if (manifest && source)
         failed |= json_object_set(manifest, "source_quantization", (json_t *)(uintptr_t)source);
@@ -437,7 +371,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(
         qt_writer_open(&run.writer, opt->out_dir, run.stored, run.nstored, identity, &wopt, err));
     QT_TRY(qt_run_check_records(&run, err));
-    QT_TRY(copy_side_files(&run, err));
+    QT_TRY(qt_run_copy_side_files(&run, err));
     if (opt->calibration)
         QT_TRY(qt_run_layers(&run, err));
     QT_TRY(run_items(&run, err));

@@ -71,59 +71,6 @@ static int check_stored(const struct qt_run *run, const struct qt_ckpt *containe
     return QT_OK;
 }
 
-static int same_bytes(bool *same, const char *path, const void *data, size_t size,
-                      struct qt_err *err)
-{
-    struct qt_map map;
-    int rc = qt_map_open(&map, path, err);
-    if (rc < 0)
-        return rc;
-    *same = map.size == size && (size == 0 || memcmp(map.data, data, size) == 0);
-    qt_map_close(&map);
-    return rc;
-}
-
-/* Compares a side file of the container with the one that the source at `from` gives. */
-static int same_side_file(bool *same, const char *to, const char *from, struct qt_err *err)
-{
-    struct qt_map map;
-    char *text;
-    size_t size;
-    int rc;
-    if (strcmp(qt_base_name(from), QT_CONFIG_NAME) == 0) {
-        rc = qt_run_config(&text, &size, from, err);
-        if (rc == QT_OK)
-            rc = same_bytes(same, to, text, size, err);
-        qt_free(text);
-        return rc;
-    }
-    rc = qt_map_open(&map, from, err);
-    if (rc < 0)
-        return rc;
-    rc = same_bytes(same, to, map.data, map.size, err);
-    qt_map_close(&map);
-    return rc;
-}
-
-static int check_side_file(const struct qt_run *run, const char *name, struct qt_err *err)
-{
-    char *from = NULL, *to = NULL;
-    const char *why;
-    int rc;
-    QT_TRY(qt_side_file_find(&from, &why, qt_ckpt_dir(run->ckpt), name, err));
-    QT_TRY(qt_path_join(&to, run->opt->out_dir, name, err));
-    bool same = !from && !qt_path_exists(to);
-    if (from && qt_path_exists(to))
-        QT_TRY(same_side_file(&same, to, from, err));
-    if (!same)
-        rc = qt_fail(err, QT_E_RESUME, to, NULL,
-                     "cannot resume: the file differs from the one in %s", qt_ckpt_dir(run->ckpt));
-done:
-    qt_free(from);
-    qt_free(to);
-    return rc;
-}
-
 /* SHA256SUMS is the last file that a run writes; without it the container is incomplete. */
 static int check_checksums(const struct qt_run *run, struct qt_err *err)
 {
@@ -174,7 +121,7 @@ int qt_run_reuse(bool *reused, struct qt_run *run, const json_t *identity, struc
     QT_TRY(check_checksums(run, err));
     QT_TRY(check_stored(run, qt_container_ckpt(c), err));
     for (size_t i = 0; (name = qt_side_file(i)) != NULL; i++)
-        QT_TRY(check_side_file(run, name, err));
+        QT_TRY(qt_run_check_side_file(run, name, err));
     QT_TRY(qt_checksums_check_small(run->opt->out_dir, err));
     QT_TRY(take_entries(run, manifest, err));
     *reused = true;

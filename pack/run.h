@@ -36,10 +36,6 @@ int qt_run_interrupted(const struct qt_run *run, struct qt_err *err);
 int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err);
 /* If an interrupted run finished item i: takes its entry from the journal and returns true. */
 bool qt_run_resume_item(struct qt_run *run, size_t i);
-/* The text of config.json in the container for the source's at `path`: with our quantization_config,
- * and no other change. Freed with qt_free. */
-#define QT_CONFIG_NAME "config.json"
-int qt_run_config(char **out, size_t *size, const char *path, struct qt_err *err);
 /* Reason why an item that layers.c does not quantize has no Hessian. */
 #define QT_NO_HESSIAN "not a linear of a decoder layer, so there is no Hessian"
 /* Handles a tensor without a usable Hessian, which is quantized by search: writes the text for the
@@ -86,7 +82,19 @@ struct qt_weights qt_run_weights(struct qt_run *run);
 
 /* ---- the parts of a run --------------------------------------------------------------------- */
 
-/* resume.c: QT_E_RESUME if the source of a tensor that the interrupted run finished has changed, or
+/* ---- side_files.c --------------------------------------------------------------------------- */
+
+/* A new value of quantization_config for config.json and the manifest; NULL: out of memory. */
+json_t *qt_run_quantization(void);
+/* Copies the side files of the source, config.json with the quantization_config. */
+int qt_run_copy_side_files(struct qt_run *run, struct qt_err *err);
+/* QT_E_RESUME unless opt->out_dir has the side file `name` that this run would write, or none if it
+ * would write none. */
+int qt_run_check_side_file(const struct qt_run *run, const char *name, struct qt_err *err);
+
+/* ---- resume.c ------------------------------------------------------------------------------- */
+
+/* QT_E_RESUME if the source of a tensor that the interrupted run finished has changed, or
  * if that run accepted a fallback that --strict refuses. */
 int qt_run_check_records(const struct qt_run *run, struct qt_err *err);
 /* Sets *reused if the output is complete; the run's entries are then those of its manifest.
