@@ -46,6 +46,14 @@ static const char *blas_threads(void)
     return "1";
 }
 
+/* malloc of the GNU C library maps blocks of 128 KB and more, but raises this limit to the size of
+ * blocks that are freed, up to 32 MB, and its heap fragments: examples/nano-llama, nf4, with 16
+ * windows of 128 tokens, took 77 MiB instead of 54. */
+static const char *mmap_threshold(void)
+{
+    return "131072";
+}
+
 void environment_complete(char **argv)
 {
     const struct {
@@ -53,7 +61,8 @@ void environment_complete(char **argv)
         const char *(*value)(void); /* returns NULL to leave the variable unset */
     } settings[] = {{"GOMP_SPINCOUNT", spin_count},
                     {"OPENBLAS_CORETYPE", blas_core},
-                    {"OPENBLAS_NUM_THREADS", blas_threads}};
+                    {"OPENBLAS_NUM_THREADS", blas_threads},
+                    {"MALLOC_MMAP_THRESHOLD_", mmap_threshold}};
     bool changed = false;
     char self[PATH_MAX];
     ssize_t size = readlink("/proc/self/exe", self, sizeof self - 1);
