@@ -19,6 +19,7 @@ struct qt_data {
     uint32_t *ids; /* owned, [count] */
     size_t count;
     const char *first;   /* name of the first file for messages, borrowed */
+    size_t bytes;        /* of the longest text and of all ids: what reading takes at its peak */
     size_t texts, chats; /* documents that were text, and conversations */
     bool bos;            /* a BOS was put before every text */
     const char *why;     /* what decided that: "tokenizer.json", "--bos yes", ...; NULL: no text */

@@ -363,6 +363,7 @@ static int read_file(struct reader *r, const char *path, struct qt_err *err)
     QT_TRY(qt_string_format(&name, err, "%.*s", (int)n, path));
     QT_TRY(qt_stream_open(&s, path, r->opt->interrupted, err));
     QT_TRY(read_content(r, &s, name, err));
+    r->data->bytes = qt_max_size(r->data->bytes, qt_max_size(s.map.size, s.size));
 done:
     qt_stream_close(&s);
     qt_free(name);
@@ -377,6 +378,7 @@ int qt_data_read(struct qt_data *out, const char *const *paths, size_t n,
     *out = (struct qt_data){.first = n ? qt_data_name(paths[0]) : NULL};
     for (size_t i = 0; i < n && rc == QT_OK && !enough(&r); i++)
         rc = read_file(&r, paths[i], err);
+    out->bytes += out->count * sizeof *out->ids;
     qt_chat_close(r.chat);
     qt_tokenizer_close(r.tok);
     if (rc < 0)

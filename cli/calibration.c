@@ -31,6 +31,7 @@ static int read_windows(struct calibration *out, const struct calibration_option
         .seed = o->seed,
         .backend = out->backend,
     };
+    out->data_bytes = data.bytes;
     out->part = (struct qt_qcal_part){
         .samples = samples,
         .seqlen = seqlen,

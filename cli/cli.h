@@ -283,6 +283,7 @@ struct calibration {
     struct qt_qcal_part part;   /* origin of the data; points into the options */
     struct bos_rule bos;
     uint32_t *ids;
+    uint64_t data_bytes; /* see qt_data.bytes */
     struct qt_backend *backend;
     struct qt_qcal *file;
 };

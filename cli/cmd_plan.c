@@ -270,6 +270,7 @@ static int find_windows(struct qt_memory_options *out, const struct calibration_
         rc = calibration_open(&calibration, o, ckpt, "cpu", err);
         out->samples = calibration.data.samples;
         out->seqlen = calibration.data.seqlen;
+        out->data_bytes = calibration.data_bytes;
         calibration_close(&calibration);
         return rc;
     }

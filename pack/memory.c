@@ -4,21 +4,46 @@
  */
 #include "pack/schemes/scheme.h"
 
-/* Tokens that the forward pass runs at once (model/graph), and that are observed at once
- * (sequential.c). */
-enum { LAYER_TOKENS = 2048, CHUNK_TOKENS = 4096, HEAD_TOKENS = 512 };
+#include <sys/stat.h>
 
-/* Measured: the program with its libraries; with OpenBLAS and the tokenizer; per thread. */
-static const uint64_t base_bytes = 20 << 20, model_bytes = 64 << 20, thread_bytes = 16 << 20;
+/* Tokens that the forward pass runs at once (model/graph), that are observed at once
+ * (sequential.c), and of the passes that choose activation precisions (activations/). */
+enum {
+    LAYER_TOKENS = 2048,
+    CHUNK_TOKENS = 4096,
+    HEAD_TOKENS = 512,
+    STAT_WINDOWS = 32,
+    ACT_SAMPLES = 1024,
+    ACT_LOGITS = 256
+};
+
+/* Measured: the program with its libraries. */
+static const uint64_t base_bytes = 20 << 20;
+/* Measured: the buffers of OpenBLAS, per thread; with k channels they take buffer_bytes * k. */
+static const uint64_t thread_bytes = 16 << 20, buffer_bytes = 2560;
 /* Names, entries of the manifest and the report, per tensor. */
-static const uint64_t tensor_bytes = 400, entry_bytes = 6000;
+static const uint64_t tensor_bytes = 400, entry_bytes = 22500;
+/* Measured: a tokenizer, per byte of tokenizer.json. */
+static const uint64_t tokenizer_bytes = 7;
 
 struct shapes {
     uint64_t layer;    /* weights of the largest decoder layer */
     uint64_t linear;   /* of the largest linear */
     uint64_t scratch;  /* floats per token of a forward pass */
-    uint64_t solving;  /* bytes for the linear input that needs most, without its tokens */
+    uint64_t backward; /* of a backward pass, besides */
+    uint64_t solving;  /* bytes for the linear input that needs most, without layers */
     uint64_t widest_k; /* channels of the widest linear input */
+};
+
+/* What the calibrated phases share. Bytes. */
+struct phases {
+    const struct qt_model_info *info;
+    const struct qt_memory_options *opt;
+    struct shapes s;
+    uint64_t tokens, rows; /* of all windows; of a forward pass */
+    uint64_t hidden;       /* hidden states of all windows */
+    uint64_t layer;        /* a decoder layer with its working memory */
+    uint64_t head;         /* embedding, head, and the tensor that is being loaded */
 };
 
 static uint64_t max_u64(uint64_t a, uint64_t b)
@@ -26,72 +51,139 @@ static uint64_t max_u64(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* Bytes of the sums over a linear input of k channels, of its factored Hessian, and of the largest
- * linear [n][k] that is solved under it. Hessians are sums in FP64 and their factors FP32. */
-static uint64_t solving_bytes(uint64_t n, uint64_t k, uint64_t hidden)
+/* A linear [n][k] while its rows are rounded: the source, targets, codes, and the panels. */
+static uint64_t rounding_bytes(const struct qt_plan *plan, uint64_t n, uint64_t k)
 {
-    const uint64_t sums = k * k * (8 + 8 + 4 + 4) + hidden * k * (4 + 4);
-    const uint64_t factor = k * k * (8 + 4 + 4 + 4 + 4);
-    const uint64_t matrices = 6 * n * k * 4;
-    const uint64_t threads = (uint64_t)qt_threads() * QT_PANEL_ROWS * k * (8 + 3 * 4);
-    return sums + factor + matrices + threads;
+    const uint64_t panels = (uint64_t)qt_threads() * QT_PANEL_ROWS * k * (8 + 3 * 4);
+    return n * k * (2 + 4 + 1) + panels + plan->working_bytes;
 }
 
-static struct shapes shapes_of(const struct qt_model *model)
+/* The linear [n][k] and its input. Hessians are sums in FP64, their factors FP32; `cross` are the
+ * sums of products with the differences to the unquantized model. With w4ax all are reordered. */
+static uint64_t solving_bytes(const struct phases *p, const struct qt_plan *plan, uint64_t n,
+                              uint64_t k, bool acts)
 {
-    const struct qt_model_info *info = qt_model_info(model);
-    struct shapes s = {0};
-    for (size_t l = 0; l < info->layers; l++) {
-        const struct qt_linear *linear;
-        const size_t count = qt_model_linears(&linear, model, l);
-        uint64_t weights = 0, outputs = 0;
-        for (size_t i = 0; i < count; i++) {
-            const uint64_t n = linear[i].n, k = linear[i].k;
-            weights += n * k;
-            s.linear = max_u64(s.linear, n * k);
-            s.widest_k = max_u64(s.widest_k, k);
-            s.solving = max_u64(s.solving, solving_bytes(n, k, info->hidden));
-            if (linear[i].input == qt_model_mlp_input(model, l)) /* gate and up */
-                outputs += n;
-        }
-        s.layer = max_u64(s.layer, weights);
-        s.scratch = max_u64(s.scratch, outputs);
+    const uint64_t square = k * k, hidden = p->info->hidden * k;
+    const uint64_t chunk =
+        qt_min_size(p->tokens, qt_max_size(CHUNK_TOKENS, p->opt->seqlen)) * (k + p->info->hidden);
+    const uint64_t cross = p->opt->file ? 0 : 4 * (square + hidden);
+    const uint64_t observed = p->opt->file ? 0 : square * (8 + 8) + 2 * cross + 4 * chunk;
+    const uint64_t kept = square * 8 + cross + (acts ? square * 8 + cross : 0);
+    const uint64_t factoring = kept + square * (4 + 4 + 8);
+    const uint64_t solving = kept + square * (4 + 4) + cross + rounding_bytes(plan, n, k);
+    return max_u64(observed, max_u64(factoring, solving));
+}
+
+static uint64_t layer_shapes(struct phases *p, const struct qt_plan *plan,
+                             const struct qt_model *model, size_t layer, bool acts)
+{
+    const struct qt_linear *linear;
+    const size_t count = qt_model_linears(&linear, model, layer);
+    uint64_t weights = 0, outputs = 0;
+    for (size_t i = 0; i < count; i++) {
+        const uint64_t n = linear[i].n, k = linear[i].k;
+        weights += n * k;
+        p->s.linear = max_u64(p->s.linear, n * k);
+        p->s.widest_k = max_u64(p->s.widest_k, k);
+        p->s.solving = max_u64(p->s.solving, solving_bytes(p, plan, n, k, acts));
+        if (linear[i].input == qt_model_mlp_input(model, layer)) /* gate and up */
+            outputs += n;
     }
-    s.scratch = max_u64(s.scratch, 2 * (info->heads + info->kv_heads) * (uint64_t)info->head_dim);
-    s.scratch += info->hidden;
-    return s;
+    p->s.layer = max_u64(p->s.layer, weights);
+    return outputs;
 }
 
-/* Learning keeps the hidden states of a batch behind every layer, and gradients of a layer. */
-static uint64_t learning_bytes(const struct qt_plan *plan, const struct shapes *s,
-                               const struct qt_model_info *info,
-                               const struct qt_learn_options *learn, uint64_t seqlen)
+static void find_shapes(struct phases *p, const struct qt_plan *plan, const struct qt_model *model,
+                        bool acts)
 {
+    const struct qt_model_info *info = p->info;
+    const uint64_t heads = (uint64_t)info->heads * info->head_dim;
+    const uint64_t kv = (uint64_t)info->kv_heads * info->head_dim;
+    uint64_t mlp = 0;
+    for (size_t l = 0; l < info->layers; l++)
+        mlp = max_u64(mlp, layer_shapes(p, plan, model, l, acts));
+    p->s.scratch = max_u64(mlp, 2 * (heads + kv));
+    /* Activations that the gradients need, with normed queries and keys, and the gradients. */
+    p->s.backward = 6 * info->hidden + 3 * (heads + kv) + 3 * mlp / 2 + p->s.scratch;
+    p->s.scratch += info->hidden;
+}
+
+static void find_phases(struct phases *p, const struct qt_plan *plan, const struct qt_model *model,
+                        bool acts)
+{
+    const struct qt_model_info *info = p->info;
+    const uint64_t table = (uint64_t)info->vocab * info->hidden * 4;
+    uint64_t tables = 1;
+    for (size_t i = 0; i < plan->count; i++) /* the embedding, and a head that is not tied to it */
+        tables += plan->items[i].tensor->count == (uint64_t)info->vocab * info->hidden;
+    p->tokens = (uint64_t)p->opt->samples * p->opt->seqlen;
+    p->rows = qt_min_size(p->tokens, qt_max_size(LAYER_TOKENS, p->opt->seqlen));
+    find_shapes(p, plan, model, acts);
+    p->hidden = p->tokens * info->hidden * 4;
+    p->layer = (p->s.layer + p->rows * p->s.scratch) * 4;
+    p->head = tables * table;
+}
+
+/* The choice of activation precisions: statistics of the inputs, then a window in as many variants
+ * as there are inputs. */
+static uint64_t acts_bytes(const struct phases *p)
+{
+    const struct qt_model_info *info = p->info;
+    const uint64_t window = (uint64_t)p->opt->seqlen * info->hidden * 4;
+    const uint64_t statistics = qt_min_size(p->opt->samples, STAT_WINDOWS) * window +
+                                ACT_SAMPLES * 2 * p->s.widest_k * 4 + p->s.linear * 4;
+    const uint64_t variants = (1 + (uint64_t)info->layers * QT_INPUTS) * window + p->head +
+                              2 * ACT_LOGITS * (uint64_t)info->vocab * 4;
+    return p->layer + p->s.linear * 4 + max_u64(statistics, variants);
+}
+
+/* Learning keeps the outputs of the unquantized model, the hidden states of a batch behind every
+ * layer, and the gradients of a layer. */
+static uint64_t learning_bytes(const struct phases *p, const struct qt_plan *plan,
+                               const struct qt_learn_options *learn)
+{
+    const struct qt_model_info *info = p->info;
     const bool by_layer = learn->scope == QT_LEARN_BLOCK;
-    const uint64_t batch = learn->batch * seqlen, layers = by_layer ? 2 : info->layers + 1;
-    const uint64_t logits = by_layer ? 0 : 2 * HEAD_TOKENS * (uint64_t)info->vocab * 4;
-    const uint64_t head = by_layer ? 0 : (uint64_t)info->vocab * info->hidden * 4;
-    return (layers + 2) * batch * info->hidden * 4 + 3 * batch * s->scratch * 4 + logits + head +
-           2 * s->layer * 4 + plan->packed_bytes;
+    const uint64_t batch = qt_min_size(learn->batch * p->opt->seqlen, p->tokens);
+    const uint64_t layers = by_layer ? 2 : info->layers + 1;
+    const uint64_t logits = by_layer ? 0 : 3 * HEAD_TOKENS * (uint64_t)info->vocab * 4;
+    const uint64_t references = by_layer ? 2 * p->hidden : p->hidden + 2 * p->head;
+    return references + (layers + 2) * batch * info->hidden * 4 + p->rows * p->s.backward * 4 +
+           logits + p->layer + (p->s.layer + p->s.linear) * 4 + plan->packed_bytes * 3 / 2;
 }
 
 static uint64_t calibrated_bytes(const struct qt_plan *plan, const struct qt_model *model,
-                                 const struct qt_memory_options *opt,
+                                 const struct qt_memory_options *opt, bool acts,
                                  const struct qt_learn_options *learn)
 {
-    const struct qt_model_info *info = qt_model_info(model);
-    const struct shapes s = shapes_of(model);
-    const uint64_t tokens = (uint64_t)opt->samples * opt->seqlen;
-    const uint64_t chunk = qt_min_size(tokens, qt_max_size(CHUNK_TOKENS, opt->seqlen));
-    const uint64_t rows = qt_min_size(tokens, qt_max_size(LAYER_TOKENS, opt->seqlen));
-    const uint64_t start = model_bytes + thread_bytes * (uint64_t)qt_threads();
-    const uint64_t hidden = 2 * tokens * info->hidden * 4;
-    const uint64_t layers = 2 * (s.layer + rows * s.scratch) * 4 + s.linear * 4;
-    const uint64_t observed = chunk * (s.widest_k + info->hidden) * 4;
-    const uint64_t embedding = 2 * (uint64_t)info->vocab * info->hidden * 4;
-    const uint64_t solving = opt->file ? s.solving : layers + observed + s.solving;
-    const uint64_t learning = learn ? learning_bytes(plan, &s, info, learn, opt->seqlen) : 0;
-    return start + max_u64(hidden + max_u64(solving, opt->file ? 0 : embedding), learning);
+    struct phases p = {.info = qt_model_info(model), .opt = opt};
+    uint64_t work;
+    find_phases(&p, plan, model, acts);
+    if (opt->file)
+        work = p.s.solving;
+    else
+        work = 2 * p.hidden + max_u64(p.head, 2 * p.layer + p.s.linear * 4 + p.s.solving);
+    if (acts)
+        work = max_u64(work, acts_bytes(&p));
+    if (learn)
+        work = max_u64(work, learning_bytes(&p, plan, learn));
+    if (p.info->experts && !opt->file)
+        work += p.tokens * p.info->experts * 4;
+    return work + (uint64_t)qt_threads() * qt_min_size(thread_bytes, buffer_bytes * p.s.widest_k);
+}
+
+/* Reading the data: the tokenizer, a file, and the token ids. */
+static int reading_bytes(uint64_t *out, const struct qt_ckpt *ckpt,
+                         const struct qt_memory_options *opt, struct qt_err *err)
+{
+    char *path;
+    int rc = qt_path_join(&path, qt_ckpt_dir(ckpt), "tokenizer.json", err);
+    struct stat st;
+    *out = opt->data_bytes;
+    if (rc == QT_OK && opt->data_bytes && stat(path, &st) == 0)
+        *out += tokenizer_bytes * (uint64_t)st.st_size;
+    qt_free(path);
+    return rc;
 }
 
 int qt_plan_memory(uint64_t *out, const struct qt_plan *plan, const struct qt_ckpt *ckpt,
@@ -100,8 +192,8 @@ int qt_plan_memory(uint64_t *out, const struct qt_plan *plan, const struct qt_ck
     const struct qt_weights source = qt_weights_of_ckpt(ckpt);
     struct qt_learn_options learn;
     struct qt_model *model;
-    uint64_t largest = 0;
-    bool learns = false;
+    uint64_t largest = 0, reading;
+    bool learns = false, acts = false;
     int rc = qt_learn_parse(&learn, "", err);
     if (rc < 0)
         return rc;
@@ -109,17 +201,19 @@ int qt_plan_memory(uint64_t *out, const struct qt_plan *plan, const struct qt_ck
         const struct qt_plan_item *item = &plan->items[i];
         largest = max_u64(largest, item->tensor->nbytes);
         learns |= !item->copied && qt_spec_learns(&item->packed->spec);
+        acts |= !item->copied && item->packed->spec.scheme->needs_data;
     }
     /* Without data one tensor at a time is in memory; reading the output back, one per thread. */
-    *out = base_bytes + plan->count * tensor_bytes + plan->quantized * entry_bytes +
-           max_u64(largest + plan->working_bytes, largest * (uint64_t)qt_threads());
-    if (opt->samples == 0 && !opt->file)
-        return QT_OK;
-    rc = qt_model_open(&model, &source, err);
-    if (rc < 0)
-        return rc;
-    *out = max_u64(*out, calibrated_bytes(plan, model, opt, learns ? &learn : NULL) +
-                             plan->count * tensor_bytes + plan->quantized * entry_bytes);
-    qt_model_close(model);
-    return QT_OK;
+    uint64_t work = max_u64(largest + plan->working_bytes, largest * (uint64_t)qt_threads());
+    *out = base_bytes + plan->count * tensor_bytes + plan->quantized * entry_bytes;
+    if (opt->samples || opt->file) {
+        QT_TRY(reading_bytes(&reading, ckpt, opt, err));
+        QT_TRY(qt_model_open(&model, &source, err));
+        work = max_u64(work, calibrated_bytes(plan, model, opt, acts, learns ? &learn : NULL));
+        work = max_u64(work, reading);
+        qt_model_close(model);
+    }
+    *out += work;
+done:
+    return rc;
 }

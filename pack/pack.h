@@ -459,6 +459,7 @@ double qt_plan_paper_bpw(const struct qt_plan *plan);
  * the default options of learning if a tensor learns. Errors of qt_model_open if there is calibration data. */
 struct qt_memory_options {
     size_t samples, seqlen; /* windows of calibration data; 0: none */
+    uint64_t data_bytes;    /* of the texts and ids from which they are taken, see qt_data.bytes */
     bool file;              /* a calibration file instead: the model is not run */
 };
 int qt_plan_memory(uint64_t *out, const struct qt_plan *plan, const struct qt_ckpt *ckpt,
