@@ -27,7 +27,7 @@ $ rm -r c && cp -r good c && cp ck/model.safetensors c/src.safetensors && mkdir 
 ? 2
 2 links/model\.safetensors: would be deleted: it is c/src\.safetensors, and c would be replaced$
 $ cmp ck/model.safetensors c/src.safetensors && test ! -e c.partial && rm c/src.safetensors
-$ ln -sf ../ck/model.safetensors links/model.safetensors && rm links/config.json && ln -s ../c/config.json links/config.json && qtool quantize links -o c --scheme nf3 --force -q
+$ ln -sf ../ck/model.safetensors links/model.safetensors && rm links/config.json && cp ck/config.json c && ln -s ../c/config.json links/config.json && qtool quantize links -o c --scheme nf3 --force -q
 ? 2
 2 links/config\.json: would be deleted
 $ cp "$NANO/calib.txt" c/mine.txt && qtool quantize ck -o c --scheme nf3 --data c/mine.txt --samples 1 --seqlen 64 --force -q
