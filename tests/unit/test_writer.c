@@ -713,7 +713,12 @@ static void test_file_size_limit(void **state)
 static void check_full_disk(void)
 {
     static const size_t large = 2 << 20;
-    struct qt_tensor t = {"big", NULL, QT_U8, 1, {large}, large, large};
+    struct qt_tensor t = {.name = "big",
+                          .dtype = QT_U8,
+                          .ndim = 1,
+                          .shape = {large},
+                          .count = large,
+                          .nbytes = large};
     struct qt_writer *w;
     struct qt_err err = {0};
     json_t *identity = json_object();
