@@ -105,7 +105,10 @@ bench: $(BENCH)
 oracle-tokenizer: $(B)/tests/tokenize
 	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) tokenizer
 oracle: $(B)/qtool $(B)/tests/tokenize $(B)/tests/test_model $(B)/tests/test_backward
-	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) tokenizer chat pack model exports
+	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) tokenizer chat pack model exports gguf
+# GGUF exports in llama.cpp, which takes 15 minutes to compile.
+oracle-llama: $(B)/qtool
+	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) llama.cpp
 
 # ---- formatting --------------------------------------------------------------------------------
 
@@ -119,4 +122,5 @@ tidy: $(B)/pkg.cflags
 	    'clang-tidy --quiet "$$@" -- $(QFLAGS) -DQT_ISA=generic' tidy
 
 .PHONY: tests test check check-threads check-valgrind coverage determinism fuzz test-install \
-        test-large bench oracle oracle-tokenizer fmt fmt-check tidy
+        test-large bench oracle oracle-llama oracle-tokenizer \
+        fmt fmt-check tidy

@@ -8,6 +8,8 @@
 #   pack        the golden bytes of packed matrices, made again; needs numpy
 #   model       logits and gradients of random models of every family, by transformers and torch (2 GB)
 #   exports     exports of the example checkpoint, loaded by the packages of runtimes (3 GB)
+#   gguf        GGUF exports, decoded by gguf
+#   llama.cpp   GGUF exports, run by llama.cpp, which is compiled (15 minutes), against transformers
 #   registers   machine code of BUILD/libqtool_kernels.a, by wgmma_registers.py and NVIDIA's cuobjdump
 #
 # Packages that PYTHON lacks are installed into BUILD/venv; what cannot be had is skipped, loudly.
@@ -74,6 +76,19 @@ check() {
             "$python" tests/oracle/exports.py "$build/qtool" examples/nano-llama "$build/exports" \
                 "$build/exports/golden.txt" &&
             diff "$build/exports/golden.txt" tests/golden/exports.txt
+        ;;
+    gguf)
+        into_venv gguf==0.19.0 numpy safetensors || return 77
+        rm -rf "$build/gguf" && mkdir -p "$build/gguf" &&
+            "$python" tests/oracle/gguf_decode.py "$build/qtool" "$build/gguf" examples/nano-llama
+        ;;
+    llama.cpp)
+        CMAKE_ARGS="-DLLAVA_BUILD=OFF -DGGML_OPENMP=OFF -DLLAMA_OPENSSL=OFF" \
+            CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) into_venv llama-cpp-python==0.3.36 numpy \
+            safetensors "torch==2.*" "transformers==5.*" || return 77
+        rm -rf "$build/llama" && mkdir -p "$build/llama" &&
+            "$python" tests/oracle/gguf_llama.py "$build/qtool" "$build/llama" \
+                examples/nano-llama:examples/nano-llama/eval.txt
         ;;
     registers)
         provide_cuobjdump || return 77

@@ -1,0 +1,89 @@
+# Golden bytes, made after the package gguf had decoded them to the weights of the container, and
+# llama.cpp had run them (tests/oracle).
+$ for s in int4:g=32 int4:g=128 int8 int4:g=32,zero=group; do qtool quantize "$NANO" -o "$s" --scheme "$s" -q >/dev/null; qtool export "$s" -o "out-$s" --format gguf --lossy -q >/dev/null; sha256sum <"out-$s/model.gguf"; done
+> ^d6e9c780ad02d5ca961cb407e6d042bb7202e4b47a9b173d5b51609cc0a3d973
+> ^0115bce2e5a1901a6ee6d17e7959f9ae3ffd099b2977effa544610665c0fc275
+> ^834904c65903b5941b20c976354188aabda878b1b514ee6fa352e4c58dc90e71
+> ^c8d62f0c50f1fb7e9cbe3125c432d712a83b7a8b23ea19d1911f61db6e0fdd13
+2-
+$ cd out-int8 && sha256sum -c SHA256SUMS && ls
+> ^model\.gguf: OK
+>! config\.json
+$ qtool export int4:g=32,zero=group -o x --format gguf
+? 4
+2 gguf cannot hold int4:.*zero=group.* exactly: zero-points become offsets of 16 bits; --lossy rounds once
+$ qtool export int4:g=32,zero=group -o x --format gguf --lossy -q
+> ^rounded +21 tensors, at most 0\.000[0-9]* of their norm
+
+# Split files: the first has all keys. The bytes do not depend on the number of threads.
+$ qtool export int8 -o many --format gguf --max-shard 1 -q --threads 1 >/dev/null && qtool export int8 -o many2 --format gguf --max-shard 1 -q --threads 4 >/dev/null && diff -r many many2 && ls many && cat many/*.gguf | sha256sum && grep -c tokenizer.ggml.tokens many/*.gguf
+> ^model-00001-of-00003\.gguf$
+> ^model-00003-of-00003\.gguf$
+> ^b7a48313db3b39a5d66120239dfe32a3b4d9a9c65f5b65b697e514ce1a61c3a9
+> ^many/model-00001-of-00003\.gguf:1$
+> ^many/model-00002-of-00003\.gguf:0$
+$ qtool export int8 --format gguf --dry-run --json
+> "dry_run": true
+> "quantized": 21
+
+# Other dtypes of what is copied; experts are stacked, rows of heads reordered.
+$ qtool export int8 -o bf --format gguf --dtype bfloat16 -q >/dev/null && qtool export int8 -o f32 --format gguf --dtype float32 -q >/dev/null && du -b bf/model.gguf f32/model.gguf
+> ^2440320\s
+> ^2964608\s
+
+# Refusals come before any work.
+$ mkdir src && cp "$NANO"/*.json "$NANO/model.safetensors" src && echo 'd=$1; shift; rm -rf c; qtool quantize $d -o c --scheme none --tensor "layers.0.self_attn.k_proj=${SCHEME:-int8}" -q >/dev/null && qtool export c -o x3 --format gguf -q' >try
+$ SCHEME=nf4 sh ./try src
+? 4
+2 tensor model\.layers\.0\.self_attn\.k_proj\.weight: gguf cannot hold nf4:.*: it has no such type; int4, int8
+$ SCHEME=int8:zero=group sh ./try src
+? 4
+2 no zero-points of 8 bits; int8 without them fits
+$ qtool quantize "$MODELS/llama" -o odd --scheme int8 -q >/dev/null && qtool export odd -o x3 --format gguf
+? 4
+2 mlp\.down_proj\.weight: gguf cannot hold int8.*: 48 channels are no multiple of 32
+$ cp -r src notok && rm notok/tokenizer.json && sh ./try notok
+? 4
+2 c/tokenizer\.json: gguf files have the tokenizer in them, but this file is missing
+$ cp -r src alpaca && sed -i 's/"llama"/"alpaca"/' alpaca/config.json && sh ./try alpaca
+? 4
+2 'model_type': alpaca is not supported
+$ cp -r src helium && sed -i 's/"llama"/"helium"/' helium/config.json && sh ./try helium
+? 4
+2 gguf: the model_type 'helium' is not in the table of architectures \(llama, mistral, .*glm4\)
+$ cp -r src gelu && sed -i 's/"silu"/"gelu"/' gelu/config.json && sh ./try gelu
+? 4
+2 llama\.cpp computes 'llama' with another activation function
+$ cp -r src small && sed -i 's/"vocab_size": 1024/"vocab_size": 1023/' small/config.json && sh ./try small
+? 3
+2 model\.embed_tokens\.weight: shape is
+$ qtool export int8 -o many --format gguf
+? 2
+2 exists already; --force replaces it
+$ cp -r int8 bad && printf '\377' | dd of=bad/model.safetensors bs=1 seek=1000000 conv=notrunc 2>/dev/null && qtool export bad -o x3 --format gguf
+? 3
+2 the data differs from the manifest's CRC-32
+
+# Tokenizers that llama.cpp does not have.
+$ cp -r src pre && sed 's/"use_regex": *true/"use_regex":false/' src/tokenizer.json >pre/tokenizer.json && sh ./try pre
+? 4
+2 its pre-tokenizer is not in the table of those that llama\.cpp has \(ignore_merges false; bytes;\)
+$ cp -r src low && sed 's/"normalizer": *null/"normalizer":{"type":"Lowercase"}/' src/tokenizer.json >low/tokenizer.json && sh ./try low
+? 4
+2 llama\.cpp has no normalizer 'Lowercase'
+$ ls -d x3* 2>/dev/null | wc -l
+> ^0$
+
+# The BPE of SentencePiece: scores from merges, if these are all ways to make a token.
+$ cp -r src spm && awk 'BEGIN { printf "{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{\"type\":\"Prepend\",\"prepend\":\"▁\"},{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"▁\"}]},\"pre_tokenizer\":null,\"added_tokens\":[{\"id\":1,\"content\":\"<s>\",\"special\":true,\"normalized\":false},{\"id\":2,\"content\":\"▁▁\",\"special\":false,\"normalized\":false}],\"model\":{\"type\":\"BPE\",\"unk_token\":\"<unk>\",\"byte_fallback\":true,\"fuse_unk\":true,\"vocab\":{\"<unk>\":0,\"<s>\":1,\"▁▁\":2"; for (i = 0; i < 256; i++) printf ",\"<0x%02X>\":%d", i, 3 + i; printf ",\"▁\":259,\"t\":260,\"h\":261,\"th\":262,\"▁th\":263,\"▁t\":264},\"merges\":[\"t h\",\"▁ t\",\"▁t h\",\"▁ th\"]}}" }' >spm/tokenizer.json && sh ./try spm && mv x3 spm-out && grep -c 'tokenizer.ggml.scores' spm-out/model.gguf && tail -c +1 spm-out/model.gguf | tr '\0' '\n' | grep -a '^tokenizer.ggml.add_space_prefix'
+> ^[0-9]+$
+> add_space_prefix
+$ cp -r spm less && sed -i 's/,"▁t h"//' less/tokenizer.json && sh ./try less
+? 4
+2 llama\.cpp has no BPE with U\+2581 whose merges are not those of SentencePiece
+$ cp -r spm bytes && sed -i 's/"<0x41>"/"A"/' bytes/tokenizer.json && sh ./try bytes
+? 4
+2 llama\.cpp has no BPE with U\+2581 without tokens for all bytes
+$ cp -r spm split && sed -i 's/"pre_tokenizer":null/"pre_tokenizer":{"type":"Digits"}/' split/tokenizer.json && sh ./try split
+? 4
+2 llama\.cpp has no such normalizers and pre-tokenizers
