@@ -122,8 +122,9 @@ static int find_base(struct qt_views *v, const struct qt_stored *s, const struct
         return QT_OK;
     }
     rc = add_base(&v->bases, &e, t->info.name, stem, ending, err);
-    if (rc == QT_OK)
-        rc = qt_tensor_measure(&v->bases.list[v->bases.count - 1]->info, &why);
+    if (rc < 0)
+        return rc;
+    rc = qt_tensor_measure(&v->bases.list[v->bases.count - 1]->info, &why);
     return note(v, rc, &why, err);
 }
 
@@ -143,6 +144,10 @@ static int add_view(struct qt_views *v, const struct qt_view *view, const char *
                     const struct qt_pieces *p, struct qt_err *err)
 {
     char *owned;
+    if (v->count == QT_MAX_TENSORS)
+        return qt_fail(err, QT_E_UNSUPPORTED, view->slot.info.file, view->base->info.name,
+                       "has more parts than the %d tensors that a checkpoint may have",
+                       QT_MAX_TENSORS);
     int rc = qt_array_grow(&v->list, &v->capacity, v->count + 1, sizeof *v->list, err);
     if (rc < 0)
         return rc;

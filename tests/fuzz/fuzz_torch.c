@@ -11,7 +11,7 @@ void fuzz_one(const uint8_t *data, size_t size)
     struct qt_ckpt *ckpt;
     struct qt_err err = {0};
     bool sound = true;
-    if (!fuzz_accepted(qt_ckpt_open(&ckpt, path, &err), &err))
+    if (!fuzz_accepted(qt_ckpt_open_stored(&ckpt, path, &err), &err))
         return;
     for (size_t i = 0; i < qt_ckpt_count(ckpt); i++) {
         struct qt_blob blob;
