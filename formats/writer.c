@@ -642,14 +642,15 @@ static int read_back(const struct qt_writer *w, struct qt_err *err)
     rc = qt_container_open(&c, w->out.partial, &why);
     if (rc == QT_OK)
         rc = qt_container_check_crcs(c, &why);
-    if (rc == QT_E_RESOURCE || rc == QT_E_INTERRUPTED)
-        qt_fail(err, rc, why.file, why.tensor, "%s", why.reason);
-    else if (rc < 0 && c)
+    if (rc == QT_E_RESOURCE || rc == QT_E_INTERRUPTED) {
+        if (err)
+            *err = why;
+    } else if (rc < 0 && c) {
         rc = qt_fail(err, QT_E_RESOURCE, why.file, why.tensor,
                      "data read back differs from what was written (%s); run again with --force, "
                      "not --resume",
                      why.reason);
-    else if (rc < 0) {
+    } else if (rc < 0) {
         char what[sizeof why.reason + 40];
         snprintf(what, sizeof what, "the written container does not open: %s", why.reason);
         rc = contradiction(w, why.tensor, what, err);

@@ -62,9 +62,10 @@ int qt_plan_check_model(struct qt_plan *plan, const struct qt_ckpt *ckpt, struct
     struct qt_err inner = {0};
     struct qt_model *model = NULL;
     int rc = qt_model_open(&model, &source, needed ? err : &inner);
-    if (rc < 0 && !needed) /* a model that qtool cannot run is fine here */
-        rc = rc == QT_E_RESOURCE ? qt_fail(err, rc, inner.file, inner.tensor, "%s", inner.reason)
-                                 : QT_OK;
+    if (!needed && rc == QT_E_RESOURCE && err)
+        *err = inner;
+    else if (!needed && rc != QT_E_RESOURCE) /* a model that qtool cannot run is fine here */
+        rc = QT_OK;
     if (!model)
         return rc;
     QT_TRY(check_tied(plan, model, err));

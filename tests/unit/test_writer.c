@@ -681,6 +681,10 @@ static void test_read_back(void **state)
     assert_status(qt_writer_finish(w, manifest, &r.err), QT_E_RESUME, r.err);
     assert_reason(r.err, "the records of the earlier run are wrong (the written container does");
     json_decref(manifest);
+    qt_stop_request();
+    assert_status(fixture_finish(w, &r), QT_E_INTERRUPTED, r.err);
+    assert_string_equal(r.err.file, "");
+    qt_stop_reset();
     shell("truncate -s -1 bits.partial/model.safetensors && "
           "printf '\\252' >> bits.partial/model.safetensors"); /* a flipped bit on the disk */
     assert_status(fixture_finish(w, &r), QT_E_RESOURCE, r.err);
