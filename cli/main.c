@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <stddef.h>
@@ -316,20 +315,9 @@ static int dispatch(int argc, char **argv)
     return cmd ? run_command(cmd, argc, argv) : unknown_command(argc, argv, name);
 }
 
-/* Gives large arrays back to the kernel when they are freed. Otherwise glibc raises the size from
- * which it does so, and matrices of changing sizes leave holes between each other: 0.4 GB after 200
- * matrices of 6 MB, and more with every further one. */
-static void return_freed_arrays(void)
-{
-#ifdef M_MMAP_THRESHOLD
-    mallopt(M_MMAP_THRESHOLD, 1 << 20);
-#endif
-}
-
 int main(int argc, char **argv)
 {
     environment_complete(argv);
-    return_freed_arrays();
     occupy_standard_descriptors();
     ignore_write_signals();
     catch_lost_mappings();

@@ -368,7 +368,7 @@ static int copy_strip(void *ctx, size_t item, int thread, struct qt_err *err)
 
 static int read_strips(struct qt_blob *out, struct reading *r, struct qt_err *err)
 {
-    enum { STRIP_WEIGHTS = 1 << 16, LEAST = 16 };
+    enum { STRIP_WEIGHTS = 1 << 14, LEAST = 16 };
     const struct qt_view *v = r->view;
     const struct qt_tensor *t = &v->slot.info;
     const bool encoded = v->base->encoding != NULL, columns = encoded && v->transposed;
