@@ -8,6 +8,18 @@ $ qtool inspect "$NANO"
 >!  $
 2-
 
+# Quantized tensors are shown as they are read; one that cannot be read, as it is stored.
+$ cp -r "$NANO/../../tests/golden/sources/fp8_stacked" fp8 && rm fp8/expected.safetensors && qtool inspect fp8
+> ^model\.layers\.0\.mlp\.experts\.1\.up_proj\.weight +BF16 from fp8 +16x64 +2\.00 KiB$
+$ qtool inspect fp8 --json
+> "encoding": "fp8",
+$ sed 's/gate_up_proj_scale_inv/gate_up_proj_scale_xxx/' fp8/model.safetensors >fp8/x && mv fp8/x fp8/model.safetensors && qtool inspect fp8
+> ^model\.layers\.0\.mlp\.experts\.gate_up_proj +F8_E4M3 +2x32x64
+> ^quantize +refuses this: fp8/config\.json: tensor model\.layers\.0\.mlp\.experts\.gate_up_proj: the checkpoint is already quantized
+$ sed 's/"fp8"/"exl3"/' fp8/config.json >c && mv c fp8/config.json && qtool plan fp8 --scheme nf4
+? 4
+2 ^qtool plan: fp8: the checkpoint is already quantized with quant_method 'exl3', which is not supported
+
 # A single file is a checkpoint.
 $ qtool inspect "$NANO/model.safetensors"
 > ^tensors +29 in 1 files$

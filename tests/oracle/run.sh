@@ -6,6 +6,7 @@
 #   tokenizer   ids of many kinds of tokenizers, by `tokenizers`
 #   chat        what Jinja2 makes of chat templates, made again; needs jinja2
 #   pack        the golden bytes of packed matrices, made again; needs numpy
+#   sources     quantized checkpoints, dequantized by the packages that write them (3 GB)
 #   model       logits and gradients of random models of every family, by transformers and torch (2 GB)
 #   exports     exports of the example checkpoint, loaded by the packages of runtimes (3 GB)
 #   gguf        GGUF exports, decoded by gguf
@@ -58,6 +59,13 @@ check() {
         provide numpy || return 77
         rm -rf "$build/golden" && "$python" tests/oracle/make_pack_golden.py "$build/golden" &&
             diff -r "$build/golden" tests/golden/pack
+        ;;
+    sources)
+        into_venv "torch==2.*" "transformers==5.*" compressed-tensors==0.20.1 \
+            bitsandbytes==0.50.2 numpy safetensors || return 77
+        rm -rf "$build/sources" &&
+            "$python" tests/oracle/make_source_golden.py "$build/sources" &&
+            diff -r "$build/sources" tests/golden/sources
         ;;
     chat)
         provide jinja2 || return 77
