@@ -738,7 +738,7 @@ static struct chat_node *set_statement(struct parse *s)
     struct chat_node *n = node(s, CHAT_SET);
     targets(s, n);
     if (take_symbol(s, ".")) { /* a member of a namespace: names are the variable and the member */
-        if (n && n->nnames != 1)
+        if (s->rc == QT_OK && n->nnames != 1)
             unsupported(s, "an assignment to several members", "");
         need_name(s, name);
         add_name(s, n, name);
@@ -754,7 +754,7 @@ static struct chat_node *set_statement(struct parse *s)
     }
     if (is_symbol(s, "|"))
         unsupported(s, "a filter of a block", "");
-    if (n && (n->nnames != 1 || n->kids[0]))
+    if (s->rc == QT_OK && (n->nnames != 1 || n->kids[0]))
         broken(s, "missing", "=");
     end_tag(s);
     if (n)

@@ -9,7 +9,7 @@
  *   tokenizer.c          open, encode, BOS/EOS template
  *   load.c               normalizers and pre-tokenizers of tokenizer.json -> stages
  *   added.c              finds added tokens in a text
- *   unicode.c            characters, normalization forms
+ *   unicode.c            characters, normalization forms (unicode_tables.h)
  *   pretokenize.c        runs the stages
  *   pretokenize_regex.c  translates Oniguruma patterns to PCRE2 and matches them
  *   bpe*.c               the BPE model
@@ -45,6 +45,16 @@ int32_t qt_utf8_char(size_t *bytes, const char *s);
 /* Returns the start of the character that ends at s[end], end > 0. */
 size_t qt_utf8_back(const char *s, size_t end);
 
+/* *out = the text as PCRE2 is to see it, of the same size: s, or a copy in `buffer` where characters
+ * that PCRE2 knows otherwise than Unicode 16 are replaced by others of the same kind. */
+struct qt_unicode_known {
+    unsigned version; /* index of the newest version whose characters are known */
+    bool newer;       /* true: more characters than those of Unicode 16 are known */
+};
+struct qt_unicode_known qt_unicode_known_to_pcre2(void);
+int qt_unicode_shadow(const char **out, struct qt_text *buffer, struct qt_unicode_known known,
+                      const char *s, size_t size, struct qt_err *err);
+
 bool qt_char_is_space(int32_t c); /* White_Space */
 bool qt_char_is_word(int32_t c);  /* \w of UTS 18: Alphabetic, M, Nd, Pc, Join_Control */
 
@@ -63,6 +73,7 @@ struct qt_regex; /* immutable */
 int qt_regex_new(struct qt_regex **out, const char *pattern, bool literal, const char *file,
                  struct qt_err *err);
 void qt_regex_free(struct qt_regex *regex);
+bool qt_regex_is_literal(const struct qt_regex *regex);
 
 struct qt_regex_work; /* match data and stacks of one encode call */
 /* text: of the whole call. All matches in it and in what becomes of it may take a number of steps
@@ -76,6 +87,7 @@ struct qt_regex_scan {
     const struct qt_regex *regex;
     struct qt_regex_work *work;
     const char *text;
+    const char *seen; /* by PCRE2: of qt_unicode_shadow; NULL: text */
     size_t size, from, last_end;
     bool any;
 };

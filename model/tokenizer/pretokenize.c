@@ -35,6 +35,8 @@ struct run {
     const struct qt_stage_sink *sink;
     struct qt_regex_work *regex;
     struct qt_text scratch[QT_MAX_STAGES]; /* output of each stage that rewrites its piece */
+    struct qt_text shadow[QT_MAX_STAGES];  /* what PCRE2 sees of the piece of each stage */
+    struct qt_unicode_known known;         /* to PCRE2 */
     char bytes[256][2];                    /* GPT-2's printable characters for bytes, in UTF-8 */
     unsigned char byte_sizes[256];
     struct qt_err *err;
@@ -131,20 +133,25 @@ done:
     return rc;
 }
 
-static struct qt_regex_scan scan_of(struct run *run, size_t i, struct qt_piece p)
+static int scan_of(struct qt_regex_scan *out, struct run *run, size_t i, struct qt_piece p)
 {
-    return (struct qt_regex_scan){
-        .regex = run->stages->list[i].regex, .work = run->regex, .text = p.text, .size = p.size};
+    const struct qt_regex *regex = run->stages->list[i].regex;
+    *out =
+        (struct qt_regex_scan){.regex = regex, .work = run->regex, .text = p.text, .size = p.size};
+    return qt_regex_is_literal(regex) ? QT_OK
+                                      : qt_unicode_shadow(&out->seen, &run->shadow[i], run->known,
+                                                          p.text, p.size, run->err);
 }
 
 static int run_replace(struct run *run, size_t i, struct qt_piece p)
 {
     const struct qt_stage *s = &run->stages->list[i];
-    struct qt_regex_scan scan = scan_of(run, i, p);
+    struct qt_regex_scan scan;
     struct qt_text *out = scratch_of(run, i);
     size_t start, end, done_to = 0, head = p.head;
     bool found;
     int rc;
+    QT_TRY(scan_of(&scan, run, i, p));
     for (;;) {
         QT_TRY(qt_regex_next(&found, &start, &end, &scan, run->err));
         if (!found)
@@ -206,11 +213,12 @@ done:
 
 static int run_split(struct run *run, size_t i, struct qt_piece p)
 {
-    struct qt_regex_scan scan = scan_of(run, i, p);
+    struct qt_regex_scan scan;
     struct gather g = {0};
     size_t start, end, done_to = 0;
     bool found;
     int rc;
+    QT_TRY(scan_of(&scan, run, i, p));
     for (;;) {
         QT_TRY(qt_regex_next(&found, &start, &end, &scan, run->err));
         if (!found)
@@ -299,6 +307,7 @@ int qt_stages_run(const struct qt_stages *stages, const struct qt_stage_sink *si
     run->sink = sink;
     run->err = err;
     fill_byte_table(run);
+    run->known = qt_unicode_known_to_pcre2();
     /* Normalization forms expand a text less than this; a hostile list of Replace has no bound. */
     if (qt_mul_overflow(&limit, size, 64) || qt_add_overflow(&limit, limit, 1 << 16))
         limit = SIZE_MAX;
@@ -312,7 +321,7 @@ int qt_stages_run(const struct qt_stages *stages, const struct qt_stage_sink *si
 done:
     if (run) {
         for (size_t i = 0; i < stages->count; i++)
-            qt_free(run->scratch[i].data);
+            qt_free(run->scratch[i].data), qt_free(run->shadow[i].data);
         qt_regex_work_free(run->regex);
         qt_free(run);
     }

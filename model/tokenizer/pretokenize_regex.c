@@ -12,8 +12,7 @@
  *   \p{Han}      Oniguruma: the script. PCRE2 from 10.40 on: script extensions, unless "sc:".
  *   (?i)    Oniguruma: full case folding ("ss" = U+00DF). PCRE2: simple. Refused where they differ.
  *
- * The two libraries use different versions of Unicode. A character that a library does not know is
- * unassigned for that library (no \p{L}, \p{N}, ...).
+ * Character classes are those of Unicode 16, whatever PCRE2 has been built with (unicode.c).
  */
 #include "model/tokenizer/internal.h"
 
@@ -313,6 +312,7 @@ static int rewrite_next(struct rewrite *r)
 
 struct qt_regex {
     pcre2_code *code;
+    bool literal;
     const char *file; /* borrowed, for errors */
     char *pattern;
 };
@@ -375,6 +375,7 @@ int qt_regex_new(struct qt_regex **out, const char *pattern, bool literal, const
         return qt_fail(err, QT_E_UNSUPPORTED, file, NULL, "empty pattern");
     QT_TRY(qt_array_new(out, 1, sizeof **out, err));
     (*out)->file = file;
+    (*out)->literal = literal;
     QT_TRY(qt_string_copy(&(*out)->pattern, pattern, err));
     while (!literal && *r.p)
         QT_TRY(rewrite_next(&r));
@@ -398,6 +399,11 @@ void qt_regex_free(struct qt_regex *regex)
     pcre2_code_free(regex->code);
     qt_free(regex->pattern);
     qt_free(regex);
+}
+
+bool qt_regex_is_literal(const struct qt_regex *regex)
+{
+    return regex->literal;
 }
 
 /* ---- matching ------------------------------------------------------------------------------- */
@@ -512,9 +518,10 @@ static int search(bool *found, size_t at[2], size_t *end, const struct qt_regex_
         pcre2_set_match_limit(scan->work->match, (uint32_t)limit);
         QT_TRY(qt_tokenizer_poll(scan->work->interrupted, err));
         const bool all = *end == scan->size;
-        const int code = pcre2_match(scan->regex->code, (PCRE2_SPTR)scan->text, *end, scan->from,
-                                     PCRE2_NO_UTF_CHECK | (all ? 0 : PCRE2_PARTIAL_HARD),
-                                     scan->work->data, scan->work->match);
+        const int code =
+            pcre2_match(scan->regex->code, (PCRE2_SPTR)(scan->seen ? scan->seen : scan->text), *end,
+                        scan->from, PCRE2_NO_UTF_CHECK | (all ? 0 : PCRE2_PARTIAL_HARD),
+                        scan->work->data, scan->work->match);
         if (code == PCRE2_ERROR_PARTIAL) {
             QT_TRY(spend(scan, *end - scan->from, err));
             window *= WINDOW_GROWS;

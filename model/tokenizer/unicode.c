@@ -1,12 +1,24 @@
 /*
- * Characters and normalization forms. The tokenizers library normalizes with tables of Unicode 12,
- * utf8proc with newer ones. Both agree on every character of Unicode 12. A few later characters
- * compose, decompose or reorder here and are unchanged there.
+ * Characters and normalization forms of Unicode 16, whatever the versions of PCRE2 and utf8proc are:
+ * token ids must not depend on the machine. Both libraries agree on the characters of Unicode 9,
+ * because Unicode promises not to change what has a decomposition, a class or a case.
+ * unicode_tables.h has what came later; characters that came after Unicode 16 count as unassigned.
+ * For PCRE2, a character that it does not know is replaced by one like it, of as many bytes.
+ *
+ * The tokenizers library normalizes with tables of an older Unicode: a few later characters compose,
+ * decompose or reorder here and are unchanged there.
  */
 #include "model/tokenizer/internal.h"
 
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
+
+#include "model/tokenizer/unicode_tables.h"
+
+#define LENGTH(array) (sizeof(array) / sizeof *(array))
 
 enum { POLL_BYTES = 1 << 16 }; /* between two looks at `interrupted` */
 
@@ -89,6 +101,119 @@ int qt_text_add_char(struct qt_text *text, int32_t c, struct qt_err *err)
     return qt_text_add(text, (char *)utf8, (size_t)utf8proc_encode_char(c, utf8), err);
 }
 
+/* ---- Unicode 16 ----------------------------------------------------------------------------- */
+
+/* Rows of all tables begin with a character (or the first of a range) and ascend. */
+static int by_first(const void *key, const void *row)
+{
+    uint32_t c, first;
+    memcpy(&c, key, sizeof c);
+    memcpy(&first, row, sizeof first);
+    return (c > first) - (c < first);
+}
+
+/* The row of c in a table of pairs, or NULL. */
+static const uint32_t *find_row(const void *table, size_t n, size_t size, int32_t c)
+{
+    const uint32_t key = (uint32_t)c;
+    return bsearch(&key, table, n, size, by_first);
+}
+
+/* The last row that begins at or before c, or NULL. */
+static const void *find_range(const void *table, size_t n, size_t size, int32_t c)
+{
+    size_t from = 0, to = n;
+    while (from < to) {
+        const size_t mid = from + (to - from) / 2;
+        uint32_t first;
+        memcpy(&first, (const char *)table + mid * size, sizeof first);
+        if (first <= (uint32_t)c)
+            from = mid + 1;
+        else
+            to = mid;
+    }
+    return from ? (const char *)table + (from - 1) * size : NULL;
+}
+
+static const struct unicode_new *find_new(int32_t c)
+{
+    const struct unicode_new *r =
+        find_range(unicode_new, LENGTH(unicode_new), sizeof *unicode_new, c);
+    return r && (uint32_t)c <= r->last ? r : NULL;
+}
+
+static bool is_unassigned(int32_t c)
+{
+    const uint32_t *r = find_range(unicode_gaps, LENGTH(unicode_gaps), sizeof *unicode_gaps, c);
+    return r && (uint32_t)c <= r[1];
+}
+
+/* True if utf8proc may not be asked about c. */
+static bool is_recent(int32_t c)
+{
+    return c >= (int32_t)unicode_new[0].first && (find_new(c) || is_unassigned(c));
+}
+
+static utf8proc_category_t category_of(int32_t c)
+{
+    const struct unicode_new *r = find_new(c);
+    if (r)
+        return (utf8proc_category_t)r->category;
+    return is_unassigned(c) ? UTF8PROC_CATEGORY_CN : utf8proc_category(c);
+}
+
+struct qt_unicode_known qt_unicode_known_to_pcre2(void)
+{
+    char text[32] = "";
+    struct qt_unicode_known known = {0};
+    char *dot;
+    if (pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, NULL) < (int)sizeof text)
+        pcre2_config(PCRE2_CONFIG_UNICODE_VERSION, text);
+    const unsigned long major = strtoul(text, &dot, 10);
+    const unsigned long minor = *dot == '.' ? strtoul(dot + 1, NULL, 10) : 0;
+    for (unsigned i = 1; i < LENGTH(unicode_versions); i++)
+        if (major > unicode_versions[i].major ||
+            (major == unicode_versions[i].major && minor >= unicode_versions[i].minor))
+            known.version = i;
+    known.newer = major > unicode_versions[LENGTH(unicode_versions) - 1].major;
+    return known;
+}
+
+/* A character that no version of Unicode assigns, of as many bytes as c. (There is none of two bytes:
+ * U+0378 is unassigned in Unicode 17.) */
+static int32_t nothing_like(int32_t c)
+{
+    return c < 0x800 ? 0x378 : c < 0x10000 ? 0xfdd0 : 0x1fffe;
+}
+
+int qt_unicode_shadow(const char **out, struct qt_text *buffer, struct qt_unicode_known known,
+                      const char *s, size_t size, struct qt_err *err)
+{
+    const unsigned char first = 0xd5; /* lead byte of the first new character */
+    int rc = QT_OK;
+    *out = s;
+    buffer->size = 0;
+    for (size_t i = 0, n; i < size; i += n) {
+        n = 1;
+        if ((unsigned char)s[i] < first)
+            continue;
+        const int32_t c = qt_utf8_char(&n, s + i);
+        const struct unicode_new *r = find_new(c);
+        const int32_t stand_in = r && r->since > known.version     ? (int32_t)r->stand_in
+                                 : known.newer && is_unassigned(c) ? nothing_like(c)
+                                                                   : c;
+        if (stand_in == c)
+            continue;
+        if (buffer->size == 0) {
+            QT_TRY(qt_text_add(buffer, s, size, err));
+            *out = buffer->data;
+        }
+        utf8proc_encode_char(stand_in, (utf8proc_uint8_t *)buffer->data + i);
+    }
+done:
+    return rc;
+}
+
 /* ---- properties ----------------------------------------------------------------------------- */
 
 bool qt_char_is_space(int32_t c)
@@ -100,7 +225,7 @@ bool qt_char_is_space(int32_t c)
 
 bool qt_char_is_word(int32_t c)
 {
-    switch (utf8proc_category(c)) {
+    switch (category_of(c)) {
     case UTF8PROC_CATEGORY_LU:
     case UTF8PROC_CATEGORY_LL:
     case UTF8PROC_CATEGORY_LT:
@@ -120,6 +245,12 @@ bool qt_char_is_word(int32_t c)
     }
 }
 
+static int32_t lower_of(int32_t c)
+{
+    const uint32_t *r = find_row(unicode_lower, LENGTH(unicode_lower), sizeof *unicode_lower, c);
+    return r ? (int32_t)r[1] : is_recent(c) ? c : utf8proc_tolower(c);
+}
+
 int qt_unicode_lower(struct qt_text *out, const char *s, size_t size, struct qt_err *err)
 {
     int rc = QT_OK;
@@ -128,7 +259,7 @@ int qt_unicode_lower(struct qt_text *out, const char *s, size_t size, struct qt_
         if (c == 0x130) /* the only character whose lower case has two characters */
             QT_TRY(qt_text_add(out, "i\xcc\x87", 3, err));
         else
-            QT_TRY(qt_text_add_char(out, utf8proc_tolower(c), err));
+            QT_TRY(qt_text_add_char(out, lower_of(c), err));
     }
 done:
     return rc;
@@ -143,9 +274,12 @@ struct marks {
     size_t sorted_capacity;
 };
 
-static utf8proc_propval_t class_of(utf8proc_int32_t c)
+static unsigned class_of(utf8proc_int32_t c)
 {
-    return utf8proc_get_property(c)->combining_class;
+    if (!is_recent(c))
+        return (unsigned)utf8proc_get_property(c)->combining_class;
+    const uint32_t *r = find_row(unicode_marks, LENGTH(unicode_marks), sizeof *unicode_marks, c);
+    return r ? r[1] : 0;
 }
 
 /* Canonical order: sorts a run of combining marks by class, stably. Counting sort, because
@@ -183,6 +317,64 @@ done:
     return rc;
 }
 
+/* Appends the decomposition of a recent character, or the character. */
+static void decompose_recent(struct marks *m, int32_t c, bool compat)
+{
+    enum { ROWS = sizeof unicode_decompositions / sizeof *unicode_decompositions };
+    const struct unicode_decomposition *found = NULL, *row = unicode_decompositions;
+    /* The first of at most two rows: the other one is for compatibility. */
+    size_t i = 0;
+    for (size_t to = ROWS; i < to;) {
+        const size_t mid = i + (to - i) / 2;
+        if (row[mid].c < (uint32_t)c)
+            i = mid + 1;
+        else
+            to = mid;
+    }
+    for (; i < ROWS && row[i].c == (uint32_t)c; i++)
+        if (compat || !row[i].compat)
+            found = &row[i];
+    if (!found)
+        m->chars[m->count++] = c;
+    for (size_t k = 0; found && k < UNICODE_LONGEST && found->to[k]; k++)
+        m->chars[m->count++] = (int32_t)found->to[k];
+}
+
+/* The character that a and b compose, or 0. */
+static int32_t composite(int32_t a, int32_t b)
+{
+    utf8proc_int32_t pair[3] = {a, b, 0};
+    for (size_t i = 0; i < LENGTH(unicode_pairs); i++)
+        if (unicode_pairs[i][0] == (uint32_t)a && unicode_pairs[i][1] == (uint32_t)b)
+            return (int32_t)unicode_pairs[i][2];
+    if (is_recent(a) || is_recent(b) ||
+        utf8proc_normalize_utf32(pair, 2, UTF8PROC_COMPOSE | UTF8PROC_STABLE) != 1)
+        return 0;
+    return pair[0];
+}
+
+/* Canonical composition of n characters in canonical order. Returns their number. */
+static size_t compose(int32_t *chars, size_t n)
+{
+    size_t out = 0, starter = SIZE_MAX;
+    unsigned last = 0; /* class of the last mark that was kept after the starter */
+    for (size_t i = 0; i < n; i++) {
+        const int32_t c = chars[i];
+        const unsigned class = class_of(c);
+        const bool reached = starter != SIZE_MAX && (out == starter + 1 || last < class);
+        const int32_t whole = reached ? composite(chars[starter], c) : 0;
+        if (whole) {
+            chars[starter] = whole;
+            continue;
+        }
+        if (class == 0)
+            starter = out;
+        last = class;
+        chars[out++] = c;
+    }
+    return out;
+}
+
 static int decompose(struct marks *m, const char *s, size_t size, bool compat,
                      bool (*interrupted)(void), struct qt_err *err)
 {
@@ -195,6 +387,10 @@ static int decompose(struct marks *m, const char *s, size_t size, bool compat,
         if (i / POLL_BYTES != (i + n) / POLL_BYTES)
             QT_TRY(qt_tokenizer_poll(interrupted, err));
         QT_TRY(qt_array_grow(&m->chars, &m->capacity, m->count + LONGEST, sizeof c, err));
+        if (is_recent(c)) {
+            decompose_recent(m, c, compat);
+            continue;
+        }
         utf8proc_ssize_t k =
             utf8proc_decompose_char(c, m->chars + m->count, LONGEST, options, &boundary);
         if (k < 0 || k > LONGEST) {
@@ -215,8 +411,7 @@ static int normalize_span(struct qt_text *out, struct marks *m, const char *s, s
     QT_TRY(decompose(m, s, size, form == QT_NFKC || form == QT_NFKD, out->interrupted, err));
     QT_TRY(order_marks(m, err));
     if (form == QT_NFC || form == QT_NFKC)
-        m->count = (size_t)utf8proc_normalize_utf32(m->chars, (utf8proc_ssize_t)m->count,
-                                                    UTF8PROC_COMPOSE | UTF8PROC_STABLE);
+        m->count = compose(m->chars, m->count);
     for (size_t i = 0; i < m->count; i++)
         QT_TRY(qt_text_add_char(out, m->chars[i], err));
 done:
