@@ -24,8 +24,17 @@ enum qt_norm_kind {
     QT_NORM_LAYER, /* (x - mean) / std * w + b (OPT)  */
 };
 
-/* RELU2: the square of the rectifier. */
-enum qt_act_kind { QT_ACT_SILU, QT_ACT_GELU_TANH, QT_ACT_GELU, QT_ACT_RELU, QT_ACT_RELU2 };
+/* RELU2: the square of the rectifier. CLAMPED (gpt-oss; needs `up`): g sigmoid(1.702 g) (u + 1) with
+ * g = min(gate, 7) and u = up within -7 and 7; no gradient. */
+enum qt_act_kind {
+    QT_ACT_SILU,
+    QT_ACT_GELU_TANH,
+    QT_ACT_GELU,
+    QT_ACT_RELU,
+    QT_ACT_RELU2,
+    QT_ACT_SIGMOID,
+    QT_ACT_CLAMPED
+};
 
 /*
  * Causal attention: query i sees itself and earlier positions of its sequence.
@@ -34,7 +43,7 @@ enum qt_act_kind { QT_ACT_SILU, QT_ACT_GELU_TANH, QT_ACT_GELU, QT_ACT_RELU, QT_A
  * (base/kv4.h). k holds the keys after quantization and dequantization of whole KV groups,
  * exact_keys the keys before it. For the query at position i, the keys of its own KV group are
  * quantized with the minimum and maximum over the group's tokens up to i, as in a cache whose last
- * token is i. The key of token 0 is not quantized. Gradients need exact_keys = NULL.
+ * token is i. The key of token 0 is not quantized. Gradients need exact_keys = sinks = NULL.
  */
 struct qt_attention {
     size_t seqlen, heads, kv_heads, head_dim;
@@ -42,6 +51,24 @@ struct qt_attention {
     float softcap;           /* scores = cap * tanh(scores / cap); 0 = none */
     size_t window;           /* number of visible positions, including the query's; 0: no limit */
     const float *exact_keys; /* [m][kv_heads * head_dim], numbers that FP16 can hold; or NULL */
+    const float *sinks;      /* [heads]: e^sink is added to the softmax's denominator; NULL: none */
+};
+
+/*
+ * Gated delta rule (arXiv 2412.06464) within each sequence. Every value head has a state S
+ * [key_dim][value_dim], 0 at first. For each token with query q and key k (of key head h * key_heads
+ * / value_heads, both divided by their lengths), value v, and decay and rate inputs a and b of value
+ * head h:
+ *
+ *   S = S exp(-exp(a_log[h]) softplus(a + dt_bias[h]))
+ *   S = S + k (sigmoid(b) (v - S^T k))^T,   y = S^T q / sqrt(key_dim)
+ *
+ * Inputs: qkv[m][2 key_heads * key_dim + value_heads * value_dim]: queries, keys, values; decay,
+ * rate [m][value_heads].
+ */
+struct qt_delta {
+    size_t seqlen, key_heads, value_heads, key_dim, value_dim;
+    const float *a_log, *dt_bias; /* [value_heads] */
 };
 
 /* Evaluation figures of one position. */
@@ -129,7 +156,7 @@ struct qt_backend {
      * [m][kv_heads * head_dim]. */
     int (*attention)(struct qt_backend *be, float *y, const float *q, const float *k,
                      const float *v, size_t m, const struct qt_attention *a, struct qt_err *err);
-    /* y[count] = act(gate) * up elementwise, or act(gate) if up is NULL; y may be gate. */
+    /* y[count] = act(gate) * up elementwise, or act(gate) if up is NULL; y may be gate or up. */
     int (*activate)(struct qt_backend *be, float *y, const float *gate, const float *up,
                     enum qt_act_kind kind, size_t count, struct qt_err *err);
     /* y += x */
@@ -146,6 +173,13 @@ struct qt_backend {
      * overlap. */
     int (*copy_columns)(struct qt_backend *be, float *y, size_t ldy, const float *x, size_t ldx,
                         size_t n, size_t m, struct qt_err *err);
+    /* Causal convolution of each channel within each sequence: y[t][c] = sum over i of w[c][i] times
+     * x[t - kernel + 1 + i][c], for x, y [m][channels] and w[channels][kernel]. y is not x. */
+    int (*convolve)(struct qt_backend *be, float *y, const float *x, const float *w, size_t m,
+                    size_t seqlen, size_t channels, size_t kernel, struct qt_err *err);
+    /* y[m][value_heads * value_dim] = gated delta rule, see struct qt_delta. */
+    int (*delta_rule)(struct qt_backend *be, float *y, const float *qkv, const float *decay,
+                      const float *rate, size_t m, const struct qt_delta *d, struct qt_err *err);
     /* y *= factor */
     int (*scale)(struct qt_backend *be, float *y, float factor, size_t count, struct qt_err *err);
     /* Scores logits[m][vocab] against targets[m] and, if ref is not NULL, against the reference

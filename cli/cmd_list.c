@@ -146,20 +146,46 @@ static int list_kernels(struct cli *cli, struct qt_err *err)
     return table_print(&t, err);
 }
 
+static json_t *family_doc(struct cli *cli, const struct qt_family *f, const char *const *uses)
+{
+    json_t *o = json_object(), *can = json_array();
+    doc_set(cli, o, "model_type", doc_text(f->type));
+    doc_set(cli, o, "decoder", doc_text(f->decoder));
+    doc_set(cli, o, "attention", doc_text(f->attention));
+    doc_set(cli, o, "experts", json_boolean(f->experts));
+    for (int use = 0; use < QT_USES; use++)
+        if (f->can[use])
+            doc_append(cli, can, doc_text(uses[use]));
+    doc_set(cli, o, "supports", can);
+    return o;
+}
+
 static int list_archs(struct cli *cli, struct qt_err *err)
 {
-    json_t *array = cli->doc ? json_array() : NULL;
-    const char *type;
-    (void)err;
-    for (size_t i = 0; (type = qt_model_type(i)) != NULL; i++) {
-        if (array)
-            doc_append(cli, array, doc_text(type));
-        else
-            printf("%s\n", type);
+    static const char *const uses[QT_USES] = {[QT_USE_CALIB_FILE] = "calibration file",
+                                              [QT_USE_W4AX] = "w4ax",
+                                              [QT_USE_LEARN] = "learn",
+                                              [QT_USE_KV4] = "kv4"};
+    json_t *types = cli->doc ? json_array() : NULL, *families = cli->doc ? json_array() : NULL;
+    struct table t = {.align = "lllllll"};
+    struct qt_family f;
+    table_row(&t, "model_type\tlayers\tMLP\t%s\t%s\t%s\t%s", uses[0], uses[1], uses[2], uses[3]);
+    for (size_t i = 0; qt_model_family(&f, i); i++) {
+        if (cli->doc) {
+            doc_append(cli, types, doc_text(f.type));
+            doc_append(cli, families, family_doc(cli, &f, uses));
+        }
+        table_row(&t, "%s\t%s\t%s\t%s\t%s\t%s\t%s", f.type, f.attention,
+                  f.experts ? "experts" : "dense", f.can[0] ? "yes" : "no", f.can[1] ? "yes" : "no",
+                  f.can[2] ? "yes" : "no", f.can[3] ? "yes" : "no");
     }
-    if (array)
-        doc_set(cli, cli->doc, "archs", array);
-    return QT_OK;
+    if (cli->doc) {
+        doc_set(cli, cli->doc, "archs", types);
+        doc_set(cli, cli->doc, "families", families);
+        table_free(&t);
+        return QT_OK;
+    }
+    return table_print(&t, err);
 }
 
 /* ---- exports -------------------------------------------------------------------------------- */

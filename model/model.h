@@ -11,6 +11,7 @@
  *   config/arch.c     the table of model families, one row per family
  *   config/config.c   config.json -> sizes and options; rope.c, experts.c: rotary embeddings and
  *                     mixtures of experts; source.c: typed, checked values
+ *   graph/attention.c, latent.c, delta.c   the mixers: attention, latent attention, gated DeltaNet
  *   graph/model.c     the tensors that a config implies, checked against the source -> qt_model
  *   graph/weights.c   a checkpoint as a source of weights
  *   graph/layer.c     a decoder layer: weights, working memory, the steps of its sublayers
@@ -196,6 +197,15 @@ const char *qt_model_type(size_t i);
 
 /* What some families do not support. */
 enum qt_use { QT_USE_CALIB_FILE, QT_USE_W4AX, QT_USE_LEARN, QT_USE_KV4, QT_USES };
+/* A supported "model_type" and what its models consist of. */
+struct qt_family {
+    const char *type, *decoder; /* decoder: the usual family of a multimodal model's decoder */
+    const char *attention;      /* "attention", "latent attention", ... */
+    bool experts;               /* models have MoE layers */
+    bool can[QT_USES];
+};
+/* Describes qt_model_type(i); false beyond the end. */
+bool qt_model_family(struct qt_family *out, size_t i);
 /* The part of the model that stands against this use ("mixtures of experts"); NULL: none. */
 const char *qt_model_cannot(const struct qt_model *model, enum qt_use use);
 

@@ -21,6 +21,7 @@
 #include "kernels/cpu/math.h"
 
 #include <cblas.h>
+#include <math.h>
 
 /* Rows of a query tile. More rows waste work above the diagonal; fewer rows make the products too
  * small to be efficient. Time relative to 64 rows, at 512 and 2048 tokens: 32 rows 100 % and 121 %;
@@ -41,10 +42,19 @@ static size_t first_key(const struct qt_attention *a, size_t i)
     return a->window && i >= a->window ? i - a->window + 1 : 0;
 }
 
+/* The sink's share of the softmax's denominator, relative to the largest of the scores s[n]. */
+static double sink_share(const float *s, size_t n, float sink)
+{
+    float max = s[0];
+    for (size_t j = 1; j < n; j++)
+        max = s[j] > max ? s[j] : max;
+    return exp((double)sink - (double)max);
+}
+
 /* Turns the scores of query i against keys [lo, hi) into unnormalized probabilities; returns their
- * sum. caps, if not NULL, receives the scores after the softcap. */
-static double softmax_row(float *s, float *caps, const struct qt_attention *a, size_t i, size_t lo,
-                          size_t hi)
+ * sum, and that of the head's sink. caps, if not NULL, receives the scores after the softcap. */
+static double softmax_row(float *s, float *caps, const struct qt_attention *a, size_t head,
+                          size_t i, size_t lo, size_t hi)
 {
     size_t from = first_key(a, i) - lo, n = i + 1 - lo - from;
     memset(s, 0, from * sizeof *s);
@@ -53,7 +63,8 @@ static double softmax_row(float *s, float *caps, const struct qt_attention *a, s
         cpu_softcap(s + from, s + from, a->softcap, n);
     if (caps)
         memcpy(caps + from, s + from, n * sizeof *caps);
-    return cpu_softmax(s + from, n);
+    const double sink = a->sinks ? sink_share(s + from, n, a->sinks[head]) : 0;
+    return cpu_softmax(s + from, n) + sink;
 }
 
 /* The keys of one group and KV head, rounded with the range of the tokens that are present. */
@@ -141,7 +152,7 @@ static int attention_item(void *ctx, size_t item, int thread, struct qt_err *err
         own_group_scores(s, s + (size_t)rows * (size_t)keys, job, r0, r1, lo, at_q,
                          at_k - lo * ldk);
     for (size_t i = r0; i < r1; i++)
-        sums[i - r0] = softmax_row(s + (i - r0) * (r1 - lo), NULL, a, i, lo, r1);
+        sums[i - r0] = softmax_row(s + (i - r0) * (r1 - lo), NULL, a, head, i, lo, r1);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, dim, keys, 1.0f, s, keys,
                 job->v + at_k, (int)ldk, 0.0f, y, (int)ldq);
     for (size_t i = r0; i < r1; i++)
@@ -192,7 +203,7 @@ static void grad_scores(float *p, float *ds, float *caps, const struct grad_job 
                 (int)job->ldq, job->v + at_k, (int)job->ldk, 0.0f, ds, keys);
     for (size_t i = r0; i < r1; i++) {
         size_t at = (i - r0) * (r1 - lo);
-        double sum = softmax_row(p + at, caps ? caps + at : NULL, a, i, lo, r1);
+        double sum = softmax_row(p + at, caps ? caps + at : NULL, a, 0, i, lo, r1);
         cpu_scale(p + at, (float)(1.0 / sum), r1 - lo);
         cpu_softmax_grad(ds + at, p + at, r1 - lo);
         if (caps) /* masked keys have dS = 0 already */

@@ -305,6 +305,16 @@ static int cpu_copy_columns(struct qt_backend *be, float *y, size_t ldy, const f
     return QT_OK;
 }
 
+/* ---- recurrences ---------------------------------------------------------------------------- */
+
+static int cpu_delta_rule_op(struct qt_backend *be, float *y, const float *qkv, const float *decay,
+                             const float *rate, size_t m, const struct qt_delta *d,
+                             struct qt_err *err)
+{
+    struct cpu *cpu = be->ctx;
+    return cpu_delta_rule(&cpu->scratch, y, qkv, decay, rate, m, d, err);
+}
+
 /* ---- score ---------------------------------------------------------------------------------- */
 
 struct score_job {
@@ -518,6 +528,8 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
         .gather_rows = cpu_gather_rows,
         .scatter_rows = cpu_scatter_rows,
         .copy_columns = cpu_copy_columns,
+        .convolve = cpu_convolve,
+        .delta_rule = cpu_delta_rule_op,
         .scale = cpu_scale_op,
         .score = cpu_score,
         .gram = cpu_gram_op,

@@ -94,6 +94,18 @@ static inline float silu(float x)
     return x / (1.0f + cpu_exp(-x));
 }
 
+static inline float sigmoid(float x)
+{
+    return 1.0f / (1.0f + cpu_exp(-x));
+}
+
+/* Comparisons with NaN are false, so that NaN stays NaN. */
+static inline float clamped(float gate, float up)
+{
+    float g = gate > 7.0f ? 7.0f : gate, u = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
+    return g * sigmoid(1.702f * g) * (u + 1.0f);
+}
+
 static inline float gelu_tanh(float x)
 {
     /* 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */
@@ -139,6 +151,12 @@ void cpu_activate(float *y, const float *gate, const float *up, enum qt_act_kind
         ACTIVATE(relu);
     case QT_ACT_RELU2:
         ACTIVATE(relu2);
+    case QT_ACT_SIGMOID:
+        ACTIVATE(sigmoid);
+    case QT_ACT_CLAMPED:
+        for (size_t i = 0; up && i < n; i++)
+            y[i] = clamped(gate[i], up[i]);
+        break;
     }
 }
 
@@ -146,6 +164,12 @@ static inline float silu_slope(float x)
 {
     float s = 1.0f / (1.0f + cpu_exp(-x));
     return s * (1.0f + x * (1.0f - s));
+}
+
+static inline float sigmoid_slope(float x)
+{
+    float s = sigmoid(x);
+    return s * (1.0f - s);
 }
 
 static inline float gelu_tanh_slope(float x)
@@ -197,6 +221,10 @@ void cpu_activate_grad(float *dgate, float *dup, const float *dy, const float *g
         ACTIVATE_GRAD(relu, relu_slope);
     case QT_ACT_RELU2:
         ACTIVATE_GRAD(relu2, relu2_slope);
+    case QT_ACT_SIGMOID:
+        ACTIVATE_GRAD(sigmoid, sigmoid_slope);
+    case QT_ACT_CLAMPED: /* not needed */
+        break;
     }
 }
 

@@ -188,11 +188,12 @@ struct heads {
 };
 
 /* Attention of a panel: queries [r0, r1) of a sequence, all keys that they attend to, and `count`
- * KV heads with their query heads. q, k, exact (see struct qt_attention), v and y point to the first
- * of these heads. */
+ * KV heads with their query heads. q, k, exact (see struct qt_attention), v, sinks and y point to the
+ * first of these heads. */
 static int attention_panel(struct qt_backend *be, float *y, const float *q, const float *k,
-                           const float *exact, const float *v, const struct qt_attention *a,
-                           size_t count, size_t r0, size_t r1, struct qt_err *err)
+                           const float *exact, const float *v, const float *sinks,
+                           const struct qt_attention *a, size_t count, size_t r0, size_t r1,
+                           struct qt_err *err)
 {
     struct cuda *g = self(be);
     const size_t group = a->heads / a->kv_heads, rows = r1 - r0, dim = a->head_dim;
@@ -253,9 +254,10 @@ static int attention_panel(struct qt_backend *be, float *y, const float *q, cons
                                            .scale = a->scale};
         QT_TRY(gpu_check_launch(gpu_math_own_scores(&own, g->stream), "own scores", err));
     }
-    QT_TRY(gpu_check_launch(
-        gpu_math_softmax(s, count * group, rows, keys, r0, lo, a->window, a->softcap, g->stream),
-        "softmax", err));
+    QT_TRY(gpu_check_launch(gpu_math_softmax(s, count * group, rows, keys, r0, lo, a->window,
+                                             a->softcap, sinks, group < count ? count : 0, group,
+                                             g->stream),
+                            "softmax", err));
     for (size_t i = 0; i < out.count; i++) {
         values.a = s + i * in.count * cells;
         values.b = v + lo * (size_t)ldk + i * out.kv;
@@ -279,7 +281,8 @@ static int attention_rows(struct qt_backend *be, float *y, const float *q, const
         const size_t at = head * group * dim, kv_at = head * dim;
         count = qt_min_size(qt_max_size(fit, 1), a->kv_heads - head);
         QT_TRY(attention_panel(be, y + at, q + at, k + kv_at, exact ? exact + kv_at : NULL,
-                               v + kv_at, a, count, r0, r1, err));
+                               v + kv_at, a->sinks ? a->sinks + head * group : NULL, a, count, r0,
+                               r1, err));
     }
 done:
     return rc;
@@ -337,11 +340,11 @@ static int cuda_rope(struct qt_backend *be, float *x, const float *cos, const fl
 static int cuda_activate(struct qt_backend *be, float *y, const float *gate, const float *up,
                          enum qt_act_kind kind, size_t count, struct qt_err *err)
 {
-    static const enum gpu_act kinds[] = {[QT_ACT_SILU] = GPU_SILU,
-                                         [QT_ACT_GELU_TANH] = GPU_GELU_TANH,
-                                         [QT_ACT_GELU] = GPU_GELU,
-                                         [QT_ACT_RELU] = GPU_RELU,
-                                         [QT_ACT_RELU2] = GPU_RELU2};
+    static const enum gpu_act kinds[] = {
+        [QT_ACT_SILU] = GPU_SILU,      [QT_ACT_GELU_TANH] = GPU_GELU_TANH,
+        [QT_ACT_GELU] = GPU_GELU,      [QT_ACT_RELU] = GPU_RELU,
+        [QT_ACT_RELU2] = GPU_RELU2,    [QT_ACT_SIGMOID] = GPU_SIGMOID,
+        [QT_ACT_CLAMPED] = GPU_CLAMPED};
     if (count == 0)
         return QT_OK;
     return gpu_check_launch(gpu_math_activate(y, gate, up, kinds[kind], count, self(be)->stream),
@@ -547,6 +550,54 @@ done:
     return rc;
 }
 
+/* Recurrences are computed by the CPU backend, too. */
+static int cuda_convolve(struct qt_backend *be, float *y, const float *x, const float *w, size_t m,
+                         size_t seqlen, size_t channels, size_t kernel, struct qt_err *err)
+{
+    struct qt_backend *cpu = self(be)->cpu;
+    float *hx = NULL, *hw = NULL, *hy = NULL;
+    int rc;
+    QT_TRY(fetch(&hx, be, x, m * channels, err));
+    QT_TRY(fetch(&hw, be, w, channels * kernel, err));
+    QT_TRY(qt_array_new(&hy, m, channels * sizeof *hy, err));
+    QT_TRY(cpu->convolve(cpu, hy, hx, hw, m, seqlen, channels, kernel, err));
+    QT_TRY(put(be, y, hy, m * channels, err));
+done:
+    qt_free(hx);
+    qt_free(hw);
+    qt_free(hy);
+    return rc;
+}
+
+static int cuda_delta_rule(struct qt_backend *be, float *y, const float *qkv, const float *decay,
+                           const float *rate, size_t m, const struct qt_delta *d,
+                           struct qt_err *err)
+{
+    struct qt_backend *cpu = self(be)->cpu;
+    const size_t keys = d->key_heads * d->key_dim, values = d->value_heads * d->value_dim;
+    float *hqkv = NULL, *hdecay = NULL, *hrate = NULL, *ha = NULL, *hdt = NULL, *hy = NULL;
+    struct qt_delta host = *d;
+    int rc;
+    QT_TRY(fetch(&hqkv, be, qkv, m * (2 * keys + values), err));
+    QT_TRY(fetch(&hdecay, be, decay, m * d->value_heads, err));
+    QT_TRY(fetch(&hrate, be, rate, m * d->value_heads, err));
+    QT_TRY(fetch(&ha, be, d->a_log, d->value_heads, err));
+    QT_TRY(fetch(&hdt, be, d->dt_bias, d->value_heads, err));
+    QT_TRY(qt_array_new(&hy, m, values * sizeof *hy, err));
+    host.a_log = ha;
+    host.dt_bias = hdt;
+    QT_TRY(cpu->delta_rule(cpu, hy, hqkv, hdecay, hrate, m, &host, err));
+    QT_TRY(put(be, y, hy, m * values, err));
+done:
+    qt_free(hqkv);
+    qt_free(hdecay);
+    qt_free(hrate);
+    qt_free(ha);
+    qt_free(hdt);
+    qt_free(hy);
+    return rc;
+}
+
 static int cuda_attention_grad(struct qt_backend *be, float *dq, float *dk, float *dv,
                                const float *dy, const float *q, const float *k, const float *v,
                                size_t m, const struct qt_attention *a, struct qt_err *err)
@@ -666,6 +717,8 @@ static const struct qt_backend functions = {
     .gather_rows = cuda_gather_rows,
     .scatter_rows = cuda_scatter_rows,
     .copy_columns = cuda_copy_columns,
+    .convolve = cuda_convolve,
+    .delta_rule = cuda_delta_rule,
     .scale = cuda_scale,
     .score = cuda_score,
     .gram = cuda_gram,

@@ -81,7 +81,7 @@ void *gpu_stream_of(struct qt_gpu *gpu);
 /* These functions compute the functions of struct qt_backend with the same names; all arrays are in
  * device memory. The types repeat those of base/backend.h, which is not valid C++. */
 enum gpu_norm { GPU_NORM_RMS, GPU_NORM_LAYER };
-enum gpu_act { GPU_SILU, GPU_GELU_TANH, GPU_GELU, GPU_RELU, GPU_RELU2 };
+enum gpu_act { GPU_SILU, GPU_GELU_TANH, GPU_GELU, GPU_RELU, GPU_RELU2, GPU_SIGMOID, GPU_CLAMPED };
 enum { GPU_HIST_BINS = 64 };
 struct gpu_score {
     double nll, ref_nll, kld, p_delta;
@@ -114,9 +114,11 @@ int gpu_math_rope(float *x, const float *cos, const float *sin, size_t m, size_t
 int gpu_math_norm(float *y, const float *x, const float *w, const float *bias, enum gpu_norm kind,
                   float eps, size_t m, size_t n, void *stream);
 /* Replaces scores s[heads][rows][keys] by probabilities. Row i is query r0 + i, column j key lo +
- * j. window: as in struct qt_attention. */
+ * j. window: as in struct qt_attention. sinks: NULL, or those of the heads, where head h is element
+ * h of sinks, or h % step * group + h / step if step is not 0. */
 int gpu_math_softmax(float *s, size_t heads, size_t rows, size_t keys, size_t r0, size_t lo,
-                     size_t window, float softcap, void *stream);
+                     size_t window, float softcap, const float *sinks, size_t step, size_t group,
+                     void *stream);
 /*
  * Replaces the scores of queries with the keys of their own groups, as struct qt_attention says for
  * exact_keys, before the softmax. q[rows][ldq]: query r0 on, first of `group` query heads of the

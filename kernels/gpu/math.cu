@@ -156,16 +156,26 @@ static __device__ float activated(float x, int kind)
         return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
     case GPU_RELU2:
         return x < 0 ? 0 : x * x;
+    case GPU_SIGMOID:
+        return 1.0f / (1.0f + expf(-x));
     default:
         return x < 0 ? 0 : x; /* NaN stays NaN */
     }
+}
+
+/* Comparisons with NaN are false, so that NaN stays NaN. */
+static __device__ float clamped(float gate, float up)
+{
+    const float g = gate > 7.0f ? 7.0f : gate, u = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
+    return g / (1.0f + expf(-1.702f * g)) * (u + 1.0f);
 }
 
 static __global__ void activate_kernel(float *y, const float *gate, const float *up, int kind,
                                        size_t count)
 {
     FOR_ELEMENTS(i, count)
-    y[i] = activated(gate[i], kind) * (up ? up[i] : 1.0f);
+    y[i] = kind == GPU_CLAMPED ? clamped(gate[i], up[i])
+                               : activated(gate[i], kind) * (up ? up[i] : 1.0f);
 }
 
 static __global__ void columns_kernel(float *y, size_t ldy, const float *x, size_t ldx, size_t n,
@@ -218,9 +228,12 @@ static __device__ __forceinline__ float capped(float x, float softcap)
 /* Softmax of scores s[heads][rows][keys] of queries r0, r0 + 1, ... and keys lo, lo + 1, ... A
  * query attends to its own key and to window - 1 keys before it (window 0: to all before it). */
 static __global__ void softmax_kernel(float *s, size_t rows, size_t keys, size_t r0, size_t lo,
-                                      size_t window, float softcap)
+                                      size_t window, float softcap, const float *sinks, size_t step,
+                                      size_t group)
 {
     float *row = s + blockIdx.x * keys;
+    const size_t head = blockIdx.x / rows;
+    const float sink = sinks ? sinks[step ? head % step * group + head / step : head] : -INFINITY;
     const size_t i = r0 + blockIdx.x % rows, from = window && i >= window ? i - window + 1 : 0;
     largest top = {-INFINITY, 0};
     double sum = 0;
@@ -234,7 +247,7 @@ static __global__ void softmax_kernel(float *s, size_t rows, size_t keys, size_t
         row[j] = expf(row[j] - top.value); /* masked keys: 0 */
         sum += (double)row[j];
     }
-    const float factor = (float)(1 / block_join(sum));
+    const float factor = (float)(1 / (block_join(sum) + exp((double)sink - (double)top.value)));
     for (size_t j = threadIdx.x; j < keys; j += THREADS)
         row[j] *= factor;
 }
@@ -496,10 +509,11 @@ int gpu_math_norm(float *y, const float *x, const float *w, const float *bias, e
 }
 
 int gpu_math_softmax(float *s, size_t heads, size_t rows, size_t keys, size_t r0, size_t lo,
-                     size_t window, float softcap, void *stream)
+                     size_t window, float softcap, const float *sinks, size_t step, size_t group,
+                     void *stream)
 {
     return LAUNCH(softmax_kernel, (unsigned)(heads * rows), THREADS, stream, s, rows, keys, r0, lo,
-                  window, softcap);
+                  window, softcap, sinks, step, group);
 }
 
 int gpu_math_own_scores(const struct gpu_own_scores *a, void *stream)

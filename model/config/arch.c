@@ -112,6 +112,25 @@
         .sigmoid_router = true, .normalize_routing = {"norm_topk_prob", true}, .shared_count = 1,  \
         .interleave_read = true, .read = config_read_deepseek_v3
 
+#define DELTA_COMMON                                                                               \
+    [ROLE_CONV] = "linear_attn.conv1d", [ROLE_A_LOG] = "linear_attn.A_log",                        \
+    [ROLE_DT_BIAS] = "linear_attn.dt_bias", [ROLE_DELTA_NORM] = "linear_attn.norm",                \
+    [ROLE_DELTA_OUT] = "linear_attn.out_proj"
+
+#define DELTA_PARTS                                                                                \
+    DELTA_COMMON,                                                                                  \
+        [ROLE_DELTA_QKV] = "linear_attn.in_proj_qkv", [ROLE_DELTA_Z] = "linear_attn.in_proj_z",    \
+        [ROLE_DELTA_B] = "linear_attn.in_proj_b", [ROLE_DELTA_A] = "linear_attn.in_proj_a"
+
+#define DELTA_LIKE                                                                                 \
+    LLAMA_LIKE, .delta = true, .gated = true, .head_dim = 256, .norms_plus_1 = true,               \
+                .partial_rope = true, .rotary_factor = 0.25, .mrope = true,                        \
+                .qkv_bias = {"attention_bias", false}, .o_bias = {"attention_bias", false}
+
+#define DELTA_MOE_LIKE                                                                             \
+    DELTA_LIKE, .intermediate_key = "moe_intermediate_size", .experts = "mlp.experts.",            \
+                .shared = "mlp.shared_expert.", .shared_key = "shared_expert_intermediate_size"
+
 static const struct arch_alias internlm3_keys[] = {
     {"attention_bias", "qkv_bias"}, {"mlp_bias", "bias"}, {0}};
 
@@ -401,6 +420,79 @@ static const struct arch table[] = {
         .eps = 1e-5,
         .normalize_routing = {"norm_topk_prob", true},
         .qkv_bias = {"attention_bias", false},
+    },
+    {
+        .family = "gpt_oss",
+        .kv_heads = 8,
+        .head_dim = 64,
+        LLAMA_LIKE,
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_SINKS] = "self_attn.sinks", [ROLE_ROUTER] = "mlp.router",
+                  [ROLE_GATE] = "gate_proj", [ROLE_UP] = "up_proj", [ROLE_DOWN] = "down_proj"},
+        .experts = "mlp.experts.",
+        .normalize_routing = {NULL, true},
+        .router_bias = true,
+        .eps = 1e-5,
+        .rope_needed = true,
+        .theta = 150000,
+        .qkv_bias = {"attention_bias", true},
+        .o_bias = {"attention_bias", true},
+        .mlp_bias = {NULL, true},
+        .window = WINDOW_EVEN,
+        .window_size = 128,
+        .read = config_read_gpt_oss,
+    },
+    {
+        .family = "granite_swa",
+        LLAMA_COMMON,
+        .kv_heads = 4,
+        .parts = {LLAMA_PARTS, [ROLE_SINKS] = "self_attn.sinks"},
+        .tied = {"tie_word_embeddings", true},
+        .eps = 1e-5,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+        .window = WINDOW_PATTERN_FIRST,
+        .window_period = 4,
+        .window_size = 128,
+        .read = config_read_granite_swa,
+    },
+    {
+        .family = "qwen3_next",
+        .kv_heads = 2,
+        DELTA_MOE_LIKE,
+        .parts = {QWEN3_MOE_PARTS, DELTA_COMMON, [ROLE_DELTA_QKVZ] = "linear_attn.in_proj_qkvz",
+                  [ROLE_DELTA_BA] = "linear_attn.in_proj_ba",
+                  [ROLE_SHARED_GATE] = "mlp.shared_expert_gate"},
+        .dense = "mlp.",
+        .normalize_routing = {"norm_topk_prob", true},
+    },
+    {
+        .family = "qwen3_5_text",
+        .kv_heads = 4,
+        DELTA_LIKE,
+        .parts = {QWEN3_PARTS, DELTA_PARTS},
+    },
+    {
+        .family = "qwen3_5_moe_text",
+        .kv_heads = 2,
+        DELTA_MOE_LIKE,
+        .parts = {QWEN3_MOE_PARTS, DELTA_PARTS, [ROLE_SHARED_GATE] = "mlp.shared_expert_gate"},
+        .normalize_routing = {NULL, true},
+    },
+    {
+        .family = "qwen3_vl_moe_text",
+        .kv_heads = 16,
+        LLAMA_LIKE,
+        .intermediate_key = "moe_intermediate_size",
+        .parts = {QWEN3_MOE_PARTS},
+        .theta = 5e5,
+        .mrope = true,
+        .experts = "mlp.experts.",
+        .dense = "mlp.",
+        .normalize_routing = {NULL, true},
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
     },
     {
         .family = "deepseek_v2",
@@ -742,8 +834,11 @@ static const struct arch_multimodal multimodal[] = {
     {"qwen2_5_omni", "qwen2_5_omni_text", 0},
     {"qwen2_5_vl", "qwen2_5_vl_text", 0},
     {"qwen2_vl", "qwen2_vl_text", 0},
+    {"qwen3_5", "qwen3_5_text", 0},
+    {"qwen3_5_moe", "qwen3_5_moe_text", 0},
     {"qwen3_omni_moe", "qwen3_omni_moe_text", 0},
     {"qwen3_vl", "qwen3_vl_text", 0},
+    {"qwen3_vl_moe", "qwen3_vl_moe_text", 0},
     {"smolvlm", "llama", 1e-5},
     {"vipllava", "llama", 0},
 };
@@ -781,7 +876,32 @@ const char *qt_model_type(size_t i)
 
 const char *arch_cannot(const struct arch *arch, bool experts, enum qt_use use)
 {
-    return experts && use != QT_USE_KV4 ? "mixtures of experts"
-           : arch->latent               ? "latent attention"
-                                        : NULL;
+    const bool changes = use == QT_USE_LEARN || use == QT_USE_W4AX;
+    if (experts && use != QT_USE_KV4)
+        return "mixtures of experts";
+    if (arch->latent)
+        return "latent attention";
+    if (arch->delta && use != QT_USE_CALIB_FILE)
+        return "gated DeltaNet";
+    if (arch->gated && changes)
+        return "gated attention";
+    return arch->parts[ROLE_SINKS] && use == QT_USE_LEARN ? "attention sinks" : NULL;
+}
+
+bool qt_model_family(struct qt_family *out, size_t i)
+{
+    const char *type = qt_model_type(i);
+    if (!type)
+        return false;
+    const char *decoder = i < FAMILIES ? type : multimodal[i - FAMILIES].decoder;
+    const struct arch *arch = arch_find(decoder);
+    *out = (struct qt_family){.type = type,
+                              .decoder = decoder,
+                              .attention = arch->latent  ? "latent attention"
+                                           : arch->delta ? "gated DeltaNet and attention"
+                                                         : "attention",
+                              .experts = arch->experts != NULL};
+    for (int use = 0; use < QT_USES; use++)
+        out->can[use] = !arch_cannot(arch, out->experts, (enum qt_use)use);
+    return true;
 }

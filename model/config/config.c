@@ -7,6 +7,7 @@
 enum {
     LIMIT_FILE = 16 << 20,
     LIMIT_HEADS = 1 << 16,
+    LIMIT_DIM = 1 << 12, /* of the state of gated DeltaNet */
 };
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
@@ -68,13 +69,49 @@ done:
     return rc;
 }
 
+/* The sizes of gated DeltaNet, and which layers have it. */
+static int read_delta(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const json_t *types = json_object_get(src->json, "layer_types");
+    size_t interval = 4;
+    int rc;
+    cfg->delta.key_heads = 16;
+    cfg->delta.value_heads = 32;
+    cfg->delta.key_dim = cfg->delta.value_dim = 128;
+    cfg->delta.kernel = 4;
+    QT_TRY(config_read_size(&cfg->delta.key_heads, src, "linear_num_key_heads", LIMIT_HEADS, err));
+    QT_TRY(
+        config_read_size(&cfg->delta.value_heads, src, "linear_num_value_heads", LIMIT_HEADS, err));
+    QT_TRY(config_read_size(&cfg->delta.key_dim, src, "linear_key_head_dim", LIMIT_DIM, err));
+    QT_TRY(config_read_size(&cfg->delta.value_dim, src, "linear_value_head_dim", LIMIT_DIM, err));
+    QT_TRY(config_read_size(&cfg->delta.kernel, src, "linear_conv_kernel_dim", LIMIT_DIM, err));
+    if (cfg->delta.value_heads % cfg->delta.key_heads)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'linear_num_value_heads' %zu is not a multiple of 'linear_num_key_heads' "
+                       "%zu",
+                       cfg->delta.value_heads, cfg->delta.key_heads);
+    if (!config_given(src->json, "layer_types"))
+        QT_TRY(config_read_size(&interval, src, "full_attention_interval", CONFIG_LAYERS, err));
+    for (size_t i = 0; i < cfg->info.layers; i++) {
+        const char *type = json_string_value(json_array_get(types, i));
+        const bool listed = config_given(src->json, "layer_types");
+        if (listed ? type && strcmp(type, "linear_attention") == 0 : (i + 1) % interval != 0)
+            cfg->mixers[i] = MIXER_DELTA;
+    }
+done:
+    return rc;
+}
+
 static int read_mixers(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     int rc = qt_array_new(&cfg->mixers, cfg->info.layers, sizeof *cfg->mixers, err);
     cfg->o_width = cfg->info.heads * cfg->info.head_dim;
     for (size_t i = 0; rc == QT_OK && i < cfg->info.layers; i++)
         cfg->mixers[i] = cfg->arch->latent ? MIXER_LATENT : MIXER_ATTENTION;
-    return rc < 0 || !cfg->arch->latent ? rc : read_latent(cfg, src, err);
+    return rc < 0              ? rc
+           : cfg->arch->latent ? read_latent(cfg, src, err)
+           : cfg->arch->delta  ? read_delta(cfg, src, err)
+                               : QT_OK;
 }
 
 static int read_sizes(struct config *cfg, const struct source *src, struct qt_err *err)
@@ -199,6 +236,8 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
                        cfg->info.layers);
     const char *type = json_string_value(json_array_get(types, layer));
     bool slides = type && strcmp(type, "sliding_attention") == 0;
+    if (type && cfg->mixers[layer] == MIXER_DELTA)
+        return QT_OK;
     if (!type || (!slides && strcmp(type, "full_attention") != 0 && strcmp(type, "attention") != 0))
         return config_unsupported(src, "layer_types", type ? type : "an entry that is not a string",
                                   err);

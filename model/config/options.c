@@ -157,3 +157,47 @@ int config_read_minicpm3(struct config *cfg, const struct source *src, struct qt
 done:
     return rc;
 }
+
+/* The activation of gpt-oss: its constants, which kernels have built in, can be given. */
+int config_read_gpt_oss(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    double alpha = 1.702, limit = 7;
+    int rc;
+    QT_TRY(config_read_positive(&alpha, src, "swiglu_alpha", err));
+    QT_TRY(config_read_positive(&limit, src, "swiglu_limit", err));
+    if (alpha != 1.702)
+        QT_TRY(config_unsupported(src, "swiglu_alpha", "a number other than 1.702", err));
+    if (limit != 7)
+        QT_TRY(config_unsupported(src, "swiglu_limit", "a number other than 7", err));
+    cfg->act = QT_ACT_CLAMPED;
+done:
+    return rc;
+}
+
+/* layer_rope_theta lists rope_theta or 0 (no rotary embedding) for each layer. */
+int config_read_granite_swa(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const char key[] = "layer_rope_theta";
+    const json_t *list = json_object_get(src->json, key);
+    const json_t *rope = json_object_get(src->json, "rope_parameters");
+    double theta = 1e4;
+    int rc;
+    QT_TRY(config_read_multipliers(cfg, src, err));
+    QT_TRY(config_read_positive(&theta, src, "rope_theta", err));
+    if (json_is_object(rope))
+        QT_TRY(qt_json_get_real(&theta, rope, "rope_theta", src->path, err));
+    if (!config_given(src->json, key))
+        goto done;
+    if (!json_is_array(list) || json_array_size(list) != cfg->info.layers)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not a list of %zu numbers", key,
+                       cfg->info.layers);
+    for (size_t i = 0; i < cfg->info.layers; i++) {
+        const json_t *entry = json_array_get(list, i);
+        const double given = json_is_number(entry) ? json_number_value(entry) : -1;
+        cfg->no_rope[i] = given == 0;
+        if (given != 0 && given != theta)
+            QT_TRY(config_unsupported(src, key, "a value that is neither rope_theta nor 0", err));
+    }
+done:
+    return rc;
+}

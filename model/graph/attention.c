@@ -1,9 +1,28 @@
-/* Attention with keys and values of their own. */
+/* Attention with keys and values of their own; the output may have gates (Qwen3-Next). */
 #include "model/graph/layer.h"
 
 static size_t scratch_floats(const struct config *cfg)
 {
-    return 2 * (cfg->info.heads + cfg->info.kv_heads) * cfg->info.head_dim;
+    const size_t q = cfg->info.heads * cfg->info.head_dim;
+    return 2 * (q + cfg->info.kv_heads * cfg->info.head_dim) + (cfg->arch->gated ? 3 * q : 0);
+}
+
+/* Queries q[m][heads][head_dim] of x; with gates, [m][heads][query | gate] is stored in both[], and
+ * the gates are copied to gate[m][heads][head_dim]. */
+static int make_queries(float *q, float *gate, float *both, const float *x,
+                        const struct layer_run *r, struct qt_err *err)
+{
+    const struct config *cfg = &r->layer->model->cfg;
+    struct qt_backend *be = r->layer->be;
+    const size_t rows = r->m * cfg->info.heads, dim = cfg->info.head_dim;
+    int rc;
+    if (!cfg->arch->gated)
+        return layer_linear(r, ROLE_Q, q, x, err);
+    QT_TRY(layer_linear(r, ROLE_Q, both, x, err));
+    QT_TRY(be->copy_columns(be, q, dim, both, 2 * dim, dim, rows, err));
+    QT_TRY(be->copy_columns(be, gate, dim, both + dim, 2 * dim, dim, rows, err));
+done:
+    return rc;
 }
 
 static int run(bool *stop, float *out, const float *x, const struct layer_run *r,
@@ -14,13 +33,13 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
     struct qt_attention a = layer_attention(r);
     const size_t width = info->heads * info->head_dim, kv_width = info->kv_heads * info->head_dim;
     float *q = l->scratch, *k = q + r->m * width, *v = k + r->m * kv_width;
-    float *y = v + r->m * kv_width;
+    float *y = v + r->m * kv_width, *gate = y + r->m * width, *both = gate + r->m * width;
     const float *attended = y;
     int rc = QT_OK;
     QT_TRY(layer_input(&x, stop, r, ROLE_Q, err));
     if (*stop)
         goto done;
-    QT_TRY(layer_linear(r, ROLE_Q, q, x, err));
+    QT_TRY(make_queries(q, gate, both, x, r, err));
     QT_TRY(layer_linear(r, ROLE_K, k, x, err));
     QT_TRY(layer_linear(r, ROLE_V, v, x, err));
     QT_TRY(layer_heads(r, ROLE_Q_NORM, q, q, info->heads, err));
@@ -30,6 +49,8 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
                                    layer_linear_of(l->def, ROLE_K), layer_linear_of(l->def, ROLE_V),
                                    r->m, &a, err));
     QT_TRY(l->be->attention(l->be, y, q, k, v, r->m, &a, err));
+    if (l->model->cfg.arch->gated)
+        QT_TRY(l->be->activate(l->be, y, gate, y, QT_ACT_SIGMOID, r->m * width, err));
     QT_TRY(layer_input(&attended, stop, r, ROLE_O, err));
     if (!*stop)
         QT_TRY(layer_linear(r, ROLE_O, out, attended, err));

@@ -19,6 +19,10 @@
  * 1, or the sigmoid of SHARED_GATE. Some layers may have a dense MLP instead, with yet another
  * width.
  *
+ * Other mixers than attention have their parts between ATTN_IN and ATTN_OUT: latent.c and delta.c
+ * draw them. SINKS adds a term to the softmax of each attention head; with gates, Q also computes a
+ * factor for each channel in front of O.
+ *
  * Fused tensors: some families store Q, K, V as one tensor QKV, and GATE, UP as GATE_UP. The fused
  * tensors are then the linears, and Q, K, V, GATE, UP are row ranges of them.
  *
@@ -44,6 +48,18 @@ enum role {
     ROLE_Q_B,
     ROLE_KV_A_NORM,
     ROLE_KV_B,
+    ROLE_SINKS,
+    ROLE_DELTA_QKVZ, /* gated DeltaNet, up to DELTA_OUT */
+    ROLE_DELTA_QKV,
+    ROLE_DELTA_Z,
+    ROLE_DELTA_BA,
+    ROLE_DELTA_B,
+    ROLE_DELTA_A,
+    ROLE_CONV,
+    ROLE_A_LOG,
+    ROLE_DT_BIAS,
+    ROLE_DELTA_NORM,
+    ROLE_DELTA_OUT,
     ROLE_O,
     ROLE_ATTN_OUT,
     ROLE_MLP_IN,
@@ -92,7 +108,7 @@ struct config;
 struct source;
 
 /* What the first sublayer of a decoder layer is, between ATTN_IN and ATTN_OUT. */
-enum mixer_kind { MIXER_ATTENTION, MIXER_LATENT, MIXER_KINDS };
+enum mixer_kind { MIXER_ATTENTION, MIXER_LATENT, MIXER_DELTA, MIXER_KINDS };
 
 /* A model family: the keys of config.json, their defaults, tensor names and parts of the graph. */
 struct arch {
@@ -149,8 +165,11 @@ struct arch {
     bool norms_after_rope;      /* Q_NORM and K_NORM follow the rotary embedding */
     const char *head_norms_key; /* key that enables Q_NORM and K_NORM; NULL: always enabled */
     bool latent;                /* MIXER_LATENT: reads q_lora_rank and the like */
-    bool rope;            /* false: learned positions from row `position_offset` of the table */
-    bool partial_rope;    /* reads partial_rotary_factor */
+    bool delta;        /* some layers are MIXER_DELTA, by layer_types or full_attention_interval */
+    bool gated;        /* Q has a gate for each channel of the attention output, too */
+    bool router_bias;  /* of ROUTER */
+    bool rope;         /* false: learned positions from row `position_offset` of the table */
+    bool partial_rope; /* reads partial_rotary_factor */
     double rotary_factor; /* default of partial_rotary_factor; 0: 1 */
     bool interleaved;     /* the rotary embedding pairs channels 2i and 2i + 1 */
     bool interleave_read; /* rope_interleave overrides it */
@@ -203,6 +222,9 @@ struct config {
     bool interleaved;  /* see struct arch */
     enum mixer_kind *mixers; /* [layers] */
     size_t o_width;          /* channels of the input of O */
+    struct {
+        size_t key_heads, value_heads, key_dim, value_dim, kernel;
+    } delta; /* MIXER_DELTA: heads, channels of a head, and tokens of the convolution */
     /* Latent attention. An attention head has `nope` channels without rotary embedding and `rope`
      * channels with it; info.head_dim is the width in memory, at least nope + rope and v. */
     struct {

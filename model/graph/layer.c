@@ -118,13 +118,14 @@ static void free_parts(struct qt_layer *l)
     }
 }
 
-/* All layers with experts have parts of the same shapes, and so have all layers without: only a
- * change between the two kinds needs new memory. */
+/* All layers with experts have parts of the same shapes, and so have all layers without, and all
+ * with the same mixer: only a change between the kinds needs new memory. */
 int qt_layer_load(struct qt_layer *l, size_t layer, const struct qt_weights *w, struct qt_err *err)
 {
-    if (l->def && l->def->experts != l->model->layers[layer].experts)
+    const struct layer_def *def = &l->model->layers[layer];
+    if (l->def && (l->def->experts != def->experts || l->def->mixer != def->mixer))
         free_parts(l);
-    l->def = &l->model->layers[layer];
+    l->def = def;
     l->dir = w->dir;
     l->fake_quant = w->fake_quant;
     l->window = l->model->cfg.windows[layer];
@@ -266,13 +267,15 @@ static size_t widest_mlp(const struct config *cfg)
 static size_t widest_input(const struct config *cfg)
 {
     const struct qt_model_info *info = &cfg->info;
-    const size_t latent = qt_max_size(cfg->latent.q_rank, cfg->latent.kv_rank);
+    const size_t latent = qt_max_size(qt_max_size(cfg->latent.q_rank, cfg->latent.kv_rank),
+                                      cfg->delta.value_heads * cfg->delta.value_dim);
     return qt_max_size(qt_max_size(widest_mlp(cfg), latent),
                        qt_max_size(info->hidden, cfg->o_width));
 }
 
-static const struct mixer *const mixers[MIXER_KINDS] = {
-    [MIXER_ATTENTION] = &mixer_attention, [MIXER_LATENT] = &mixer_latent};
+static const struct mixer *const mixers[MIXER_KINDS] = {[MIXER_ATTENTION] = &mixer_attention,
+                                                        [MIXER_LATENT] = &mixer_latent,
+                                                        [MIXER_DELTA] = &mixer_delta};
 
 const struct mixer *mixer_of(const struct qt_layer *l)
 {
@@ -395,6 +398,7 @@ struct qt_attention layer_attention(const struct layer_run *r)
                                  .head_dim = info->head_dim,
                                  .scale = cfg->attn_scale,
                                  .softcap = cfg->attn_softcap,
+                                 .sinks = r->layer->parts[ROLE_SINKS].weight,
                                  .window = r->layer->window};
 }
 

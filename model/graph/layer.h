@@ -141,7 +141,7 @@ struct mixer {
     int (*run)(bool *stop, float *out, const float *x, const struct layer_run *r,
                struct qt_err *err);
 };
-extern const struct mixer mixer_attention, mixer_latent; /* attention.c, latent.c */
+extern const struct mixer mixer_attention, mixer_latent, mixer_delta; /* attention.c, ... */
 const struct mixer *mixer_of(const struct qt_layer *l);
 
 /* ---- experts.c ------------------------------------------------------------------------------ */

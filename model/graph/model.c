@@ -14,13 +14,12 @@ static void shape_text(char *buf, size_t size, const size_t *shape, int ndim)
         at += (size_t)snprintf(buf + at, size - at, "%s%zu", i ? ", " : "", shape[i]);
 }
 
-/* The tensor must exist with shape [n] (k = 0) or [n, k]. */
-static int check_tensor(const struct qt_weights *w, const char *name, size_t n, size_t k,
-                        struct qt_err *err)
+static int check_shape(const struct qt_weights *w, const char *name, const size_t *want, int ndim,
+                       struct qt_err *err)
 {
-    size_t want[2] = {n, k}, got[QT_MAX_DIMS];
-    int ndim = k ? 2 : 1, got_ndim;
-    char want_text[64], got_text[256];
+    size_t got[QT_MAX_DIMS];
+    int got_ndim;
+    char want_text[96], got_text[256];
     shape_text(want_text, sizeof want_text, want, ndim);
     if (!w->shape(w->ctx, name, &got_ndim, got))
         return qt_fail(err, QT_E_INPUT, w->dir, name, "missing; config.json implies shape [%s]",
@@ -30,6 +29,26 @@ static int check_tensor(const struct qt_weights *w, const char *name, size_t n, 
     shape_text(got_text, sizeof got_text, got, got_ndim);
     return qt_fail(err, QT_E_INPUT, w->dir, name, "shape is [%s], config.json implies [%s]",
                    got_text, want_text);
+}
+
+/* The tensor must exist with shape [n] (k = 0) or [n, k]. */
+static int check_tensor(const struct qt_weights *w, const char *name, size_t n, size_t k,
+                        struct qt_err *err)
+{
+    return check_shape(w, name, (const size_t[]){n, k}, k ? 2 : 1, err);
+}
+
+/* The weights of a convolution of n channels over k tokens, which are stored as [n][1][k]. */
+static int convolution_set(struct part *out, const char *stem, size_t n, size_t k,
+                           const struct qt_weights *w, struct qt_err *err)
+{
+    int rc;
+    out->n = n;
+    out->k = k;
+    QT_TRY(qt_string_format(&out->weight, err, "%s.weight", stem));
+    QT_TRY(check_shape(w, out->weight, (const size_t[]){n, 1, k}, 3, err));
+done:
+    return rc;
 }
 
 /* A vector called `name` (without ".weight"). row: it is stored as a matrix [1][n]. */
@@ -94,6 +113,8 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
     const size_t q_rank = cfg->latent.q_rank, kv_rank = cfg->latent.kv_rank;
     const size_t qk = cfg->latent.nope + cfg->latent.rope;
     size_t h = info->hidden, q = info->heads * info->head_dim, kv = info->kv_heads * info->head_dim;
+    const size_t keys = 2 * cfg->delta.key_heads * cfg->delta.key_dim; /* queries, too */
+    const size_t values = cfg->delta.value_heads * cfg->delta.value_dim;
     size_t inner = mlp_width(cfg, layer, expert);
     switch (role) {
     case ROLE_QKV:
@@ -105,8 +126,12 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
                                   .feeds_rows = kv,
                                   .feeds_scale = true};
     case ROLE_Q:
-        return (struct qt_linear){
-            .n = cfg->arch->latent ? info->heads * qk : q, .k = h, .input = 0, .feeds = -1};
+        return (struct qt_linear){.n = cfg->arch->latent  ? info->heads * qk
+                                       : cfg->arch->gated ? 2 * q
+                                                          : q,
+                                  .k = h,
+                                  .input = 0,
+                                  .feeds = -1};
     case ROLE_K:
         return (struct qt_linear){.n = kv, .k = h, .input = 0, .feeds = -1};
     case ROLE_V:
@@ -127,6 +152,30 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
                                   .k = kv_rank,
                                   .input = layer->mixer_inputs - 2,
                                   .feeds = -1};
+    case ROLE_SINKS:
+        return (struct qt_linear){.n = info->heads, .input = -1, .feeds = -1};
+    case ROLE_DELTA_QKVZ:
+        return (struct qt_linear){.n = keys + 2 * values, .k = h, .input = 0, .feeds = -1};
+    case ROLE_DELTA_QKV:
+        return (struct qt_linear){.n = keys + values, .k = h, .input = 0, .feeds = -1};
+    case ROLE_DELTA_Z:
+        return (struct qt_linear){.n = values, .k = h, .input = 0, .feeds = -1};
+    case ROLE_DELTA_BA:
+        return (struct qt_linear){
+            .n = 2 * cfg->delta.value_heads, .k = h, .input = -1, .feeds = -1};
+    case ROLE_DELTA_B:
+    case ROLE_DELTA_A:
+        return (struct qt_linear){.n = cfg->delta.value_heads, .k = h, .input = -1, .feeds = -1};
+    case ROLE_CONV:
+        return (struct qt_linear){
+            .n = keys + values, .k = cfg->delta.kernel, .input = -1, .feeds = -1};
+    case ROLE_A_LOG:
+    case ROLE_DT_BIAS:
+        return (struct qt_linear){.n = cfg->delta.value_heads, .input = -1, .feeds = -1};
+    case ROLE_DELTA_NORM:
+        return (struct qt_linear){.n = cfg->delta.value_dim, .input = -1, .feeds = -1};
+    case ROLE_DELTA_OUT:
+        return (struct qt_linear){.n = h, .k = values, .input = 1, .feeds = -1};
     case ROLE_O:
         return (struct qt_linear){
             .n = h, .k = cfg->o_width, .input = layer->mixer_inputs - 1, .feeds = -1};
@@ -181,6 +230,7 @@ static bool role_biased(const struct config *cfg, enum role role)
     case ROLE_DOWN:
         return cfg->mlp_bias;
     case ROLE_ROUTER:
+        return cfg->arch->router_bias;
     case ROLE_SELECT_BIAS:
     case ROLE_SHARED_GATE:
     case ROLE_Q_NORM:
@@ -238,9 +288,19 @@ static bool mixer_has(const struct config *cfg, enum mixer_kind mixer, enum role
     case ROLE_KV_A_NORM:
     case ROLE_KV_B:
         return mixer == MIXER_LATENT;
+    case ROLE_O:
+    case ROLE_SINKS:
+        return mixer != MIXER_DELTA;
     default:
-        return true;
+        return role < ROLE_DELTA_QKVZ || role > ROLE_DELTA_OUT || mixer == MIXER_DELTA;
     }
+}
+
+/* True for vectors that are stored without ".weight" and are no norms. */
+static bool role_bare(enum role role)
+{
+    return role == ROLE_SELECT_BIAS || role == ROLE_SINKS || role == ROLE_A_LOG ||
+           role == ROLE_DT_BIAS;
 }
 
 static bool layer_has(const struct config *cfg, const struct layer_def *layer, enum role role)
@@ -260,8 +320,11 @@ static int layer_part(struct layer_def *layer, const struct config *cfg, const c
     char *stem;
     int rc = part_stem(&stem, cfg, layer, prefix, index, role, expert, err);
     if (rc == QT_OK)
-        rc = role == ROLE_SELECT_BIAS
-                 ? vector_set(part, stem, linear.n, cfg->arch->select_bias_row, w, err)
+        rc = role_bare(role)
+                 ? vector_set(part, stem, linear.n,
+                              role == ROLE_SELECT_BIAS && cfg->arch->select_bias_row, w, err)
+             : role == ROLE_CONV
+                 ? convolution_set(part, stem, linear.n, linear.k, w, err)
                  : part_set(part, stem, linear.n, linear.k, role_biased(cfg, role), w, err);
     qt_free(stem);
     if (rc < 0)
@@ -273,10 +336,10 @@ static int layer_part(struct layer_def *layer, const struct config *cfg, const c
         linear.weight = part->weight;
         linear.layer = index;
         layer->linears[part->index] = linear;
-    } else if (!linear.k && role != ROLE_SELECT_BIAS) {
+    } else if (!linear.k && !role_bare(role)) {
         part->index = layer->norm_count++;
         layer->norms[part->index] = (struct qt_norm){part->weight, linear.n};
-        part->plus_1 = cfg->arch->norms_plus_1;
+        part->plus_1 = cfg->arch->norms_plus_1 && role != ROLE_DELTA_NORM;
         /* transformers gives the norms of latent states an epsilon of their own */
         part->eps = role == ROLE_Q_A_NORM || role == ROLE_KV_A_NORM ? 1e-6f : cfg->eps;
     }

@@ -11,8 +11,8 @@ $ qtool eval q --ref "$MODELS/mixtral" --data "$MODELS/mixtral/ids.u16" --seqlen
 > ^KL divergence
 $ test "$(grep -c '"tokens"' q/qtool-report.json)" -eq 30
 $ qtool list archs
-> ^mixtral$
-> ^qwen3_moe$
+> ^mixtral +attention
+> ^qwen3_moe +attention
 
 # Features that do not support experts are refused before any work.
 $ qtool calibrate "$MODELS/mixtral" -o x.qcal --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16

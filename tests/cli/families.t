@@ -50,7 +50,7 @@ $ qtool quantize $MODELS/glm_old_keys -o old --strict --scheme nf4:g=32 --data $
 $ qtool eval old --ref $MODELS/glm_old_keys --data $MODELS/glm_old_keys/ids.u16 --seqlen 8 -q
 > KL
 $ qtool list archs
-> ^glm$
-> ^glm4$
-> ^ernie4_5$
-> ^helium$
+> ^glm +attention
+> ^glm4 +attention
+> ^ernie4_5 +attention
+> ^helium +attention

@@ -13,5 +13,5 @@ $ qtool quantize "$MODELS/qwen3_vl" -o r --scheme w4ax --data "$MODELS/qwen3_vl/
 $ qtool plan "$MODELS/qwen3_vl" --scheme nf4 --tensor 'visual.*fc1=fp6'
 > model\.visual\.blocks\.0\.mlp\.linear_fc1\.weight.*fp6
 $ qtool list archs
-> ^gemma3$
-> ^qwen2_5_vl$
+> ^gemma3 +attention
+> ^qwen2_5_vl +attention

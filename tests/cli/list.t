@@ -10,7 +10,11 @@ $ qtool list schemes
 2-
 
 $ qtool list archs
-> ^llama$
+> ^model_type +layers +MLP +calibration file +w4ax +learn +kv4
+> ^llama +attention +dense +yes +yes +yes +yes
+> ^mixtral +attention +experts +no +no +no +yes
+> ^minicpm3 +latent attention +dense +no +no +no +no
+> ^qwen3_5 +gated DeltaNet and attention +dense +yes +no +no +no
 2-
 
 $ qtool list kernels

@@ -215,6 +215,14 @@ static void test_attention(size_t sequences, const struct qt_attention *a)
     BOTH(CALL);
 #undef CALL
     compare(&y, 5e-6, what);
+    struct array sinks = floats(a->heads, 2);
+    struct qt_attention with = *a;
+#define CALL(be)                                                                                   \
+    (with.sinks = sinks.be, be->attention(be, again.be, q.be, k.be, v.be, m, &with, &err))
+    BOTH(CALL);
+#undef CALL
+    compare(&again, 5e-6, "attention with sinks");
+    array_free(&sinks);
 #define CALL(be) be->attention(be, again.be, q.be, k.be, v.be, m, a, &err)
     BOTH(CALL);
 #undef CALL
@@ -253,9 +261,30 @@ static void test_cached_keys(size_t sequences, struct qt_attention a)
     array_free(&q), array_free(&k), array_free(&v), array_free(&y), array_free(&exact);
 }
 
+static void test_recurrences(size_t sequences, size_t seqlen, size_t heads, size_t dim)
+{
+    const size_t m = sequences * seqlen, width = 2 * heads * dim + 2 * heads * (dim + 1);
+    const size_t values = 2 * heads * (dim + 1);
+    struct array x = floats(m * width, 1), w = floats(width * 4, 1), c = zeros(m * width * 4);
+    struct array a = floats(m * 2 * heads, 1), b = floats(m * 2 * heads, 1);
+    struct array log = floats(2 * heads, 1), dt = floats(2 * heads, 1), y = zeros(m * values * 4);
+    struct qt_delta d = {seqlen, heads, 2 * heads, dim, dim + 1, NULL, NULL};
+#define CALL(be) be->convolve(be, c.be, x.be, w.be, m, seqlen, width, 4, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&c, 0, "convolve");
+#define CALL(be)                                                                                   \
+    (d.a_log = log.be, d.dt_bias = dt.be, be->delta_rule(be, y.be, c.be, a.be, b.be, m, &d, &err))
+    BOTH(CALL);
+#undef CALL
+    compare(&y, 0, "delta_rule");
+    array_free(&x), array_free(&w), array_free(&c), array_free(&a), array_free(&b);
+    array_free(&log), array_free(&dt), array_free(&y);
+}
+
 static void test_elements(size_t count)
 {
-    for (int kind = QT_ACT_SILU; kind <= QT_ACT_RELU2; kind++)
+    for (int kind = QT_ACT_SILU; kind <= QT_ACT_SIGMOID; kind++)
         for (int with_up = 0; with_up < 2; with_up++) {
             struct array gate = floats(count, 8), up = floats(count, 2), y = zeros(count * 4);
             struct array dup = zeros(count * 4), dy = floats(count, 1);
@@ -551,7 +580,7 @@ static void test_not_finite(void)
     result(same, "score of NaN and infinity");
     array_free(&a), array_free(&b), array_free(&y);
     /* A query before the key that is not finite, and one at its position. */
-    const struct qt_attention one = {2, 1, 1, 8, 1, 0, 0, NULL};
+    const struct qt_attention one = {2, 1, 1, 8, 1, 0, 0, NULL, NULL};
     struct array q = floats(16, 1), k = floats(16, 1), v = array_of(x, 16 * sizeof *x);
     struct array z = zeros(16 * sizeof *x);
 #define CALL(be) be->attention(be, z.be, q.be, k.be, v.be, 2, &one, &err)
@@ -619,10 +648,10 @@ int main(int argc, char **argv)
     static const size_t shapes[][3] = {{1, 1, 1},      {1, 17, 33},   {5, 64, 100}, {130, 257, 96},
                                        {513, 40, 384}, {64, 1000, 7}, {2, 3, 5000}};
     static const struct qt_attention kinds[] = {
-        {1, 1, 1, 8, 0.3f, 0, 0, NULL},     {33, 4, 2, 16, 0.25f, 0, 0, NULL},
-        {100, 6, 6, 40, 0.2f, 5, 0, NULL},  {257, 8, 1, 64, 0.1f, 0, 50, NULL},
-        {64, 2, 2, 128, 0.1f, 30, 1, NULL}, {1500, 4, 2, 32, 0.2f, 0, 0, NULL},
-        {300, 3, 1, 300, 0.1f, 0, 0, NULL}, {2100, 2, 1, 64, 0.1f, 20, 700, NULL}};
+        {1, 1, 1, 8, 0.3f, 0, 0, NULL, NULL},     {33, 4, 2, 16, 0.25f, 0, 0, NULL, NULL},
+        {100, 6, 6, 40, 0.2f, 5, 0, NULL, NULL},  {257, 8, 1, 64, 0.1f, 0, 50, NULL, NULL},
+        {64, 2, 2, 128, 0.1f, 30, 1, NULL, NULL}, {1500, 4, 2, 32, 0.2f, 0, 0, NULL, NULL},
+        {300, 3, 1, 300, 0.1f, 0, 0, NULL, NULL}, {2100, 2, 1, 64, 0.1f, 20, 700, NULL, NULL}};
     const bool quick = check_begin(argc, argv);
     struct qt_err err = {0};
     must(qt_backend_cpu_open(&cpu, &err), &err, "CPU backend");
@@ -646,6 +675,7 @@ int main(int argc, char **argv)
     test_elements(1);
     test_elements(100000 + random_below(1000));
     test_rows(1, 1);
+    test_recurrences(3, 17, 2, 5);
     test_rows(700 + random_below(100), 300 + random_below(100));
     for (int i = 0; i < 4; i++)
         test_score(1 + random_below(30), 2 + random_below(i % 2 ? 40000 : 300), i < 2 ? 0 : 30);

@@ -339,6 +339,43 @@ MODELS |= {
         "long_factor": [1.5, 4.0], "original_max_position_embeddings": 20}),
         {"scale_emb": None, "scale_depth": None}),
 }
+DELTA = TINY | dict(head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4,
+                    linear_key_head_dim=6, linear_value_head_dim=4, linear_conv_kernel_dim=3)
+DELTA_MOE = DELTA | dict(moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2,
+                         shared_expert_intermediate_size=8)
+MODELS |= {
+    "gpt_oss_moe": ("gpt_oss", TINY | dict(
+        head_dim=8, num_local_experts=4, num_experts_per_tok=2, intermediate_size=12,
+        sliding_window=7, rope_parameters=YARN | {"truncate": False}), {
+            "layer_types": None, "rms_norm_eps": None}),
+    "granite_swa": ("granite_swa", TINY | dict(
+        num_hidden_layers=3, sliding_window=7, layer_rope_theta=[0, 300.0, 300.0],
+        rope_parameters={"rope_type": "default", "rope_theta": 300.0}, embedding_multiplier=3.0,
+        attention_multiplier=0.3, residual_multiplier=0.4, logits_scaling=2.5),
+        {"layer_types": None, "rms_norm_eps": None}),
+    "qwen3_next_moe": ("qwen3_next", DELTA_MOE | dict(
+        layer_types=["linear_attention", "full_attention"]),
+        {"layer_types": None, "full_attention_interval": 2}),
+    "qwen3_5": ("qwen3_5", dict(
+        text_config=DELTA | dict(
+            num_hidden_layers=3, linear_num_value_heads=2, linear_value_head_dim=10,
+            tie_word_embeddings=False,
+            layer_types=["full_attention", "linear_attention", "linear_attention"],
+            rope_parameters={"rope_type": "default", "rope_theta": 700.0,
+                             "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0],
+                             "mrope_interleaved": True}),
+        vision_config=VISION | dict(num_position_embeddings=16)), {}),
+    "qwen3_5_moe": ("qwen3_5_moe", dict(
+        text_config=DELTA_MOE | dict(
+            tie_word_embeddings=False, layer_types=["linear_attention", "full_attention"]),
+        vision_config=VISION | dict(num_position_embeddings=16)), {}),
+    "qwen3_vl_moe": ("qwen3_vl_moe", dict(
+        text_config=TINY | dict(
+            head_dim=8, moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2,
+            num_hidden_layers=1, rope_parameters=MROPE | {"mrope_interleaved": True}),
+        vision_config=VISION | dict(num_position_embeddings=16, deepstack_visual_indexes=[0])),
+        {}),
+}
 # Compared by --check only: the same decoders with the names of other multimodal models.
 CHECKED = {
     "llava": ("llava", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP), {}),
@@ -488,7 +525,7 @@ def write_model(directory, kind, options, edits, seed):
         path = directory / "config.json"
         path.write_text(json.dumps({"model_type": edits["omni"], "thinker_config": json.loads(
             path.read_text())}, indent=1, sort_keys=True) + "\n")
-    if not any(re.search(r"\.experts\.|kv_b_proj", n) for n in files):  # else: not supported
+    if not any(re.search(r"experts\.|kv_b_proj|sinks|A_log", n) for n in files):  # else: not supported
         write_grads(directory / "grads.json", model, ids)
 
 

@@ -214,6 +214,10 @@ static double act_reference(enum qt_act_kind kind, double x)
         return 0.5 * x * (1 + erf(x / sqrt(2)));
     case QT_ACT_RELU2:
         return x < 0 ? 0 : x * x;
+    case QT_ACT_SIGMOID:
+        return 1 / (1 + exp(-x));
+    case QT_ACT_CLAMPED:
+        return fmin(x, 7) / (1 + exp(-1.702 * fmin(x, 7)));
     default:
         return x < 0 ? 0 : x;
     }
@@ -224,7 +228,7 @@ static void test_activate(void **state)
     static const size_t counts[] = {1, 7, 63, 64, 65, 32767, 32769, 100000};
     struct qt_backend *be = open_cpu();
     (void)state;
-    for (int kind = QT_ACT_SILU; kind <= QT_ACT_RELU2; kind++)
+    for (int kind = QT_ACT_SILU; kind <= QT_ACT_CLAMPED; kind++)
         for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
             size_t n = counts[c];
             const double least = kind == QT_ACT_RELU2 ? 5e-5 : 5e-6; /* values up to 144 */
@@ -234,10 +238,12 @@ static void test_activate(void **state)
             assert_non_null(want);
             for (size_t i = 0; i < n; i++)
                 want[i] = act_reference((enum qt_act_kind)kind, (double)gate[i]);
-            be->activate(be, y, y, NULL, (enum qt_act_kind)kind, n, NULL);
-            expect_close(y, want, n, least, "activation");
+            if (kind != QT_ACT_CLAMPED) {
+                be->activate(be, y, y, NULL, (enum qt_act_kind)kind, n, NULL);
+                expect_close(y, want, n, least, "activation");
+            }
             for (size_t i = 0; i < n; i++)
-                want[i] *= (double)up[i];
+                want[i] *= (double)up[i] + (kind == QT_ACT_CLAMPED);
             be->activate(be, y, gate, up, (enum qt_act_kind)kind, n, NULL);
             expect_close(y, want, n, 2 * least, "gated activation");
             free(want);
@@ -309,6 +315,110 @@ static void test_columns(void **state)
     be->close(be);
 }
 
+/* Queries of zeros: without a sink all visible keys have the same probability. */
+static void test_sinks(void **state)
+{
+    enum { SEQ = 70, HEADS = 4, KV = 2, DIM = 3, M = 2 * SEQ };
+    struct qt_backend *be = open_cpu();
+    const float sinks[HEADS] = {-200, 0.5f, 2, 90};
+    float *q = random_floats(M * HEADS * DIM, 0), *k = random_floats(M * KV * DIM, 1);
+    float *v = random_floats(M * KV * DIM, 1), *y = random_floats(M * HEADS * DIM, 1);
+    (void)state;
+    for (size_t window = 0; window < 12; window += 11) {
+        const struct qt_attention a = {.seqlen = SEQ,
+                                       .heads = HEADS,
+                                       .kv_heads = KV,
+                                       .head_dim = DIM,
+                                       .scale = 1,
+                                       .sinks = sinks,
+                                       .window = window};
+        assert_int_equal(be->attention(be, y, q, k, v, M, &a, NULL), QT_OK);
+        for (size_t e = 0; e < M * HEADS * DIM; e++) {
+            const size_t token = e / (HEADS * DIM), head = e / DIM % HEADS, i = token % SEQ;
+            const size_t n = window && i + 1 > window ? window : i + 1;
+            double want = 0;
+            for (size_t j = 0; j < n; j++)
+                want += (double)v[((token - j) * KV + head / 2) * DIM + e % DIM];
+            want /= (double)n + exp((double)sinks[head]);
+            assert_true(fabs((double)y[e] - want) < 1e-6);
+        }
+    }
+    qt_free(q);
+    qt_free(k);
+    qt_free(v);
+    qt_free(y);
+    be->close(be);
+}
+
+/* ---- recurrences ---------------------------------------------------------------------------- */
+
+static void test_convolve(void **state)
+{
+    enum { SEQ = 9, M = 3 * SEQ, N = 5 };
+    struct qt_backend *be = open_cpu();
+    (void)state;
+    for (size_t kernel = 1; kernel < 12; kernel++) {
+        float *x = random_floats(M * N, 1), *w = random_floats(N * kernel, 1);
+        float *y = random_floats(M * N, 1);
+        assert_int_equal(be->convolve(be, y, x, w, M, SEQ, N, kernel, NULL), QT_OK);
+        for (size_t e = 0; e < M * N; e++) {
+            const size_t t = e / N, c = e % N;
+            double want = 0;
+            for (size_t back = 0; back < kernel && back <= t % SEQ; back++)
+                want += (double)w[c * kernel + kernel - 1 - back] * (double)x[(t - back) * N + c];
+            assert_true(fabs((double)y[e] - want) < 1e-5);
+        }
+        qt_free(x);
+        qt_free(w);
+        qt_free(y);
+    }
+    be->close(be);
+}
+
+/* The definition, with a state per value head. */
+static void test_delta_rule(void **state)
+{
+    enum { SEQ = 33, SEQS = 2, M = SEQ * SEQS, KH = 2, VH = 6, KD = 5, VD = 3 };
+    enum { WIDTH = 2 * KH * KD + VH * VD };
+    struct qt_backend *be = open_cpu();
+    float *qkv = random_floats(M * WIDTH, 1), *a = random_floats(M * VH, 2);
+    float *b = random_floats(M * VH, 2), *log = random_floats(VH, 1), *dt = random_floats(VH, 1);
+    float *y = random_floats(M * VH * VD, 1);
+    const struct qt_delta d = {SEQ, KH, VH, KD, VD, log, dt};
+    (void)state;
+    assert_int_equal(be->delta_rule(be, y, qkv, a, b, M, &d, NULL), QT_OK);
+    for (size_t head = 0; head < SEQS * VH; head++) {
+        const size_t h = head % VH, first = head / VH * SEQ;
+        double s[KD][VD] = {{0}};
+        for (size_t t = first; t < first + SEQ; t++) {
+            const float *row = qkv + t * WIDTH, *q = row + h / 3 * KD, *k = q + KH * KD;
+            const float *v = row + 2 * KH * KD + h * VD;
+            const double keep =
+                exp(-exp((double)log[h]) * log1p(exp((double)a[t * VH + h] + (double)dt[h])));
+            const double rate = 1 / (1 + exp(-(double)b[t * VH + h]));
+            double qq = 0, kk = 0;
+            for (size_t i = 0; i < KD; i++) {
+                qq += (double)q[i] * (double)q[i];
+                kk += (double)k[i] * (double)k[i];
+            }
+            for (size_t j = 0; j < VD; j++) {
+                double seen = 0, want = 0;
+                for (size_t i = 0; i < KD; i++)
+                    seen += (s[i][j] *= keep) * (double)k[i] / sqrt(kk);
+                for (size_t i = 0; i < KD; i++) {
+                    s[i][j] += (double)k[i] / sqrt(kk) * rate * ((double)v[j] - seen);
+                    want += s[i][j] * (double)q[i] / sqrt(qq * KD);
+                }
+                assert_true(fabs((double)y[(t * VH + h) * VD + j] - want) < 1e-4);
+            }
+        }
+    }
+    float *const all[] = {qkv, a, b, log, dt, y};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        qt_free(all[i]);
+    be->close(be);
+}
+
 static void test_add_scale_copy(void **state)
 {
     struct qt_backend *be = open_cpu();
@@ -360,11 +470,11 @@ static void test_attention_with_cached_keys(void **state)
     (void)state;
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++)
         for (int round = 0; round < 3; round++) {
-            struct qt_attention a = {lengths[l], 4, 2, 16, 0.25f, 0, 0, NULL};
+            struct qt_attention a = {lengths[l], 4, 2, 16, 0.25f, 0, 0, NULL, NULL};
             if (round == 1)
-                a = (struct qt_attention){lengths[l], 3, 1, 7, 0.3f, 5, 70, NULL};
+                a = (struct qt_attention){lengths[l], 3, 1, 7, 0.3f, 5, 70, NULL, NULL};
             if (round == 2)
-                a = (struct qt_attention){lengths[l], 2, 2, 64, 0.125f, 0, 10, NULL};
+                a = (struct qt_attention){lengths[l], 2, 2, 64, 0.125f, 0, 10, NULL, NULL};
             size_t m = 2 * a.seqlen, ldq = a.heads * a.head_dim, ldk = a.kv_heads * a.head_dim;
             float *q = random_floats(m * ldq, 1), *v = random_floats(m * ldk, 1);
             float *exact = random_exact_keys(m, ldk, 1), *y = random_floats(m * ldq, 1);
@@ -390,12 +500,12 @@ static void test_attention(void **state)
     (void)state;
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
         size_t s = lengths[l];
-        attention_case(be, 2, (struct qt_attention){s, 4, 2, 16, 0.25f, 0, 0, NULL}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 3, 3, 7, 0.3f, 0, 1, NULL}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 6, 2, 64, 0.125f, 0, 64, NULL}, 1);
-        attention_case(be, 3, (struct qt_attention){s, 2, 1, 33, 0.2f, 5.0f, 65, NULL}, 2);
-        attention_case(be, 1, (struct qt_attention){s, 4, 1, 1, 1.0f, 50.0f, 10, NULL}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 1, 1, 8, 1.0f, 0, 1000, NULL}, 3);
+        attention_case(be, 2, (struct qt_attention){s, 4, 2, 16, 0.25f, 0, 0, NULL, NULL}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 3, 3, 7, 0.3f, 0, 1, NULL, NULL}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 6, 2, 64, 0.125f, 0, 64, NULL, NULL}, 1);
+        attention_case(be, 3, (struct qt_attention){s, 2, 1, 33, 0.2f, 5.0f, 65, NULL, NULL}, 2);
+        attention_case(be, 1, (struct qt_attention){s, 4, 1, 1, 1.0f, 50.0f, 10, NULL, NULL}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 1, 1, 8, 1.0f, 0, 1000, NULL, NULL}, 3);
     }
     be->close(be);
 }
@@ -516,7 +626,7 @@ static size_t all_operations(struct qt_backend *be, unsigned char *out, float *c
     struct qt_score scores[M];
     uint32_t targets[M];
     unsigned char *p = out;
-    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL};
+    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL, NULL};
     for (size_t i = 0; i < M; i++)
         targets[i] = (uint32_t)(i % N);
     memset(scores, 0, sizeof scores);
@@ -568,7 +678,7 @@ static void test_threads(void **state)
 static void test_out_of_memory(void **state)
 {
     struct qt_backend *be;
-    struct qt_attention a = {64, 1, 1, 8, 1, 0, 0, NULL};
+    struct qt_attention a = {64, 1, 1, 8, 1, 0, 0, NULL, NULL};
     float *x = random_floats(64 * 8, 1), *y = random_floats(64 * 8, 1);
     void *p;
     (void)state;
@@ -599,6 +709,9 @@ int main(void)
         cmocka_unit_test(test_activate),
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_columns),
+        cmocka_unit_test(test_sinks),
+        cmocka_unit_test(test_convolve),
+        cmocka_unit_test(test_delta_rule),
         cmocka_unit_test(test_add_scale_copy),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_attention_with_cached_keys),

@@ -203,6 +203,8 @@ static double act(double x, enum qt_act_kind kind)
         return 0.5 * x * (1 + erf(x * 0.7071067811865476));
     case QT_ACT_RELU2:
         return x > 0 ? x * x : 0;
+    case QT_ACT_SIGMOID:
+        return 1 / (1 + exp(-x));
     default:
         return x > 0 ? x : 0;
     }
@@ -242,7 +244,7 @@ static void test_activate(void **state)
 {
     struct qt_backend *be = open_cpu();
     (void)state;
-    for (int kind = QT_ACT_SILU; kind <= QT_ACT_RELU2; kind++) {
+    for (int kind = QT_ACT_SILU; kind <= QT_ACT_SIGMOID; kind++) {
         activate_case(be, (enum qt_act_kind)kind, 1, true);
         activate_case(be, (enum qt_act_kind)kind, 333, true);
         activate_case(be, (enum qt_act_kind)kind, 333, false);
@@ -309,10 +311,10 @@ static void test_attention(void **state)
     (void)state;
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
         size_t s = lengths[l];
-        attention_case(be, 2, (struct qt_attention){s, 2, 1, 4, 0.5f, 0, 0, NULL}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 2, 2, 3, 0.6f, 0, 1, NULL}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 4, 2, 2, 0.7f, 0, 5, NULL}, 1);
-        attention_case(be, 2, (struct qt_attention){s, 2, 1, 5, 0.4f, 2.0f, 66, NULL}, 2);
+        attention_case(be, 2, (struct qt_attention){s, 2, 1, 4, 0.5f, 0, 0, NULL, NULL}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 2, 2, 3, 0.6f, 0, 1, NULL, NULL}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 4, 2, 2, 0.7f, 0, 5, NULL, NULL}, 1);
+        attention_case(be, 2, (struct qt_attention){s, 2, 1, 5, 0.4f, 2.0f, 66, NULL, NULL}, 2);
     }
     be->close(be);
 }
@@ -440,7 +442,7 @@ enum { M = 600, N = 260, K = 192, SEQ = 150 };
 
 static void all_operations(struct qt_backend *be, float *out, float *const *in)
 {
-    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL};
+    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL, NULL};
     float *dx = out, *dw = dx + M * K, *dn = dw + N * K, *dq = dn + K, *dk = dq + M * K;
     float *dv = dk + M * 64, *dl = dv + M * 64;
     double losses[M], sum;
@@ -483,7 +485,7 @@ static void test_threads(void **state)
 static void test_out_of_memory(void **state)
 {
     struct qt_backend *be = open_cpu();
-    struct qt_attention a = {8, 1, 1, 4, 1, 0, 0, NULL};
+    struct qt_attention a = {8, 1, 1, 4, 1, 0, 0, NULL, NULL};
     float *x = random_floats(32, 1), *y = random_floats(32, 1);
     (void)state;
     qt_mem_fail_after(0);
