@@ -407,6 +407,13 @@ static json_int_t id_of(const struct tokens *t, const char *text)
     return json_is_integer(id) ? json_integer_value(id) : -1;
 }
 
+/* True if the token can be a part of another one. */
+static bool is_part(const struct tokens *t, const char *text)
+{
+    const json_int_t id = id_of(t, text);
+    return id >= 0 && t->list[id].type != TOKEN_CONTROL && t->list[id].type != TOKEN_UNKNOWN;
+}
+
 /* Number of places where text can be cut into two tokens. */
 static int count_cuts(size_t *cuts, const struct tokens *t, const char *text)
 {
@@ -419,52 +426,86 @@ static int count_cuts(size_t *cuts, const struct tokens *t, const char *text)
         if ((text[i] & 0xc0) == 0x80)
             continue; /* within a character */
         head[i] = '\0';
-        *cuts += id_of(t, head) >= 0 && id_of(t, text + i) >= 0;
+        *cuts += is_part(t, head) && is_part(t, text + i);
     }
     qt_free(head);
     return QT_OK;
 }
 
+/* *out = the id of the token that a merge makes. */
+static int made_by(json_int_t *out, const struct tokens *t, const json_t *merge)
+{
+    char *text;
+    int rc = merge_text(&text, t, merge);
+    if (rc < 0)
+        return rc;
+    char *space = strchr(text, ' ');
+    if (space)
+        memmove(space, space + 1, strlen(space));
+    *out = id_of(t, text);
+    qt_free(text);
+    return *out < 0 ? unsupported(t, "merges like these") : QT_OK;
+}
+
+/* The merges that make a token. */
+struct made {
+    size_t count, last; /* last: the rank of the last one */
+};
+
+static int list_made(struct made *made, json_int_t *ids, const struct tokens *t,
+                     const json_t *merges)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; i < json_array_size(merges); i++) {
+        ids[i] = -1;
+        if (is_version(json_array_get(merges, i)))
+            continue;
+        QT_TRY(made_by(&ids[i], t, json_array_get(merges, i)));
+        made[ids[i]].count++;
+        made[ids[i]].last = i;
+    }
+done:
+    return rc;
+}
+
 /*
- * Sets scores from merges. Joining the pair with the best token equals joining the pair with the
- * best merge if every way to make a token is a merge, and no merge of another token is ranked
- * between them; files that were made from SentencePiece are so.
+ * Sets scores from merges. Joining the pair that makes the best token equals joining the pair of the
+ * best merge if every way to make a token is a merge: files that were made from SentencePiece are
+ * so. The merges of tokens of equal score are mixed there. Added tokens do not matter: they are
+ * found before.
  */
 static int set_scores(struct tokens *t)
 {
     const json_t *merges = json_object_get(json_object_get(t->root, "model"), "merges");
     const size_t n = json_array_size(merges);
-    uint32_t *made = NULL;
-    json_int_t last = -1;
+    struct made *made = NULL;
+    json_int_t *ids = NULL;
+    size_t begin = 0, end = 0; /* of the merges of equal score */
     int rc;
     QT_TRY(qt_array_new(&made, t->count, sizeof *made, t->err));
+    QT_TRY(qt_array_new(&ids, n, sizeof *ids, t->err));
+    QT_TRY(list_made(made, ids, t, merges));
     for (size_t i = 0; i < t->count; i++)
         t->list[i].score = -(float)(n + 1);
     for (size_t i = 0; i < n; i++) {
-        char *text;
-        QT_TRY(merge_text(&text, t, json_array_get(merges, i)));
-        char *space = strchr(text, ' ');
-        if (space)
-            memmove(space, space + 1, strlen(space));
-        const json_int_t id = id_of(t, text);
-        qt_free(text);
-        if (id < 0)
-            return unsupported(t, "merges like these");
-        if (made[id]++ == 0)
-            t->list[id].score = -(float)i;
-        else if (id != last)
-            return unsupported(t, "BPE with U+2581 whose merges are not those of SentencePiece");
-        last = id;
+        if (ids[i] < 0 || t->list[ids[i]].type != TOKEN_NORMAL)
+            continue;
+        if (i >= end)
+            begin = i;
+        end = qt_max_size(end, made[ids[i]].last + 1);
+        t->list[ids[i]].score = -(float)begin;
     }
     for (size_t i = 0; i < t->count; i++) {
-        size_t cuts;
-        if (t->list[i].type != TOKEN_NORMAL)
-            continue;
-        QT_TRY(count_cuts(&cuts, t, t->list[i].text));
-        if (cuts != made[i])
-            return unsupported(t, "BPE with U+2581 whose merges are not those of SentencePiece");
+        size_t cuts = made[i].count;
+        if (t->list[i].type == TOKEN_NORMAL)
+            QT_TRY(count_cuts(&cuts, t, t->list[i].text));
+        if (cuts != made[i].count) {
+            rc = unsupported(t, "BPE with U+2581 whose merges are not those of SentencePiece");
+            goto done;
+        }
     }
 done:
+    qt_free(ids);
     qt_free(made);
     return rc;
 }
