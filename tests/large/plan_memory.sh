@@ -1,22 +1,24 @@
 #!/bin/sh
-# The memory that 'plan' predicts, and the peak that 'quantize' has: fails if they differ by more than
-# 10 % and 64 MiB.
+# The memory that 'plan' predicts, and the peak that 'quantize' has: fails if they differ by more
+# than 10 % and 64 MiB.
 #
 #   usage: tests/large/plan_memory.sh BUILD CKPT DATA [SCHEME...]
 #
 # SIZES="16x512 64x512" are the windows of calibration data. Found on 2 threads (29 November 2026),
 # MiB; 2 layers with 2048 channels and a vocabulary of 32000 are tests/bench/random_llama.py with
-# these sizes, the rest is examples/nano-llama (with 4096 positions):
+# these sizes, nano-llama is in examples/ (with 4096 positions), tiny-llama has 8 layers with 384:
 #
 #   checkpoint       scheme and data               predicted  measured
 #   nano-llama       nf4                                  21         9
 #   nano-llama       nf4, 64 x 512                       130       121
 #   nano-llama       w4ax, 64 x 512                      130       129
-#   nano-llama       nf4:learn=1, 4 x 4096               252       212
+#   nano-llama       nf4:learn=1, 4 x 4096               253       231
 #   nano-llama       nf4, 42 MB of text, 2 x 64          120       109
+#   tiny-llama       nf4, 64 x 512                       221       214
 #   2048 channels    nf4, 2 x 64                        1368      1329
 
-build=${1:?usage: tests/large/plan_memory.sh BUILD CKPT DATA [SCHEME...]} ckpt=${2:?CKPT} text=${3:?DATA}
+build=${1:?usage: tests/large/plan_memory.sh BUILD CKPT DATA [SCHEME...]} ckpt=${2:?CKPT}
+text=${3:?DATA}
 shift 3
 [ $# -gt 0 ] || set -- nf4 int4 fp6 mix24 w4ax nf4:learn=1
 [ -r "$ckpt/config.json" ] && [ -r "$text" ] || {
