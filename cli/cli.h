@@ -4,7 +4,7 @@
  *   main.c         table of commands; start, dispatch, exit status
  *   environment.c  environment variables of libraries and of qtool
  *   opts.c         option parser
- *   help.c         help text
+ *   help.c         help text; recipes.c: which scheme for which runtime
  *   ui.c           messages and progress on stderr
  *   table.c        aligned columns on stdout; readable sizes and shapes
  *   doc.c          the --json document
@@ -116,6 +116,10 @@ extern const struct exit_code exit_codes[];
 /* ---- help (help.c) -------------------------------------------------------------------------- */
 
 void help_overview(FILE *f);
+/* Three commands of the common path, for those who give none. */
+void help_start(FILE *f);
+/* Prints the table of recipes on stdout (recipes.c). */
+int help_recipes(struct qt_err *err);
 void help_command(FILE *f, const struct command *cmd);
 
 /* ---- text (table.c) ------------------------------------------------------------------------- */

@@ -111,6 +111,33 @@ static int print_tensors(const json_t *document, struct qt_err *err)
     return table_print_to(stderr, &t, err);
 }
 
+/* Says what to do next: the formats that hold all quantized tensors exactly. */
+static void print_next(struct cli *cli, const struct quantize_options *o, const char *ckpt,
+                       const json_t *document)
+{
+    const json_t *tensors = json_object_get(document, "tensors");
+    const struct qt_export_format *format;
+    char formats[200] = "";
+    size_t i, at = 0;
+    json_t *tensor;
+    for (size_t f = 0; (format = qt_export_format_at(f)) != NULL; f++) {
+        bool fits = json_array_size(tensors) > 0;
+        json_array_foreach (tensors, i, tensor) {
+            struct qt_spec spec;
+            const char *why, *text = json_string_value(json_object_get(tensor, "scheme"));
+            fits = fits && qt_spec_read(&spec, text, NULL) == QT_OK &&
+                   qt_export_fit(&why, format, &spec) == QT_EXPORT_EXACT;
+        }
+        if (fits && at < sizeof formats)
+            at += (size_t)snprintf(formats + at, sizeof formats - at, "%s%s", at ? "|" : "",
+                                   qt_export_name(format));
+    }
+    qt_log_message(&cli->log, QT_LOG_INFO,
+                   "next: qtool verify %s --source %s; qtool eval %s --data TEXT --ref %s%s%s%s%s",
+                   o->out, ckpt, o->out, ckpt, at ? "; qtool export " : "", at ? o->out : "",
+                   at ? " -o DIR --format " : "", formats);
+}
+
 static int print_report(struct cli *cli, const struct quantize_options *o,
                         const struct qt_ckpt *ckpt, const struct calibration *calibration,
                         const struct qt_quantize_report *r, struct qt_err *err)
@@ -196,6 +223,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     opt.plan.calibrated = opt.calibration != NULL;
     QT_TRY(qt_quantize(&report, ckpt, &opt, err));
     QT_TRY(print_report(cli, o, ckpt, &calibration, &report, err));
+    fflush(stdout);
+    print_next(cli, o, args[0], report.document);
 done:
     interrupt_hint(NULL);
     if (rc == QT_E_INTERRUPTED) {

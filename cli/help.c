@@ -146,8 +146,11 @@ static void opt_entries(FILE *f, const char *title, const struct opt *opts)
 static void print_exit_codes(FILE *f)
 {
     fputs("Exit status:\n", f);
-    for (const struct exit_code *c = exit_codes; c->meaning; c++)
-        fprintf(f, "  %2d  %s\n", c->code, c->meaning);
+    for (const struct exit_code *c = exit_codes; c->meaning; c++) {
+        size_t at = (size_t)fprintf(f, "  %2d  ", c->code);
+        wrap(f, &at, at, c->meaning);
+        fputc('\n', f);
+    }
 }
 
 /* ---- pages ---------------------------------------------------------------------------------- */
@@ -168,6 +171,16 @@ void help_command(FILE *f, const struct command *cmd)
     print_exit_codes(f);
 }
 
+void help_start(FILE *f)
+{
+    fputs("The common path: make a container, measure the loss, write it for a runtime.\n\n"
+          "  qtool quantize CKPT -o OUT --scheme int4 --data TEXT\n"
+          "  qtool eval OUT --data OTHER_TEXT --ref CKPT\n"
+          "  qtool export OUT -o DIR --format compressed-tensors\n\n"
+          "'qtool help recipes' says which scheme for which budget and runtime.\n\n",
+          f);
+}
+
 void help_overview(FILE *f)
 {
     fputs("usage: qtool COMMAND [arguments] [options]\n\n"
@@ -177,6 +190,9 @@ void help_overview(FILE *f)
     for (size_t i = 0; commands[i]; i++)
         entry(f, commands[i]->name, COMMAND_COLUMN, commands[i]->summary);
     entry(f, "help", COMMAND_COLUMN, "print this text, or the help of a command");
-    fputs("\nRun 'qtool COMMAND --help' for the options of a command.\n\n", f);
+    fputs(
+        "\nRun 'qtool COMMAND --help' for the options of a command, and 'qtool help recipes' for\n"
+        "a table of schemes by budget and runtime.\n\n",
+        f);
     print_exit_codes(f);
 }

@@ -286,13 +286,15 @@ static int unknown_command(int argc, char **argv, const char *name)
     return report(&cli, NULL, rc, &err);
 }
 
-/* "help [COMMAND]", "--help", "-h" */
+/* "help [COMMAND]", "help recipes", "--help", "-h" */
 static int show_help(int argc, char **argv)
 {
     if (argc < 3) {
         help_overview(stdout);
         return QT_OK;
     }
+    if (strcmp(argv[2], "recipes") == 0)
+        return help_recipes(NULL);
     const struct command *cmd = find_command(argv[2]);
     if (!cmd)
         return unknown_command(argc, argv, argv[2]);
@@ -303,6 +305,7 @@ static int show_help(int argc, char **argv)
 static int dispatch(int argc, char **argv)
 {
     if (argc < 2) {
+        help_start(stderr);
         help_overview(stderr);
         return QT_E_USAGE;
     }

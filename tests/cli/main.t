@@ -2,7 +2,17 @@
 $ qtool
 ? 2
 >-
+2 ^  qtool quantize CKPT -o OUT --scheme int4 --data TEXT$
+2 ^  qtool eval OUT
+2 ^  qtool export OUT -o DIR --format compressed-tensors$
 2 ^usage: qtool COMMAND
+
+# Ten recipes, as in docs/recipes.md. Each scheme exists, and its format holds it exactly.
+$ qtool help recipes >recipes && head -n 11 recipes | tail -n 10
+> ^ 4\.5  llama\.cpp, Ollama, LM Studio +iq4nl +--data +gguf$
+>! .{91}
+$ head -n 11 recipes | tail -n 10 | sed 's/^ *//; s/   */|/g; s/  /|/g' | while IFS='|' read -r bits runtime scheme data format; do [ -n "$format" ] || { format=$data; data=; }; grep -q -F "| $bits | $runtime | \`$scheme\` |" "$NANO/../../docs/recipes.md" || echo "$scheme is not in docs/recipes.md"; qtool quantize "$NANO" -o r --force --scheme $scheme --progress none >/dev/null 2>said || cat said; [ "$format" = - ] || grep -q -e "--format .*$format" said || echo "$scheme: $format"; done
+>-
 
 $ qtool --help
 > ^usage: qtool COMMAND
