@@ -213,7 +213,8 @@ const char *qt_model_cannot(const struct qt_model *model, enum qt_use use);
 size_t qt_model_inputs(const struct qt_model *model, size_t layer);
 /* The first linear input of the MLP; the mixer has those below it. */
 int qt_model_mlp_input(const struct qt_model *model, size_t layer);
-/* True if the linear with this input is the last one of a sublayer without experts. */
+/* True if the linear with this input is the last one of a sublayer without experts. If mixer and MLP
+ * read the same input, the whole layer is one sublayer. */
 bool qt_model_ends_sublayer(const struct qt_model *model, size_t layer, int input);
 /* The expert that has this linear input; -1 if it does not belong to an expert. */
 int qt_model_expert(const struct qt_model *model, size_t layer, int input);

@@ -231,7 +231,6 @@ static int quantize_and_advance(struct layer_run *l, struct qt_sequential *seq, 
                                        .load = current_load,
                                        .fake_quant = l->current.fake_quant};
     const bool last = layer + 1 == qt_model_info(l->model)->layers;
-    const int mixer_end = qt_model_mlp_input(l->model, layer) - 1;
     const int end = (int)qt_model_inputs(l->model, layer) - 1;
     int rc;
     QT_TRY(qt_sequential_enter(seq, layer, &current, err));
@@ -245,7 +244,7 @@ static int quantize_and_advance(struct layer_run *l, struct qt_sequential *seq, 
             QT_TRY(quantize_linears(l, input, &seen, err));
             QT_TRY(qt_sequential_reload(seq, input, &current, err));
         }
-        if (input == mixer_end || (input == end && !last)) /* last input of a sublayer */
+        if (input < end ? qt_model_ends_sublayer(l->model, layer, input) : !last)
             QT_TRY(qt_sequential_advance(seq, input, err));
     }
 done:

@@ -131,6 +131,18 @@
     DELTA_LIKE, .intermediate_key = "moe_intermediate_size", .experts = "mlp.experts.",            \
                 .shared = "mlp.shared_expert.", .shared_key = "shared_expert_intermediate_size"
 
+#define COHERE_LIKE                                                                                \
+    DECODER_NAMES, .parts = {ATTENTION_PARTS, MLP_PARTS}, .eps_key = "layer_norm_eps",             \
+                   .eps = 1e-5, .act_key = "hidden_act", .act = "silu", .norm = QT_NORM_LAYER,     \
+                   .norms_unbiased = true, .parallel = {NULL, true}, .interleaved = true,          \
+                   .tied = {"tie_word_embeddings", true}, .qkv_bias = {"attention_bias", false},   \
+                   .o_bias = {"attention_bias", false}, .read = config_read_cohere
+
+static const struct arch_alias gpt2_keys[] = {
+    {"hidden_size", "n_embd"},         {"num_hidden_layers", "n_layer"},
+    {"num_attention_heads", "n_head"}, {"max_position_embeddings", "n_positions"},
+    {"intermediate_size", "n_inner"},  {0}};
+
 static const struct arch_alias internlm3_keys[] = {
     {"attention_bias", "qkv_bias"}, {"mlp_bias", "bias"}, {0}};
 
@@ -789,6 +801,87 @@ static const struct arch table[] = {
         .query_scalar = 256,
     },
     {
+        .family = "cohere",
+        COHERE_LIKE,
+    },
+    {
+        .family = "cohere2",
+        COHERE_LIKE,
+        .window = WINDOW_PATTERN,
+        .window_period_key = "sliding_window_pattern",
+        .window_period = 4,
+    },
+    {
+        .family = "stablelm",
+        .kv_heads = 32,
+        DECODER_NAMES,
+        .parts = {LLAMA_PARTS},
+        .eps_key = "layer_norm_eps",
+        .eps = 1e-5,
+        .act_key = "hidden_act",
+        .act = "silu",
+        .norm = QT_NORM_LAYER,
+        .parallel = {"use_parallel_residual", false},
+        .partial_rope = true,
+        .rotary_factor = 0.25,
+        .qkv_bias = {"use_qkv_bias", false},
+        .tied = {"tie_word_embeddings", false},
+        .read = config_read_stablelm,
+    },
+    {
+        .family = "phi",
+        .layers = "layers.",
+        .embed = "embed_tokens",
+        .final_norm = "final_layernorm",
+        .rope = true,
+        .parts = {[ROLE_ATTN_IN] = "input_layernorm",
+                  [ROLE_Q] = "self_attn.q_proj",
+                  [ROLE_K] = "self_attn.k_proj",
+                  [ROLE_V] = "self_attn.v_proj",
+                  [ROLE_O] = "self_attn.dense",
+                  [ROLE_UP] = "mlp.fc1",
+                  [ROLE_DOWN] = "mlp.fc2"},
+        .eps_key = "layer_norm_eps",
+        .eps = 1e-5,
+        .act_key = "hidden_act",
+        .act = "gelu_new",
+        .norm = QT_NORM_LAYER,
+        .parallel = {NULL, true},
+        .head_bias = true,
+        .partial_rope = true,
+        .rotary_factor = 0.5,
+        .qkv_bias = {NULL, true},
+        .o_bias = {NULL, true},
+        .mlp_bias = {NULL, true},
+        .tied = {"tie_word_embeddings", false},
+        .read = config_read_stablelm,
+    },
+    {
+        .family = "gpt2",
+        .aliases = gpt2_keys,
+        .layers = "h.",
+        .embed = "wte",
+        .positions = "wpe",
+        .final_norm = "ln_f",
+        .parts = {[ROLE_ATTN_IN] = "ln_1",
+                  [ROLE_QKV] = "attn.c_attn",
+                  [ROLE_O] = "attn.c_proj",
+                  [ROLE_MLP_IN] = "ln_2",
+                  [ROLE_UP] = "mlp.c_fc",
+                  [ROLE_DOWN] = "mlp.c_proj"},
+        .grows = true,
+        .eps_key = "layer_norm_epsilon",
+        .eps = 1e-5,
+        .act_key = "activation_function",
+        .act = "gelu_new",
+        .norm = QT_NORM_LAYER,
+        .qkv_bias = {NULL, true},
+        .o_bias = {NULL, true},
+        .mlp_bias = {NULL, true},
+        .tied = {"tie_word_embeddings", true},
+        .read = config_read_gpt2,
+    },
+    {
         .family = "opt",
         .layers = "decoder.layers.",
         .embed = "decoder.embed_tokens",
@@ -874,7 +967,7 @@ const char *qt_model_type(size_t i)
                                        : NULL;
 }
 
-const char *arch_cannot(const struct arch *arch, bool experts, enum qt_use use)
+const char *arch_cannot(const struct arch *arch, bool experts, bool parallel, enum qt_use use)
 {
     const bool changes = use == QT_USE_LEARN || use == QT_USE_W4AX;
     if (experts && use != QT_USE_KV4)
@@ -883,6 +976,8 @@ const char *arch_cannot(const struct arch *arch, bool experts, enum qt_use use)
         return "latent attention";
     if (arch->delta && use != QT_USE_CALIB_FILE)
         return "gated DeltaNet";
+    if (parallel && changes)
+        return "parallel sublayers";
     if (arch->gated && changes)
         return "gated attention";
     return arch->parts[ROLE_SINKS] && use == QT_USE_LEARN ? "attention sinks" : NULL;
@@ -902,6 +997,6 @@ bool qt_model_family(struct qt_family *out, size_t i)
                                                          : "attention",
                               .experts = arch->experts != NULL};
     for (int use = 0; use < QT_USES; use++)
-        out->can[use] = !arch_cannot(arch, out->experts, (enum qt_use)use);
+        out->can[use] = !arch_cannot(arch, out->experts, arch->parallel.value, (enum qt_use)use);
     return true;
 }

@@ -133,9 +133,11 @@ static int read_sizes(struct config *cfg, const struct source *src, struct qt_er
     }
     if (cfg->arch->experts)
         QT_TRY(config_read_experts(cfg, src, err));
-    else
+    else {
+        cfg->dense_width = cfg->arch->grows ? 4 * info->hidden : 0;
         QT_TRY(config_read_size(&cfg->dense_width, src, key ? key : "intermediate_size",
                                 CONFIG_WIDTH, err));
+    }
     QT_TRY(read_heads(cfg, src, err));
     QT_TRY(read_mixers(cfg, src, err));
     cfg->embed_dim = info->hidden;
@@ -196,6 +198,7 @@ static int read_flags(struct config *cfg, const struct source *src, struct qt_er
     QT_TRY(config_read_flag(&cfg->qkv_bias, src, &arch->qkv_bias, err));
     QT_TRY(config_read_flag(&cfg->o_bias, src, &arch->o_bias, err));
     QT_TRY(config_read_flag(&cfg->mlp_bias, src, &arch->mlp_bias, err));
+    QT_TRY(config_read_flag(&cfg->parallel, src, &arch->parallel, err));
     QT_TRY(read_tied(cfg, src, err));
     QT_TRY(config_read_flag(&cfg->head_norms, src, &head_norms, err));
     if (arch->eps_key)

@@ -201,3 +201,45 @@ int config_read_granite_swa(struct config *cfg, const struct source *src, struct
 done:
     return rc;
 }
+
+int config_read_cohere(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    double scale = 0.0625;
+    bool normed = false;
+    int rc;
+    QT_TRY(config_read_positive(&scale, src, "logit_scale", err));
+    QT_TRY(qt_json_get_bool(&normed, src->json, "use_qk_norm", src->path, err));
+    if (normed) /* a weight for each channel of each head */
+        QT_TRY(config_unsupported(src, "use_qk_norm", "true", err));
+    cfg->logit_scale = (float)scale;
+    for (size_t i = 0; cfg->arch->window && i < cfg->info.layers; i++)
+        cfg->no_rope[i] = !cfg->windows[i];
+done:
+    return rc;
+}
+
+static int refuse_true(const struct source *src, const char *key, struct qt_err *err)
+{
+    bool value = false;
+    int rc = qt_json_get_bool(&value, src->json, key, src->path, err);
+    return rc == QT_OK && value ? config_unsupported(src, key, "true", err) : rc;
+}
+
+int config_read_stablelm(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    (void)cfg;
+    return refuse_true(src, "qk_layernorm", err); /* a norm for each head */
+}
+
+int config_read_gpt2(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    bool scaled = true;
+    int rc;
+    QT_TRY(refuse_true(src, "scale_attn_by_inverse_layer_idx", err));
+    QT_TRY(refuse_true(src, "add_cross_attention", err));
+    QT_TRY(qt_json_get_bool(&scaled, src->json, "scale_attn_weights", src->path, err));
+    if (!scaled)
+        cfg->attn_scale = 1;
+done:
+    return rc;
+}

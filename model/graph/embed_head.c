@@ -174,7 +174,7 @@ static int logits_chunk(struct qt_embed_head *e, float *logits, const float *hid
                           cfg->info.hidden, err));
         x = e->projected;
     }
-    QT_TRY(be->linear(be, logits, x, head, NULL, m, cfg->info.vocab, cfg->embed_dim, err));
+    QT_TRY(be->linear(be, logits, x, head, e->head.bias, m, cfg->info.vocab, cfg->embed_dim, err));
     if (cfg->logit_scale != 1)
         QT_TRY(be->scale(be, logits, cfg->logit_scale, m * cfg->info.vocab, err));
 done:

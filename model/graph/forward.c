@@ -58,6 +58,29 @@ done:
     return rc;
 }
 
+/* A decoder layer whose mixer and MLP both read its input. */
+static int run_parallel(const struct layer_run *r, struct qt_err *err)
+{
+    struct qt_layer *l = r->layer;
+    const size_t count = r->m * l->model->cfg.info.hidden;
+    const float *x;
+    bool stop;
+    int rc = QT_OK;
+    QT_TRY(sublayer_input(&x, r, ROLE_ATTN_IN, err));
+    if (r->stop < l->def->mixer_inputs) { /* -1: runs to the end */
+        QT_TRY(mixer_of(l)->run(&stop, l->mixed, x, r, err));
+        if (stop)
+            goto done;
+    }
+    QT_TRY(layer_mlp(&stop, l->x, x, r, 0, err));
+    if (stop)
+        goto done;
+    QT_TRY(l->be->add(l->be, r->hidden, l->mixed, count, err));
+    QT_TRY(l->be->add(l->be, r->hidden, l->x, count, err));
+done:
+    return rc;
+}
+
 typedef int sublayer(const struct layer_run *r, struct qt_err *err);
 
 /* Runs the sublayers (NULL: skipped) on all m tokens, chunk by chunk. all: the arguments, without
@@ -88,7 +111,8 @@ int qt_layer_run(struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
                  const struct qt_hook *hook, struct qt_err *err)
 {
     return run_sublayers(
-        (sublayer *const[]){run_mixer, run_mlp},
+        layer->model->cfg.parallel ? (sublayer *const[]){run_parallel, NULL}
+                                   : (sublayer *const[]){run_mixer, run_mlp},
         &(struct layer_run){
             .layer = layer, .hidden = hidden, .m = m, .seqlen = seqlen, .hook = hook, .stop = -1},
         err);
@@ -96,7 +120,9 @@ int qt_layer_run(struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
 
 static sublayer *sublayer_of(const struct qt_layer *layer, int input)
 {
-    return input < layer->def->mixer_inputs ? run_mixer : run_mlp;
+    return layer->model->cfg.parallel         ? run_parallel
+           : input < layer->def->mixer_inputs ? run_mixer
+                                              : run_mlp;
 }
 
 int qt_layer_run_sublayer(struct qt_layer *layer, int input, float *hidden, size_t m, size_t seqlen,

@@ -26,6 +26,10 @@
  * Fused tensors: some families store Q, K, V as one tensor QKV, and GATE, UP as GATE_UP. The fused
  * tensors are then the linears, and Q, K, V, GATE, UP are row ranges of them.
  *
+ * With `parallel`, MLP_IN is applied to the input of the layer (without MLP_IN, the MLP reads the
+ * output of ATTN_IN), and both outputs are added to the hidden states at the end: the layer is one
+ * sublayer.
+ *
  * With `norm_after` (early OPT), ATTN_IN and MLP_IN are applied after the residual adds instead.
  * The output of a sublayer is multiplied by `residual_scale` before the residual add.
  */
@@ -149,7 +153,11 @@ struct arch {
     double attn_softcap, logit_softcap; /* defaults; 0: none */
     double query_scalar; /* default of query_pre_attn_scalar; 0: the key is not read */
     enum qt_norm_kind norm;
-    bool norms_plus_1; /* norms multiply by 1 + the stored weight */
+    bool norms_plus_1;         /* norms multiply by 1 + the stored weight */
+    bool norms_unbiased;       /* LayerNorms have no bias */
+    bool head_bias;            /* the head has one */
+    bool grows;                /* the default of intermediate_size is 4 times hidden_size */
+    struct arch_flag parallel; /* attention and MLP have the same input: see the drawing */
     struct arch_flag qkv_bias, o_bias, mlp_bias, tied;
     enum window_rule window;
     const char *window_period_key; /* NULL: window_period is fixed */
@@ -184,8 +192,8 @@ struct arch {
     /* Reads options that only this family and its relatives have, after all others; NULL: none. */
     int (*read)(struct config *cfg, const struct source *src, struct qt_err *err);
 };
-/* See qt_model_cannot; experts: the model has MoE layers. */
-const char *arch_cannot(const struct arch *arch, bool experts, enum qt_use use);
+/* See qt_model_cannot; experts: the model has MoE layers; parallel: see struct config. */
+const char *arch_cannot(const struct arch *arch, bool experts, bool parallel, enum qt_use use);
 /* Returns NULL for an unknown family. */
 const struct arch *arch_find(const char *family);
 /* A multimodal model: the family of its decoder, and the decoder's default of the norms' epsilon (0:
@@ -241,7 +249,7 @@ struct config {
     float attn_scale, embed_scale, residual_scale, logit_scale;
     float eps, attn_softcap;
     enum qt_act_kind act;
-    bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm, head_norms;
+    bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm, head_norms, parallel;
     const struct arch_multimodal *multimodal; /* the decoder is part of such a model; or NULL */
     /* Set if a multimodal config.json has no tie_word_embeddings, or different ones for the decoder
      * and the whole model. The head is then tied if no head tensor is stored. */

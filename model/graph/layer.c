@@ -185,13 +185,14 @@ static void free_work(struct qt_layer *l)
 {
     struct qt_backend *be = l->be;
     be->free(be, l->x);
+    be->free(be, l->mixed);
     be->free(be, l->scratch);
     be->free(be, l->quantized_input);
     be->free(be, l->exact_keys);
     free_rope(&l->rope, be);
     free_rope(&l->local_rope, be);
     free_rope(&l->query_rope, be);
-    l->x = l->scratch = l->quantized_input = l->exact_keys = NULL;
+    l->x = l->mixed = l->scratch = l->quantized_input = l->exact_keys = NULL;
     free_experts(l);
     l->rows = l->seqlen = 0;
 }
@@ -301,6 +302,8 @@ int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err 
         return QT_OK;
     free_work(l);
     QT_TRY(qt_backend_floats(&l->x, l->be, rows, info->hidden, err));
+    if (cfg->parallel)
+        QT_TRY(qt_backend_floats(&l->mixed, l->be, rows, info->hidden, err));
     QT_TRY(qt_backend_floats(&l->scratch, l->be, rows, scratch_floats(l), err));
     if (l->fake_quant.input)
         QT_TRY(qt_backend_floats(&l->quantized_input, l->be, rows, widest_input(cfg), err));

@@ -55,6 +55,7 @@ struct qt_layer {
     /* Working memory for `rows` tokens in sequences of `seqlen`, allocated by the first run. */
     size_t rows, seqlen;
     float *x;                     /* [rows][hidden] */
+    float *mixed;                 /* [rows][hidden], output of the mixer in parallel layers */
     float *scratch;               /* q, k, v and attention output, then up and gate */
     float *quantized_input;       /* linear input after simulated quantization */
     float *exact_keys;            /* keys before simulated quantization */

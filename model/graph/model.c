@@ -241,7 +241,7 @@ static bool role_biased(const struct config *cfg, enum role role)
     case ROLE_KV_B:
         return false;
     default:
-        return cfg->arch->norm == QT_NORM_LAYER;
+        return cfg->arch->norm == QT_NORM_LAYER && !cfg->arch->norms_unbiased;
     }
 }
 
@@ -306,6 +306,7 @@ static bool role_bare(enum role role)
 static bool layer_has(const struct config *cfg, const struct layer_def *layer, enum role role)
 {
     return cfg->arch->parts[role] && mixer_has(cfg, layer->mixer, role) &&
+           (role != ROLE_MLP_IN || !cfg->parallel) &&
            (layer->experts || role < ROLE_ROUTER || role > ROLE_SHARED_GATE) &&
            (cfg->head_norms || (role != ROLE_Q_NORM && role != ROLE_K_NORM));
 }
@@ -484,10 +485,10 @@ static int set_outer_parts(struct qt_model *m, const struct naming *naming,
     }
     if (cfg->final_norm)
         QT_TRY(outer_part_set(&m->final_norm, prefix, arch->final_norm, hidden, 0,
-                              arch->norm == QT_NORM_LAYER, w, err));
+                              arch->norm == QT_NORM_LAYER && !arch->norms_unbiased, w, err));
     m->final_norm.plus_1 = arch->norms_plus_1;
     if (!cfg->tied)
-        QT_TRY(outer_part_set(&m->head, "", naming->head, vocab, embed, false, w, err));
+        QT_TRY(outer_part_set(&m->head, "", naming->head, vocab, embed, arch->head_bias, w, err));
 done:
     return rc;
 }
@@ -577,7 +578,8 @@ int qt_model_mlp_input(const struct qt_model *model, size_t layer)
 bool qt_model_ends_sublayer(const struct qt_model *model, size_t layer, int input)
 {
     const int mlp = qt_model_mlp_input(model, layer);
-    return input == mlp - 1 || (input == mlp + 1 && !model->layers[layer].experts);
+    return (input == mlp - 1 && !model->cfg.parallel) ||
+           (input == mlp + 1 && !model->layers[layer].experts);
 }
 
 float qt_model_output_scale(const struct qt_model *model, size_t layer, int input)
@@ -590,7 +592,7 @@ float qt_model_output_scale(const struct qt_model *model, size_t layer, int inpu
 
 const char *qt_model_cannot(const struct qt_model *model, enum qt_use use)
 {
-    return arch_cannot(model->cfg.arch, model->cfg.info.experts > 0, use);
+    return arch_cannot(model->cfg.arch, model->cfg.info.experts > 0, model->cfg.parallel, use);
 }
 
 int qt_model_expert(const struct qt_model *model, size_t layer, int input)

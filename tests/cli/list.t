@@ -13,6 +13,7 @@ $ qtool list archs
 > ^model_type +layers +MLP +calibration file +w4ax +learn +kv4
 > ^llama +attention +dense +yes +yes +yes +yes
 > ^mixtral +attention +experts +no +no +no +yes
+> ^cohere2 +attention +dense +yes +no +no +yes
 > ^minicpm3 +latent attention +dense +no +no +no +no
 > ^qwen3_5 +gated DeltaNet and attention +dense +yes +no +no +no
 2-

@@ -376,6 +376,18 @@ MODELS |= {
         vision_config=VISION | dict(num_position_embeddings=16, deepstack_visual_indexes=[0])),
         {}),
 }
+MODELS |= {
+    "cohere": ("cohere", TINY | dict(logit_scale=0.2, attention_bias=True), {
+        "layer_norm_eps": None}),
+    "cohere2": ("cohere2", TINY | dict(num_hidden_layers=3, sliding_window=7), {
+        "layer_types": None, "sliding_window_pattern": 2, "logit_scale": None}),
+    "stablelm": ("stablelm", TINY | HEADS2 | dict(use_qkv_bias=True), {"layer_norm_eps": None}),
+    "stablelm_parallel": ("stablelm", TINY | HEADS2 | dict(
+        num_hidden_layers=1, use_parallel_residual=True, rope_parameters={
+            "rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5}), {}),
+    "phi": ("phi", TINY | dict(num_hidden_layers=1), {"layer_norm_eps": None}),
+    "gpt2": ("gpt2", dict(n_embd=16, n_layer=2, n_head=4, n_positions=44, vocab_size=53), {}),
+}
 # Compared by --check only: the same decoders with the names of other multimodal models.
 CHECKED = {
     "llava": ("llava", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP), {}),
@@ -403,6 +415,10 @@ CHECKED = {
 # Multimodal models that are stored with their vision tensors, for tests of quantization.
 WHOLE = {"gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"}
 MULTIMODAL = {kind for kind, options, _ in (MODELS | CHECKED).values() if "text_config" in options}
+
+
+# Families that qtool does not differentiate, or (GPT-2) whose matrices are stored transposed.
+NO_GRADS = {"cohere", "cohere2", "gpt2", "phi", "stablelm"}
 
 
 def published(model):
@@ -525,7 +541,7 @@ def write_model(directory, kind, options, edits, seed):
         path = directory / "config.json"
         path.write_text(json.dumps({"model_type": edits["omni"], "thinker_config": json.loads(
             path.read_text())}, indent=1, sort_keys=True) + "\n")
-    if not any(re.search(r"experts\.|kv_b_proj|sinks|A_log", n) for n in files):  # else: not supported
+    if kind not in NO_GRADS and not any(re.search(r"experts\.|kv_b_proj|sinks|A_log", n) for n in files):  # else: not supported
         write_grads(directory / "grads.json", model, ids)
 
 

@@ -525,7 +525,7 @@ struct refusal {
 };
 
 static const struct refusal refusals[] = {
-    {"llama", "model_type", "\"gpt2\"", QT_E_UNSUPPORTED, "gpt2"},
+    {"llama", "model_type", "\"bloom\"", QT_E_UNSUPPORTED, "bloom"},
     {"llama", "model_type", NULL, QT_E_INPUT, "model_type"},
     {"llama", "model_type", "7", QT_E_INPUT, "model_type"},
     {"llama", "hidden_size", "0", QT_E_INPUT, "hidden_size"},
@@ -792,6 +792,12 @@ static const struct refusal refusals[] = {
     {"deepseek_v3", "scoring_func", "\"softmax\"", QT_E_UNSUPPORTED, "scoring_func"},
     {"glm4_moe_lite", "mlp_layer_types", "[\"dense\"]", QT_E_INPUT, "mlp_layer_types"},
     {"glm4_moe_lite", "mlp_layer_types", "[\"dense\", \"odd\"]", QT_E_UNSUPPORTED, "odd"},
+    {"cohere", "use_qk_norm", "true", QT_E_UNSUPPORTED, "use_qk_norm"},
+    {"cohere2", "sliding_window", "null", QT_E_UNSUPPORTED, "sliding_window"},
+    {"stablelm", "qk_layernorm", "true", QT_E_UNSUPPORTED, "qk_layernorm"},
+    {"stablelm_parallel", "use_parallel_residual", "false", QT_E_INPUT, "post_attention_layernorm"},
+    {"gpt2", "n_embd", "12", QT_E_INPUT, "wte.weight"},
+    {"gpt2", "scale_attn_by_inverse_layer_idx", "true", QT_E_UNSUPPORTED, "inverse_layer_idx"},
     {"gpt_oss_moe", "swiglu_limit", "6", QT_E_UNSUPPORTED, "swiglu_limit"},
     {"gpt_oss_moe", "rope_parameters", NULL, QT_E_UNSUPPORTED, "rope_parameters"},
     {"gpt_oss_moe", "attention_bias", "false", QT_E_INPUT, "implies no bias"},
