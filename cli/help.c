@@ -12,8 +12,7 @@ const struct exit_code exit_codes[] = {
     {3, "bad input: a file violates its format or contradicts another file"},
     {4, "unsupported shape, dtype, file feature or model architecture"},
     {5, "a --gate condition failed"},
-    {6, "out of memory, disk full, I/O error, output in use by another process, or partial output "
-        "that reads back wrong"},
+    {6, "out of memory, disk full, I/O error, output in use or read back wrong"},
     {7, "no usable GPU"},
     {8, "cannot resume: options or inputs changed, or the journal is damaged"},
     {75, "interrupted; 'quantize --resume' continues, other commands start again"},

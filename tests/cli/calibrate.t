@@ -42,7 +42,7 @@ $ mv t1.qcal b.qcal && qtool calibrate --merge a.qcal b.qcal s5.qcal -o m.qcal -
 > ^tokens +2560$
 $ qtool calibrate --merge a.qcal b.qcal -o none.qcal --seed 3 -q
 ? 2
-2 --samples, --seqlen and --seed need --data
+2 --samples, --seqlen, --seed and --bos need --data
 $ qtool calibrate s5.qcal --merge -o n.qcal a.qcal b.qcal -q && cmp m.qcal n.qcal
 $ qtool inspect m.qcal
 > ^data +8 windows of 128 tokens, seed 5, of calib\.txt$

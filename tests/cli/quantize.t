@@ -128,7 +128,7 @@ $ qtool quantize "$NANO" -o idle --scheme nf4 --learn lr=0.1
 2 --learn tunes tensors whose scheme has learn=1, but no scheme has it
 $ qtool quantize "$NANO" -o idle --scheme nf4 --samples 8
 ? 2
-2 --samples, --seqlen and --seed need --data
+2 --samples, --seqlen, --seed and --bos need --data
 $ qtool quantize "$NANO" -o idle --scheme nf4 --seed 3
 ? 2
 $ test ! -e idle && test ! -e idle.partial
