@@ -105,12 +105,14 @@
                  .shared_count_key = "n_shared_experts", .interleaved = true,                      \
                  .tied = {"tie_word_embeddings", false}
 
-#define DEEPSEEK_V3_LIKE                                                                           \
+#define DEEPSEEK_V3_LIKE DEEPSEEK_V32_LIKE, .interleave_read = true
+
+#define DEEPSEEK_V32_LIKE                                                                          \
     LATENT_MOE_LIKE,                                                                               \
         .parts = {LATENT_PARTS,                                                                    \
                   EXPERT_PARTS, [ROLE_SELECT_BIAS] = "mlp.gate.e_score_correction_bias"},          \
         .sigmoid_router = true, .normalize_routing = {"norm_topk_prob", true}, .shared_count = 1,  \
-        .interleave_read = true, .read = config_read_deepseek_v3
+        .read = config_read_deepseek_v3
 
 #define DELTA_COMMON                                                                               \
     [ROLE_CONV] = "linear_attn.conv1d", [ROLE_A_LOG] = "linear_attn.A_log",                        \
@@ -524,6 +526,28 @@ static const struct arch table[] = {
         .top_groups = 4,
         .routing_scale = 2.5,
     },
+    /* Sparse attention over index_topk tokens: shorter sequences are dense. */
+    {
+        .family = "deepseek_v32",
+        DEEPSEEK_V32_LIKE,
+        .value_dim = 128,
+        .mlp_types = true,
+        .first_dense = 3,
+        .groups = 8,
+        .top_groups = 4,
+        .routing_scale = 2.5,
+        .positions_key = "index_topk",
+    },
+    {
+        .family = "glm_moe_dsa",
+        DEEPSEEK_V32_LIKE,
+        .value_dim = 256,
+        .eps = 1e-5,
+        .mlp_types = true,
+        .first_dense = 3,
+        .routing_scale = 2.5,
+        .positions_key = "index_topk",
+    },
     {
         .family = "glm4_moe_lite",
         DEEPSEEK_V3_LIKE,
@@ -586,6 +610,36 @@ static const struct arch table[] = {
         .normalize_routing = {NULL, true},
         .window = WINDOW_ALL,
         .window_given = true,
+    },
+    {
+        .family = "minimax_m2",
+        .kv_heads = 8,
+        .head_dim = 128,
+        LLAMA_LIKE,
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm",
+                  [ROLE_ROUTER] = "block_sparse_moe.gate",
+                  [ROLE_SELECT_BIAS] = "block_sparse_moe.e_score_correction_bias",
+                  [ROLE_GATE] = "w1", [ROLE_UP] = "w3", [ROLE_DOWN] = "w2"},
+        .norms_of_all_heads = true,
+        .experts = "block_sparse_moe.experts.",
+        .sigmoid_router = true,
+        .normalize_routing = {NULL, true},
+        .partial_rope = true,
+        .rotary_read = true,
+        .read = config_read_minimax_m2,
+    },
+    {
+        .family = "granitemoe",
+        LLAMA_LIKE,
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_ROUTER] = "block_sparse_moe.router.layer", [ROLE_GATE] = "gate_proj",
+                  [ROLE_UP] = "up_proj", [ROLE_DOWN] = "down_proj"},
+        .experts = "block_sparse_moe.experts.",
+        .normalize_routing = {NULL, true},
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .read = config_read_multipliers,
     },
     {
         .family = "seed_oss",

@@ -241,7 +241,9 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
     bool slides = type && strcmp(type, "sliding_attention") == 0;
     if (type && cfg->mixers[layer] == MIXER_DELTA)
         return QT_OK;
-    if (!type || (!slides && strcmp(type, "full_attention") != 0 && strcmp(type, "attention") != 0))
+    if (!type ||
+        (!slides && strcmp(type, "full_attention") != 0 && strcmp(type, "attention") != 0 &&
+         !(cfg->arch->positions_key && strcmp(type, "indexed_attention") == 0)))
         return config_unsupported(src, "layer_types", type ? type : "an entry that is not a string",
                                   err);
     if ((rule == WINDOW_ALL || rule == WINDOW_NONE) && slides != *out)

@@ -45,6 +45,7 @@ int config_read_granite_swa(struct config *cfg, const struct source *src, struct
 int config_read_cohere(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_stablelm(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_gpt2(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_minimax_m2(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_granite4(struct config *cfg, const struct source *src, struct qt_err *err);
 
 /* Reads all fields of cfg about experts, and the width of dense MLPs. */

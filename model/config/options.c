@@ -243,3 +243,17 @@ int config_read_gpt2(struct config *cfg, const struct source *src, struct qt_err
 done:
     return rc;
 }
+
+int config_read_minimax_m2(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    size_t shared = 0;
+    int rc;
+    (void)cfg;
+    QT_TRY(expect_string(src, "scoring_func", "sigmoid", err));
+    QT_TRY(expect_string(src, "qk_norm_type", "per_layer", err));
+    QT_TRY(qt_json_get_size(&shared, src->json, "shared_intermediate_size", src->path, err));
+    if (shared)
+        QT_TRY(config_unsupported(src, "shared_intermediate_size", "a number above 0", err));
+done:
+    return rc;
+}

@@ -242,6 +242,11 @@ static int read_rotary_dim(struct config *cfg, const struct source *options,
     if (partial != 1 && (config_null(src->json, "partial_rotary_factor") ||
                          config_null(options->json, "partial_rotary_factor")))
         QT_TRY(config_unsupported(src, "partial_rotary_factor", "null", err));
+    if (cfg->arch->rotary_read && config_given(src->json, "rotary_dim")) {
+        size_t channels = 0;
+        QT_TRY(config_read_size(&channels, src, "rotary_dim", cfg->info.head_dim, err));
+        partial = (double)channels / (double)cfg->info.head_dim;
+    }
     QT_TRY(config_read_positive(&partial, src, "partial_rotary_factor", err));
     QT_TRY(config_read_positive(&partial, options, "partial_rotary_factor", err));
     if (cfg->arch->latent && partial != 1)

@@ -179,6 +179,7 @@ struct arch {
     bool rope;         /* false: learned positions from row `position_offset` of the table */
     bool partial_rope; /* reads partial_rotary_factor */
     double rotary_factor; /* default of partial_rotary_factor; 0: 1 */
+    bool rotary_read;     /* rotary_dim gives the number of rotary channels */
     bool interleaved;     /* the rotary embedding pairs channels 2i and 2i + 1 */
     bool interleave_read; /* rope_interleave overrides it */
     bool query_steps;     /* reads llama_4_scaling_beta: queries are scaled by position */

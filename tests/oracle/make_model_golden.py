@@ -388,6 +388,21 @@ MODELS |= {
     "phi": ("phi", TINY | dict(num_hidden_layers=1), {"layer_norm_eps": None}),
     "gpt2": ("gpt2", dict(n_embd=16, n_layer=2, n_head=4, n_positions=44, vocab_size=53), {}),
 }
+SPARSE = LATENT_MOE | dict(n_group=2, topk_group=1, index_topk=48, index_head_dim=8, index_n_heads=2)
+MODELS |= {
+    "deepseek_v32": ("deepseek_v32", SPARSE | dict(num_hidden_layers=2), {"layer_types": None}),
+    "glm_moe_dsa": ("glm_moe_dsa", SPARSE | dict(
+        num_hidden_layers=1, n_group=1, first_k_dense_replace=0), {
+            "rms_norm_eps": None, "mlp_layer_types": None}),
+    "minimax_m2": ("minimax_m2", TINY | dict(
+        head_dim=8, num_local_experts=4, num_experts_per_tok=2, intermediate_size=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 300.0,
+                         "partial_rotary_factor": 0.5}),
+        {"rope_parameters": None, "rope_theta": 300.0, "rotary_dim": 4}),
+    "granitemoe": ("granitemoe", TINY | dict(
+        num_local_experts=4, intermediate_size=12, embedding_multiplier=3.0,
+        attention_multiplier=0.3, residual_multiplier=0.4, logits_scaling=2.5), {}),
+}
 # Compared by --check only: the same decoders with the names of other multimodal models.
 CHECKED = {
     "llava": ("llava", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP), {}),

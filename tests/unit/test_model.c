@@ -169,7 +169,7 @@ static void test_golden_models(void **state)
         free(names[i]);
     }
     free(names);
-    assert_true(seen >= 45);
+    assert_true(seen >= 100);
 }
 
 static double reference_difference(struct fixture *f, const char *ids_file, const char *logits_file)
@@ -798,6 +798,9 @@ static const struct refusal refusals[] = {
     {"stablelm_parallel", "use_parallel_residual", "false", QT_E_INPUT, "post_attention_layernorm"},
     {"gpt2", "n_embd", "12", QT_E_INPUT, "wte.weight"},
     {"gpt2", "scale_attn_by_inverse_layer_idx", "true", QT_E_UNSUPPORTED, "inverse_layer_idx"},
+    {"minimax_m2", "rotary_dim", "9", QT_E_INPUT, "rotary_dim"},
+    {"minimax_m2", "scoring_func", "\"softmax\"", QT_E_UNSUPPORTED, "scoring_func"},
+    {"minimax_m2", "shared_intermediate_size", "8", QT_E_UNSUPPORTED, "shared_intermediate_size"},
     {"gpt_oss_moe", "swiglu_limit", "6", QT_E_UNSUPPORTED, "swiglu_limit"},
     {"gpt_oss_moe", "rope_parameters", NULL, QT_E_UNSUPPORTED, "rope_parameters"},
     {"gpt_oss_moe", "attention_bias", "false", QT_E_INPUT, "implies no bias"},
