@@ -92,8 +92,8 @@ int qt_encoding_find(bool *found, struct qt_encoded *out, size_t *stem, const ch
 float qt_scale_at(const unsigned char *data, enum qt_dtype t, size_t i);
 /* True for the dtypes F16, BF16 and F32. */
 bool qt_is_scale_dtype(enum qt_dtype t);
-/* table[i] = value of the E4M3 or E5M2 number i. */
-void qt_fp8_table(float table[256], enum qt_dtype t);
+/* The values of the 256 codes of F8_E4M3, F8_E5M2 or I8. */
+const float *qt_byte_values(enum qt_dtype t);
 /* E2M1 */
 extern const float qt_fp4_values[16];
 /* Sets ndim and shape of out->info, and rows and cols. */

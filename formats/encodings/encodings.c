@@ -1,6 +1,7 @@
 /* The table of encodings, and what they share. */
 #include "formats/encodings/encoding.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -71,10 +72,22 @@ float qt_scale_at(const unsigned char *data, enum qt_dtype t, size_t i)
     return f;
 }
 
-void qt_fp8_table(float table[256], enum qt_dtype t)
+static float byte_values[3][256];
+
+static void make_byte_values(void)
 {
-    for (unsigned code = 0; code < 256; code++)
-        table[code] = t == QT_F8_E4M3 ? e4m3(code) : qt_f16_to_f32((uint16_t)(code << 8));
+    for (unsigned code = 0; code < 256; code++) {
+        byte_values[0][code] = e4m3(code);
+        byte_values[1][code] = qt_f16_to_f32((uint16_t)(code << 8)); /* E5M2 */
+        byte_values[2][code] = (float)(int8_t)code;
+    }
+}
+
+const float *qt_byte_values(enum qt_dtype t)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_byte_values);
+    return byte_values[t == QT_F8_E4M3 ? 0 : t == QT_F8_E5M2 ? 1 : 2];
 }
 
 const float qt_fp4_values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,

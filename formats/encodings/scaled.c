@@ -88,12 +88,7 @@ static void decode(float *w, const struct qt_encoded *e, const unsigned char *co
     const enum qt_dtype dtype = e->part[CODES]->info.dtype;
     const size_t down = qt_ceil_div(e->matrix_rows, e->block_rows);
     const size_t across = qt_ceil_div(e->cols, e->group);
-    float table[256];
-    if (dtype == QT_I8)
-        for (unsigned i = 0; i < 256; i++)
-            table[i] = (float)(int8_t)i;
-    else
-        qt_fp8_table(table, dtype);
+    const float *const table = qt_byte_values(dtype);
     for (size_t i = row; i < row + n; i++, w += e->cols) {
         const unsigned char *codes = data[CODES] + i * e->cols;
         const size_t matrix = i / e->matrix_rows, in_matrix = i % e->matrix_rows;

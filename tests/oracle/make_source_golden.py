@@ -52,12 +52,13 @@ def e4m3(*shape):
 # ---- FP8 of transformers ------------------------------------------------------------------------
 
 
-def fp8_transformers():
+def dequantize(w, s):
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-    def dequantize(w, s):
-        return Fp8Dequantize(None)._dequantize_one(w, s, output_dtype=BF16)
+    return Fp8Dequantize(None)._dequantize_one(w, s, output_dtype=BF16)
 
+
+def fp8_transformers():
     w, v = LAYER + "self_attn.q_proj", LAYER + "mlp.down_proj"
     norm = {LAYER + "input_layernorm.weight": torch.ones(32, dtype=BF16)}
     a, b = e4m3(32, 96), e4m3(16, 32)
@@ -94,6 +95,23 @@ def fp8_transformers():
     scale = torch.randint(110, 125, (8, 2), dtype=torch.uint8)
     case("fp4_deepseek", {w + ".weight": codes, w + ".scale": scale.view(torch.float8_e8m0fnu)},
          {w + ".weight": dequantize(codes, scale)}, {"quant_method": "fp8"})
+
+
+def fp8_transposed():
+    """Llama 4 in fbgemm_fp8: stacked as [input][output], a scale per output."""
+    gate_up, down = e4m3(2, 16, 24), e4m3(2, 12, 16)
+    sg, sd = torch.rand(2, 1, 24) * 1e-3, torch.rand(2, 1, 16) * 1e-3
+    experts = LAYER + "feed_forward.experts."
+    expected = {}
+    for e in range(2):
+        full, low = dequantize(gate_up[e], sg[e]).T, dequantize(down[e], sd[e]).T
+        expected[f"{experts}{e}.gate_proj.weight"] = full[:12]
+        expected[f"{experts}{e}.up_proj.weight"] = full[12:]
+        expected[f"{experts}{e}.down_proj.weight"] = low
+    case("fp8_transposed",
+         {experts + "gate_up_proj": gate_up, experts + "gate_up_proj_scale": sg,
+          experts + "down_proj": down, experts + "down_proj_scale": sd}, expected,
+         {"quant_method": "fbgemm_fp8"}, {"model_type": "llama4_text"})
 
 
 # ---- MXFP4 of gpt-oss ---------------------------------------------------------------------------
@@ -338,3 +356,4 @@ gptq("gptq_int8", 8, False, True)
 awq()
 bitsandbytes()
 stacked()
+fp8_transposed()
