@@ -38,7 +38,7 @@ struct gguf {
     struct qt_gguf_bytes keys;
     struct qt_gguf_factors factors;
     const struct qt_gguf_arch *arch;
-    size_t head_dim, experts;
+    size_t layers, head_dim, experts;
     bool tied;
     struct tensor *tensors;
     size_t count;
@@ -83,11 +83,11 @@ static const struct qt_gguf_type *copied_type(const struct qt_export *x, const s
                                                               : by_option[x->opt->dtype]);
 }
 
-/* Finds the tensor of all experts, or adds a tensor. */
+/* Finds the tensor of this name, or adds it. */
 static int place_tensor(struct tensor **out, struct gguf *g, const struct qt_gguf_place *place,
                         struct qt_err *err)
 {
-    for (size_t i = 0; place->stacked && i < g->count; i++)
+    for (size_t i = 0; i < g->count; i++)
         if (strcmp(g->tensors[i].name, place->name) == 0) {
             *out = &g->tensors[i];
             return QT_OK;
@@ -101,39 +101,52 @@ static int place_tensor(struct tensor **out, struct gguf *g, const struct qt_ggu
     return qt_array_new(&t->sources, t->slices, sizeof *t->sources, err);
 }
 
-static int add_source(struct gguf *g, const char *name, struct source source, struct qt_err *err)
+/* Sets the type, rows (0: a vector) and channels of a source; false if GGUF does not have such
+ * tensors. */
+static bool shape_of(struct tensor *out, const struct gguf *g, const struct source *source,
+                     const struct qt_gguf_place *place)
 {
-    const struct qt_export_matrix *m = source.matrix;
-    const struct qt_gguf_type *type;
-    const struct qt_tensor *c = source.copied;
+    const struct qt_export_matrix *m = source->matrix;
+    const struct qt_tensor *c = source->copied;
     enum qt_export_fit unused;
     const char *why;
+    if (c && (c->ndim < 1 || c->ndim > 2))
+        return false;
+    out->type = m ? qt_gguf_type_of(&unused, &why, m->spec) : copied_type(g->x, c, place->exact);
+    out->rows = m ? m->n : c->ndim == 2 ? c->shape[0] : 0;
+    out->k = m ? m->k : c->shape[c->ndim - 1];
+    const size_t rows = out->rows ? out->rows : out->k;
+    return out->type && (!place->rotary || rows % g->head_dim == 0) &&
+           (!place->stacked || place->expert < g->experts) && place->layer < g->layers;
+}
+
+static int add_source(struct gguf *g, const char *name, struct source source, struct qt_err *err)
+{
     struct qt_gguf_place place;
-    struct tensor *t;
+    struct tensor *t, shape = {0};
     if (!qt_gguf_place(&place, g->arch, name, g->tied))
         return refuse(g, name, "gguf has no place for this tensor in its architecture", err);
     if (place.skip)
         return QT_OK;
-    type = m ? qt_gguf_type_of(&unused, &why, m->spec) : copied_type(g->x, c, place.exact);
-    if (!type || (c && c->ndim > 2) || (place.stacked && place.expert >= g->experts))
-        return refuse(g, name, "gguf cannot hold this tensor: its dtype or shape", err);
-    const size_t rows = m ? m->n : c->ndim == 2 ? c->shape[0] : 0;
-    const size_t k = m ? m->k : c->shape[c->ndim - 1];
+    if (!shape_of(&shape, g, &source, &place))
+        return refuse(g, name, "gguf cannot hold this tensor: its dtype, shape or number", err);
     int rc = place_tensor(&t, g, &place, err);
     if (rc < 0)
         return rc;
     struct source *slot = &t->sources[place.stacked ? place.expert : 0];
-    if (t->type && (t->type != type || t->rows != rows || t->k != k))
+    if (slot->matrix || slot->copied)
+        return refuse(g, name, "another tensor has the same place in gguf", err);
+    if (t->type && (t->type != shape.type || t->rows != shape.rows || t->k != shape.k))
         return refuse(g, name,
                       "gguf stores all experts of a layer as one tensor, but this one has another "
                       "scheme or shape than the others",
                       err);
-    t->type = type;
-    t->rows = rows;
-    t->k = k;
+    t->type = shape.type;
+    t->rows = shape.rows;
+    t->k = shape.k;
     *slot = source;
-    const uint64_t blocks = (uint64_t)(rows ? rows : 1) * t->slices * (k / type->count);
-    t->bytes = blocks * type->bytes;
+    const uint64_t blocks = (uint64_t)(t->rows ? t->rows : 1) * t->slices * (t->k / t->type->count);
+    t->bytes = blocks * t->type->bytes;
     return QT_OK;
 }
 
@@ -239,6 +252,7 @@ static int plan_model(struct gguf *g, const struct qt_model *model, struct qt_er
     struct qt_model_details details;
     int rc;
     qt_model_details(&details, model);
+    g->layers = info->layers;
     g->head_dim = info->head_dim;
     g->experts = details.routed;
     g->tied = details.tied;

@@ -82,6 +82,7 @@ void qt_gguf_arch_names(char *out, size_t size);
 /* What a tensor becomes. */
 struct qt_gguf_place {
     char name[QT_GGUF_NAME];
+    size_t layer; /* 0: of none */
     bool skip;    /* not stored: a head that is the embedding */
     bool rotary;  /* the rows of a head are reordered */
     bool plus_1;  /* 1 is added */

@@ -264,6 +264,7 @@ static bool place_part(struct qt_gguf_place *out, const struct qt_gguf_arch *arc
         if (!matches(out, p->source, module, (size_t)(dot - module)) ||
             (bias && !(p->flags & BIAS)))
             continue;
+        out->layer = layer;
         out->rotary = arch->permuted && (p->flags & ROTARY);
         out->exact = p->flags & EXACT;
         out->plus_1 = arch->norms_plus_1 && strstr(p->target, "norm");

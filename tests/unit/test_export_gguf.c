@@ -72,7 +72,10 @@ static void test_places(void **state)
             fail_msg("%s %s: %s", places[i].family, places[i].tensor, found ? p.name : "none");
         if (!found)
             continue;
+        size_t layer = 0;
+        sscanf(p.name, "blk.%zu.", &layer);
         assert_string_equal(p.name, places[i].name);
+        assert_int_equal(p.layer, layer);
         assert_int_equal(p.rotary, places[i].rotary);
         assert_int_equal(p.plus_1, places[i].plus_1);
         assert_int_equal(p.exact, places[i].exact);
