@@ -1,6 +1,6 @@
 # qtool: building, installing. cuda.mk has the CUDA kernels, tests.mk the tests and checkers.
 # Targets:
-#   all (default)  kernels  install  install-kernels  deps  deps-dev  demo  charts  clean
+#   all (default)  kernels  install  install-kernels  deps  deps-dev  demo  charts  dist  deb  clean
 #   tests.mk: test  check  check-threads  check-valgrind  coverage  determinism  fuzz  bench  oracle
 #             test-gpu  sanitize-gpu  test-install  test-large  fmt  fmt-check  tidy
 # Output goes to $(B). NVCC= builds without CUDA. V=1 shows commands.
@@ -141,9 +141,32 @@ install: all
 	$(B)/qtool completion fish >"$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/qtool.fish"
 	$(if $(NVCC),@$(MAKE) --no-print-directory install-kernels)
 
+# ---- packages to give away ---------------------------------------------------------------------
+
+VERSION := $(shell sed -n 's/^\#define QT_VERSION  *"\(.*\)"/\1/p' base/base.h)
+
+# The committed source tree; the same commit gives the same bytes.
+dist:
+	@mkdir -p $(B)
+	git archive --prefix=qtool-$(VERSION)/ HEAD -- . ':(exclude)debian' | gzip -9n \
+	    >$(B)/qtool-$(VERSION).tar.gz
+	@echo "$(B)/qtool-$(VERSION).tar.gz"
+
+# Debian packages of it into $(B)/deb; with nvcc also those of the kernel library. Needs debhelper.
+# If lintian is there, it must have nothing to say, except that the upload closes no Debian bug.
+deb: dist
+	rm -rf $(B)/deb && mkdir $(B)/deb
+	cp $(B)/qtool-$(VERSION).tar.gz $(B)/deb/qtool_$(VERSION).orig.tar.gz
+	tar xzf $(B)/qtool-$(VERSION).tar.gz -C $(B)/deb
+	git archive HEAD debian | tar x -C $(B)/deb/qtool-$(VERSION)
+	cd $(B)/deb/qtool-$(VERSION) && env -u MAKEFLAGS -u MAKELEVEL \
+	    DEB_BUILD_PROFILES=$(if $(NVCC),pkg.qtool.cuda) dpkg-buildpackage -us -uc
+	! command -v lintian >/dev/null || lintian --fail-on error,warning \
+	    --suppress-tags initial-upload-closes-no-bugs $(B)/deb/*.changes
+
 clean:
 	rm -rf $(B)
 
-.PHONY: all always deps deps-dev demo charts install clean
+.PHONY: all always deps deps-dev demo charts install dist deb clean
 .SECONDARY:
--include $(shell find $(B) -name '*.d' 2>/dev/null)
+-include $(shell find $(B) -path '$(B)/deb' -prune -o -type f -name '*.d' -print 2>/dev/null)
