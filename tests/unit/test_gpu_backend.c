@@ -132,17 +132,20 @@ int gpu_math_add_lower(double *h, const float *product, size_t i0, size_t rows, 
 }
 
 int gpu_math_softmax(float *s, size_t heads, size_t rows, size_t keys, size_t r0, size_t lo,
-                     size_t window, float softcap, void *stream)
+                     size_t window, float softcap, const float *sinks, size_t step, size_t group,
+                     void *stream)
 {
     (void)stream;
     for (size_t n = 0; n < heads * rows; n++) {
-        float *row = s + n * keys, most = -INFINITY, sum = 0;
+        const size_t head = n / rows, sink = step ? head % step * group + head / step : head;
+        float *row = s + n * keys, most = sinks ? sinks[sink] : -INFINITY, sum = 0;
         const size_t at = r0 + n % rows, from = window && at >= window ? at - window + 1 : 0;
         for (size_t j = 0; j < keys; j++) {
             const float capped = softcap > 0 ? softcap * tanhf(row[j] / softcap) : row[j];
             row[j] = lo + j >= from && lo + j <= at ? capped : -INFINITY;
             most = fmaxf(most, row[j]);
         }
+        sum = sinks ? expf(sinks[sink] - most) : 0;
         for (size_t j = 0; j < keys; j++)
             sum += row[j] = expf(row[j] - most);
         for (size_t j = 0; j < keys; j++)
@@ -350,15 +353,15 @@ static void attention(void **state)
 {
     (void)state;
     for (int exact = 0; exact < 2; exact++) {
-        attention_case(3, (struct qt_attention){1, 4, 2, 8, 0.5f, 0, 0, NULL}, exact);
-        attention_case(2, (struct qt_attention){300, 8, 2, 16, 0.5f, 0, 0, NULL}, exact);
-        attention_case(1, (struct qt_attention){513, 6, 6, 8, 0.5f, 5, 0, NULL},
+        attention_case(3, (struct qt_attention){1, 4, 2, 8, 0.5f, 0, 0, NULL, NULL}, exact);
+        attention_case(2, (struct qt_attention){300, 8, 2, 16, 0.5f, 0, 0, NULL, NULL}, exact);
+        attention_case(1, (struct qt_attention){513, 6, 6, 8, 0.5f, 5, 0, NULL, NULL},
                        exact); /* a KV head per query head */
-        attention_case(2, (struct qt_attention){270, 6, 1, 8, 0.5f, 0, 100, NULL},
+        attention_case(2, (struct qt_attention){270, 6, 1, 8, 0.5f, 0, 100, NULL, NULL},
                        exact); /* one KV head */
-        attention_case(1, (struct qt_attention){600, 2, 1, 128, 0.2f, 0, 257, NULL},
+        attention_case(1, (struct qt_attention){600, 2, 1, 128, 0.2f, 0, 257, NULL, NULL},
                        exact); /* one head at a time, in parts */
-        attention_case(1, (struct qt_attention){257, 1100, 550, 2, 1, 0, 0, NULL},
+        attention_case(1, (struct qt_attention){257, 1100, 550, 2, 1, 0, 0, NULL, NULL},
                        exact); /* too many heads for one batch */
     }
 }
