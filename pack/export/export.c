@@ -98,6 +98,7 @@ struct run {
     struct qt_tensor *tensors; /* all; names borrowed from x.matrix and the container */
     size_t ntensors;
     struct qt_spec *specs; /* per matrix */
+    const char **sources;  /* weight files of the container, for x.out */
     uint64_t bytes;
 };
 
@@ -775,18 +776,15 @@ static int open_output(struct run *run, const json_t *identity, struct qt_err *e
 {
     const struct qt_ckpt *ckpt = qt_container_ckpt(run->x.container);
     const size_t files = qt_ckpt_file_count(ckpt);
-    const char **sources = NULL;
     size_t size;
-    int rc = qt_array_new(&sources, files + 1, sizeof *sources, err);
+    int rc = qt_array_new(&run->sources, files + 1, sizeof *run->sources, err);
     if (rc < 0)
         return rc;
     for (size_t i = 0; i < files; i++)
-        sources[i] = qt_ckpt_file(ckpt, i, &size);
+        run->sources[i] = qt_ckpt_file(ckpt, i, &size);
     const struct qt_writer_options opt = {
-        .force = run->x.opt->force, .sources = sources, .nsources = files};
-    rc = qt_output_open(&run->x.out, run->x.opt->out_dir, identity, &opt, err);
-    qt_free(sources);
-    return rc;
+        .force = run->x.opt->force, .sources = run->sources, .nsources = files};
+    return qt_output_open(&run->x.out, run->x.opt->out_dir, identity, &opt, err);
 }
 
 static int write_all(struct run *run, struct qt_err *err)
@@ -823,6 +821,7 @@ static void run_free(struct run *run)
     if (run->x.format->release)
         run->x.format->release(&run->x);
     qt_output_close(run->x.out);
+    qt_free(run->sources);
     json_decref(run->x.config);
     qt_free(run->x.matrix);
     qt_free(run->x.copied);

@@ -60,6 +60,9 @@ $ cp -r src small && sed -i 's/"vocab_size": 1024/"vocab_size": 1023/' small/con
 $ qtool export int8 -o many --format gguf
 ? 2
 2 exists already; --force replaces it
+$ qtool export int8 -o many --format gguf --force -q >/dev/null && cmp many/model.gguf out-int8/model.gguf && ls many
+>! 00001
+2-
 $ cp -r int8 bad && printf '\377' | dd of=bad/model.safetensors bs=1 seek=1000000 conv=notrunc 2>/dev/null && qtool export bad -o x3 --format gguf
 ? 3
 2 the data differs from the manifest's CRC-32
