@@ -98,8 +98,8 @@ struct qt_linear {
     size_t n, k, layer;
     /* In order of use. The mixer (attention) has its input, 0, and at last the input of the output
      * projection; latent attention has the latent states of queries (if any) and keys in between.
-     * Then M = qt_model_mlp_input, the MLP input, and M + 1, the input of the down projection; M + 2e
-     * and M + 1 + 2e for expert e. */
+     * Then M = qt_model_mlp_input, the MLP input, and M + 1, the input of the down projection;
+     * M + 2e and M + 1 + 2e for expert e. */
     int input;
     /* Index of the later linear input that is computed from the outputs of this linear, elementwise
      * or through attention: if the rows of this linear are permuted, the channels of that input are
@@ -169,7 +169,7 @@ const struct qt_model_info *qt_model_info(const struct qt_model *model);
  * Arrays belong to the model; NULL: there are none. */
 struct qt_model_details {
     size_t dense_width, expert_width, shared_width; /* intermediate widths of MLPs; 0: none */
-    size_t routed, top_k; /* the router chooses top_k of `routed` experts; 0: no experts */
+    size_t routed, top_k;   /* the router chooses top_k of `routed` experts; 0: no experts */
     bool normalize_routing; /* routing weights of the chosen experts sum to 1 */
     bool some_dense;        /* with experts: some layers have a dense MLP */
     const size_t *windows;  /* [layers] sliding window in tokens; 0: none */
@@ -213,8 +213,8 @@ const char *qt_model_cannot(const struct qt_model *model, enum qt_use use);
 size_t qt_model_inputs(const struct qt_model *model, size_t layer);
 /* The first linear input of the MLP; the mixer has those below it. */
 int qt_model_mlp_input(const struct qt_model *model, size_t layer);
-/* True if the linear with this input is the last one of a sublayer without experts. If mixer and MLP
- * read the same input, the whole layer is one sublayer. */
+/* True if the linear with this input is the last one of a sublayer without experts. If mixer and
+ * MLP read the same input, the whole layer is one sublayer. */
 bool qt_model_ends_sublayer(const struct qt_model *model, size_t layer, int input);
 /* The expert that has this linear input; -1 if it does not belong to an expert. */
 int qt_model_expert(const struct qt_model *model, size_t layer, int input);
@@ -337,8 +337,8 @@ struct qt_layer_grads {
 };
 /* Replaces grad[m][hidden], dL/d output of the layer, by dL/d input. hidden[m][hidden] is the
  * layer's input (unchanged). The forward pass of each chunk is recomputed, so that callers store
- * only hidden states between layers. Biases get no gradient. QT_E_UNSUPPORTED: a model that does not
- * support QT_USE_LEARN. */
+ * only hidden states between layers. Biases get no gradient. QT_E_UNSUPPORTED: a model that does
+ * not support QT_USE_LEARN. */
 int qt_layer_grad(struct qt_layer *layer, float *grad, const struct qt_layer_grads *add,
                   const float *hidden, size_t m, size_t seqlen, struct qt_err *err);
 

@@ -558,6 +558,18 @@ static const struct arch table[] = {
         .routing_scale = 1.8,
     },
     {
+        .family = "mistral4",
+        LATENT_MOE_LIKE,
+        .parts = {LATENT_PARTS, EXPERT_PARTS},
+        .value_dim = 128,
+        .shared_count = 1,
+        .normalize_routing = {"norm_topk_prob", true},
+        .interleave_read = true,
+        .partial_rope = true,
+        .rope_needed = true,
+        .query_steps = true,
+    },
+    {
         .family = "youtu",
         LATENT_LIKE,
         .parts = {LATENT_PARTS, MLP_PARTS},

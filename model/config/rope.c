@@ -249,8 +249,13 @@ static int read_rotary_dim(struct config *cfg, const struct source *options,
     }
     QT_TRY(config_read_positive(&partial, src, "partial_rotary_factor", err));
     QT_TRY(config_read_positive(&partial, options, "partial_rotary_factor", err));
-    if (cfg->arch->latent && partial != 1)
-        QT_TRY(config_unsupported(src, "partial_rotary_factor", "a value other than 1", err));
+    if (cfg->arch->latent) { /* Mistral 4 writes what follows from the sizes */
+        const size_t qk = cfg->latent.nope + cfg->latent.rope;
+        if (partial != 1 &&
+            (!cfg->arch->partial_rope || lround((double)qk * partial) != (long)cfg->latent.rope))
+            QT_TRY(config_unsupported(src, "partial_rotary_factor", "this value", err));
+        partial = 1;
+    }
     if (partial != 1 && (!cfg->arch->partial_rope || partial > 1))
         QT_TRY(config_unsupported(src, "partial_rotary_factor",
                                   partial > 1 ? "a value above 1" : "a value other than 1", err));

@@ -5,8 +5,8 @@
  *   x -- B, A -------------------------------> rate, decay ------------+-- delta rule -- NORM -- *
  *   x -- Z ----------------------------------> gate -- silu -------------------------------------+
  *
- * and then DELTA_OUT. Qwen3-Next stores QKV and Z as one tensor, B and A as another: a row range for
- * each key head, with the rows of its query, key, values and gates (or rates and decays).
+ * and then DELTA_OUT. Qwen3-Next stores QKV and Z as one tensor, and B and A as another: a row
+ * range for each key head, with the rows of its query, key, values and gates (or rates and decays).
  */
 #include "model/graph/layer.h"
 

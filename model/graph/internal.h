@@ -197,8 +197,8 @@ struct arch {
 const char *arch_cannot(const struct arch *arch, bool experts, bool parallel, enum qt_use use);
 /* Returns NULL for an unknown family. */
 const struct arch *arch_find(const char *family);
-/* A multimodal model: the family of its decoder, and the decoder's default of the norms' epsilon (0:
- * the family's), if "text_config" of config.json does not have them. */
+/* A multimodal model: the family of its decoder, and the decoder's default of the norms' epsilon
+ * (0: the family's), if "text_config" of config.json does not have them. */
 struct arch_multimodal {
     const char *type, *decoder;
     double eps;

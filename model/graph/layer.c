@@ -208,7 +208,7 @@ void qt_layer_close(struct qt_layer *layer)
     qt_free(layer);
 }
 
-static float query_growth(const struct config *cfg, size_t position)
+float layer_query_growth(const struct config *cfg, size_t position)
 {
     return 1 + cfg->query_beta * (float)log1p((double)(position / cfg->query_step));
 }
@@ -234,7 +234,7 @@ static int make_rope(struct rope *out, struct qt_layer *l, const struct rotary *
     QT_TRY(qt_array_new(&cos_host, seqlen * half, sizeof *cos_host, err));
     QT_TRY(qt_array_new(&sin_host, seqlen * half, sizeof *sin_host, err));
     for (size_t pos = 0; pos < seqlen; pos++) {
-        const float scale = rotary->scale * (queries ? query_growth(cfg, pos) : 1);
+        const float scale = rotary->scale * (queries ? layer_query_growth(cfg, pos) : 1);
         for (size_t i = 0; i < half; i++) {
             float angle = (float)pos * inv_freq[i];
             cos_host[pos * half + i] = (float)cos((double)angle) * scale;

@@ -91,6 +91,8 @@ struct layer_run {
 int layer_load_part(struct loaded *out, const struct part *part, float *staging,
                     const struct qt_weights *w, struct qt_backend *be, struct qt_err *err);
 void layer_free_part(struct loaded *l, struct qt_backend *be);
+/* The factor of queries at a position: see struct config, query_beta. */
+float layer_query_growth(const struct config *cfg, size_t position);
 /* The rotary tables of queries or keys; NULL tables if the layer has no rotary embedding. */
 const struct rope *layer_rope(const struct qt_layer *l, bool queries);
 /* The linear of a part, or of the fused part that contains it. */

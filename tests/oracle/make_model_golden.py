@@ -403,6 +403,17 @@ MODELS |= {
         num_local_experts=4, intermediate_size=12, embedding_multiplier=3.0,
         attention_multiplier=0.3, residual_multiplier=0.4, logits_scaling=2.5), {}),
 }
+MODELS |= {
+    "mistral4": ("mistral3", dict(
+        tie_word_embeddings=False,
+        text_config=LATENT_MOE | dict(
+            model_type="mistral4", num_hidden_layers=1, first_k_dense_replace=0, n_group=2,
+            topk_group=1, rope_parameters=YARN | {
+                "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3}),
+        vision_config=dict(model_type="pixtral", hidden_size=16, intermediate_size=16,
+                           num_hidden_layers=1, num_attention_heads=2, head_dim=8, image_size=28,
+                           patch_size=14)), {}),
+}
 # Compared by --check only: the same decoders with the names of other multimodal models.
 CHECKED = {
     "llava": ("llava", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP), {}),

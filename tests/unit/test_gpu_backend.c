@@ -335,10 +335,15 @@ static void attention_case(size_t sequences, struct qt_attention a, bool with_ex
     float *k = exact ? cached_keys(exact, m, width, a.seqlen) : random_floats(narrow, 2);
     float *q = random_floats(wide, 2), *v = random_floats(narrow, 1);
     float *want = random_floats(wide, 1), *y = random_floats(wide, 1);
+    float *sinks = random_floats(a.heads, 2);
     a.exact_keys = exact;
-    assert_int_equal(cpu->attention(cpu, want, q, k, v, m, &a, NULL), QT_OK);
-    assert_int_equal(be->attention(be, y, q, k, v, m, &a, NULL), QT_OK);
-    compare(want, y, wide, 1e-5);
+    for (int with_sinks = 0; with_sinks < 2; with_sinks++) {
+        a.sinks = with_sinks ? sinks : NULL;
+        assert_int_equal(cpu->attention(cpu, want, q, k, v, m, &a, NULL), QT_OK);
+        assert_int_equal(be->attention(be, y, q, k, v, m, &a, NULL), QT_OK);
+        compare(want, y, wide, 1e-5);
+    }
+    qt_free(sinks);
     qt_free(q);
     qt_free(k);
     qt_free(exact);

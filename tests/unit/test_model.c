@@ -1058,15 +1058,14 @@ static void test_load_fails(void **state)
 }
 
 /* Fails the n-th allocation, for every n until all succeed: QT_E_RESOURCE, no leak, no crash. */
-static void test_out_of_memory(void **state)
+static void out_of_memory_case(const char *dir)
 {
     struct fixture f = {0};
     uint32_t ids[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
     float *logits = NULL;
     int rc = QT_E_RESOURCE;
     long n = 0;
-    (void)state;
-    must(qt_ckpt_open(&f.ckpt, GOLDEN "/opt_norm_after", &f.err), &f.err);
+    must(qt_ckpt_open(&f.ckpt, dir, &f.err), &f.err);
     must(qt_backend_cpu_open(&f.be, &f.err), &f.err);
     f.weights = qt_weights_of_ckpt(f.ckpt);
     while (rc != QT_OK) {
@@ -1082,6 +1081,15 @@ static void test_out_of_memory(void **state)
     assert_true(n > 100);
     qt_free(logits);
     close_fixture(&f);
+}
+
+static void test_out_of_memory(void **state)
+{
+    (void)state;
+    out_of_memory_case(GOLDEN "/opt_norm_after");
+    out_of_memory_case(GOLDEN "/stablelm_parallel");
+    out_of_memory_case(GOLDEN "/youtu");
+    out_of_memory_case(GOLDEN "/qwen3_5");
 }
 
 int main(void)
