@@ -105,8 +105,10 @@ static const struct opt opts[] = {
      .offset = offsetof(struct export_options, dtype),
      .choices = dtypes,
      .metavar = "T",
-     .help = "dtype of dequantized weights (auto: that of the source) or of scales (auto: float16, "
-             "which is exact; the runtime then computes in float16)"},
+     .help =
+         "dtype of dequantized weights (auto: that of the source) or of scales (auto: float16, "
+         "which is exact; the runtime then computes in float16); with gguf, of matrices that are "
+         "not quantized"},
     {.name = "lossy",
      .kind = OPT_FLAG,
      .offset = offsetof(struct export_options, lossy),
@@ -121,7 +123,7 @@ static const struct opt opts[] = {
      .metavar = "MIB",
      .min = 1,
      .max = (size_t)1 << 24,
-     .help = "begin a new file at this size (default 4096)"},
+     .help = "begin a new file at this size (default 4096; with gguf, one file)"},
     {.name = "force",
      .kind = OPT_FLAG,
      .offset = offsetof(struct export_options, force),
