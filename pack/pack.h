@@ -304,10 +304,6 @@ int qt_packed_compare(struct qt_error *out, const struct qt_packed *p, const str
 int qt_packed_check_repack(const struct qt_packed *p, const char *file, const char *name,
                            struct qt_err *err);
 
-/* Reads an entry of a container. Checks the sections against what the scheme requires for the
- * shape, and the values against its ranges (finite scales, ...). QT_E_INPUT naming the tensor. */
-int qt_packed_open(struct qt_packed *out, const struct qt_container *c, const struct qt_entry *e,
-                   struct qt_err *err);
 /* How the codes of a codebook scheme (fpx, lut, int) stand for weights:
  *     w = scale * 2^scale_exp2 * value[code]              symmetric
  *     w = scale * 2^scale_exp2 * (code - zero)            asymmetric */
@@ -331,6 +327,10 @@ void qt_packed_codes(struct qt_code_rows *out, const struct qt_packed *p, size_t
                      unsigned char *scratch);
 size_t qt_packed_scratch_bytes(const struct qt_packed *p);
 
+/* Reads an entry of a container. Checks the sections against what the scheme requires for the
+ * shape, and the values against its ranges (finite scales, ...). QT_E_INPUT naming the tensor. */
+int qt_packed_open(struct qt_packed *out, const struct qt_container *c, const struct qt_entry *e,
+                   struct qt_err *err);
 
 /* ---- tensor names --------------------------------------------------------------------------- */
 
@@ -544,10 +544,6 @@ struct qt_quantize_report {
 int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
                 const struct qt_quantize_options *opt, struct qt_err *err);
 
-/* ---- weights -------------------------------------------------------------------------------- */
-
-/* The tensors of a container, dequantized when loaded, for qt_model_open and similar functions. */
-struct qt_weights qt_weights_of_container(const struct qt_container *c);
 /* ---- export --------------------------------------------------------------------------------- */
 
 /* A format of other programs (docs/exports.md). */
@@ -570,9 +566,9 @@ struct qt_export_options {
     const struct qt_export_format *format;
     const char *out_dir;
     enum qt_export_dtype dtype;
-    bool lossy; /* round once what the format cannot hold exactly */
-    bool force; /* as in struct qt_writer_options */
-    bool dry_run; /* only the checks; out_dir is not used */
+    bool lossy;               /* round once what the format cannot hold exactly */
+    bool force;               /* as in struct qt_writer_options */
+    bool dry_run;             /* only the checks; out_dir is not used */
     uint64_t max_shard_bytes; /* 0 = 4 GiB */
     const struct qt_log *log;
 };
@@ -580,7 +576,7 @@ struct qt_export_report {
     size_t matrices, copied; /* tensors */
     uint64_t bytes;          /* of all tensors that are written */
     size_t rounded;          /* matrices that the format does not hold exactly */
-    double worst;            /* largest ||exported - container|| / ||container|| of a rounded matrix */
+    double worst; /* largest ||exported - container|| / ||container|| of a rounded matrix */
 };
 /* Writes a container in another format to opt->out_dir. All refusals come before any work:
  * QT_E_UNSUPPORTED naming the tensor and the reason. Other statuses as for qt_output_open;
@@ -588,5 +584,9 @@ struct qt_export_report {
 int qt_export(struct qt_export_report *report, const struct qt_container *c,
               const struct qt_export_options *opt, struct qt_err *err);
 
+/* ---- weights -------------------------------------------------------------------------------- */
+
+/* The tensors of a container, dequantized when loaded, for qt_model_open and similar functions. */
+struct qt_weights qt_weights_of_container(const struct qt_container *c);
 
 #endif
