@@ -604,25 +604,34 @@ static int write_special(struct qt_gguf_bytes *b, const struct tokens *t,
     return QT_OK;
 }
 
-/* chat_template.jinja, or the template of tokenizer_config.json; of several the "default". */
-static int write_template(struct qt_gguf_bytes *b, const struct tokens *t)
+/* The template of tokenizer_config.json, of several the "default"; NULL: there is none. */
+static const json_t *configured_template(const struct tokens *t)
 {
     const json_t *v = json_object_get(t->settings, "chat_template");
-    const char *text = json_string_value(v);
-    char *path = NULL, *file = NULL;
-    size_t size;
-    int rc;
     for (size_t i = 0; i < json_array_size(v); i++)
         if (is_string(json_object_get(json_array_get(v, i), "name"), "default"))
-            text = json_string_value(json_object_get(json_array_get(v, i), "template"));
+            return json_object_get(json_array_get(v, i), "template");
+    return v;
+}
+
+/* chat_template.jinja comes before the template of tokenizer_config.json. */
+static int write_template(struct qt_gguf_bytes *b, const struct tokens *t)
+{
+    const json_t *v = configured_template(t);
+    const char *text = json_string_value(v);
+    size_t size = json_string_length(v);
+    char *path = NULL, *file = NULL;
+    int rc;
     QT_TRY(qt_path_join(&path, qt_container_dir(t->x->container), "chat_template.jinja", t->err));
     if (qt_path_exists(path)) {
         QT_TRY(qt_file_read(&file, &size, path, (size_t)1 << 24, t->err));
-        if (qt_utf8_check(file, size) < size || strlen(file) < size)
-            rc = qt_fail(t->err, QT_E_INPUT, path, NULL, "the template is not UTF-8 text");
         text = file;
     }
-    if (rc == QT_OK && text)
+    if (text && (qt_utf8_check(text, size) < size || strlen(text) < size))
+        rc = qt_fail(t->err, QT_E_INPUT, file ? path : qt_container_dir(t->x->container), NULL,
+                     "the chat template%s is not UTF-8 text, or has a NUL",
+                     file ? "" : " of tokenizer_config.json");
+    else if (text)
         qt_gguf_string(b, "", "tokenizer.chat_template", text);
 done:
     qt_free(file);

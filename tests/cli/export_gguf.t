@@ -67,6 +67,15 @@ $ cp -r int8 bad && printf '\377' | dd of=bad/model.safetensors bs=1 seek=100000
 ? 3
 2 the data differs from the manifest's CRC-32
 
+# The chat template: a file, or a member of tokenizer_config.json.
+$ cp -r src chat && printf '{{ bos }}' >chat/chat_template.jinja && sh ./try chat >/dev/null && grep -ac 'tokenizer.chat_template.*{{ bos }}' x3/model.gguf && rm -rf x3
+> ^1$
+$ rm chat/chat_template.jinja && sed -i 's/"backend"/"chat_template":[{"name":"tool","template":"no"},{"name":"default","template":"{{ eos }}"}],"backend"/' chat/tokenizer_config.json && sh ./try chat >/dev/null && grep -ac 'tokenizer.chat_template.*{{ eos }}' x3/model.gguf && rm -rf x3
+> ^1$
+$ printf '\377' >chat/chat_template.jinja && sh ./try chat
+? 3
+2 chat_template\.jinja: the chat template is not UTF-8 text
+
 # Tokenizers that llama.cpp does not have.
 $ cp -r src pre && sed 's/"use_regex": *true/"use_regex":false/' src/tokenizer.json >pre/tokenizer.json && sh ./try pre
 ? 4
