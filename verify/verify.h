@@ -203,7 +203,7 @@ struct qt_bench_cache_row {
     enum qtool_kv_format format;
     bool paged; /* random pages of 64 tokens; otherwise contiguous */
     size_t batch, length, bytes;
-    size_t split_tokens;         /* tokens of a sequence per thread block (split-K) */
+    size_t split_tokens;         /* tokens of a sequence per thread block (split-KV) */
     double us, floor_us, f16_us; /* f16_us: contiguous FP16 cache; NaN: not measured */
     char why[200];               /* why the kernel refused the shape; "": measured */
 };

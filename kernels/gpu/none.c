@@ -8,8 +8,10 @@ bool qt_gpu_built(void)
 
 static int not_built(int device, struct qt_err *err)
 {
-    return qt_fail(err, QT_E_NO_GPU, NULL, NULL,
-                   "no GPU %d: qtool was built without CUDA; rebuild it with nvcc in PATH", device);
+    return qt_fail(
+        err, QT_E_NO_GPU, NULL, NULL,
+        "cannot use GPU %d: this qtool was built without CUDA code, which needs nvcc in PATH",
+        device);
 }
 
 int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err)

@@ -2,19 +2,19 @@
 $ CUDA_VISIBLE_DEVICES= qtool bench
 ? 7
 >-
-2 ^qtool bench: no GPU 0: .
+2 ^qtool bench: (no|cannot use) GPU 0: .
 2! for usage
 
 $ CUDA_VISIBLE_DEVICES= qtool bench --json --device cuda:1
 ? 7
 > "status": "no_gpu"
-> "message": "no GPU 1: .
+> "message": "(no|cannot use) GPU 1: .
 
 # The GPU is checked before the files.
 $ CUDA_VISIBLE_DEVICES= qtool verify nowhere --device cuda
 ? 7
 >-
-2 ^qtool verify: no GPU 0: .
+2 ^qtool verify: (no|cannot use) GPU 0: .
 2! nowhere
 
 # Usage errors are reported with and without a GPU.
@@ -106,12 +106,12 @@ $ qtool bench --scheme kv4 --invariant
 # Valid arguments get as far as opening the GPU.
 $ for s in llama3-8b 32x8x128; do CUDA_VISIBLE_DEVICES= qtool bench --scheme kv4 --shape $s; test $? = 7 || echo $s; done
 >-
-2 no GPU 0: .
+2 (no|cannot use) GPU 0: .
 
 $ CUDA_VISIBLE_DEVICES= qtool bench --scheme w4ax --scheme kv4 --shape 512x512 --shape 4x2x64
 ? 7
 >-
-2 no GPU 0: .
+2 (no|cannot use) GPU 0: .
 
 $ qtool version
 > ^GPU kernels (not )?built in$
@@ -123,16 +123,16 @@ $ qtool bench --compute 7.5
 # Commands that run a model can use a GPU.
 $ CUDA_VISIBLE_DEVICES= qtool eval "$NANO" --data "$NANO/eval.txt" --device cuda
 ? 7
-2 ^qtool eval: no GPU 0: .
+2 ^qtool eval: (no|cannot use) GPU 0: .
 $ CUDA_VISIBLE_DEVICES= qtool quantize "$NANO" -o x --scheme nf4 --data "$NANO/calib.txt" --device cuda:3
 ? 7
-2 ^qtool quantize: no GPU 3: .
+2 ^qtool quantize: (no|cannot use) GPU 3: .
 $ CUDA_VISIBLE_DEVICES= qtool calibrate "$NANO" -o x.qcal --data "$NANO/calib.txt" --device cuda
 ? 7
-2 ^qtool calibrate: no GPU 0: .
+2 ^qtool calibrate: (no|cannot use) GPU 0: .
 $ CUDA_VISIBLE_DEVICES= qtool quantize "$NANO" -o x --scheme nf4 --calib any.qcal --device cuda
 ? 7
-2 ^qtool quantize: no GPU 0: .
+2 ^qtool quantize: (no|cannot use) GPU 0: .
 $ test ! -e x && test ! -e x.partial && test ! -e x.qcal
 $ qtool quantize "$NANO" -o x --scheme nf4 --device cuda
 ? 2
