@@ -567,7 +567,8 @@ def write_model(directory, kind, options, edits, seed):
         path = directory / "config.json"
         path.write_text(json.dumps({"model_type": edits["omni"], "thinker_config": json.loads(
             path.read_text())}, indent=1, sort_keys=True) + "\n")
-    if kind not in NO_GRADS and not any(re.search(r"experts\.|sparse_moe|kv_b_proj|sinks|A_log", n) for n in files):  # else: not supported
+    unsupported = re.compile(r"experts\.|sparse_moe|kv_b_proj|sinks|A_log")
+    if kind not in NO_GRADS and not any(unsupported.search(n) for n in files):
         write_grads(directory / "grads.json", model, ids)
 
 
