@@ -1,4 +1,4 @@
-/* Chat records -> the messages that chat templates take. */
+/* Conversations -> the messages that chat templates take. */
 #include "calib/data.h"
 
 #include <stdio.h>

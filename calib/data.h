@@ -66,7 +66,7 @@ int qt_records_read(struct qt_stream *s, const struct qt_record_sink *sink, stru
 
 /* ---- conversations (chat.c) ----------------------------------------------------------------- */
 
-/* The member of a chat record that holds the messages, and its name; NULL: no chat record. */
+/* The member of a record that holds the messages, and its name; NULL: no conversation. */
 const json_t *qt_chat_list(const json_t *record, const char **key);
 /* *messages: an array of objects with "role" and "content", from records of OpenAI's form (which is
  * this one) or ShareGPT's ("from", "value"). *tools: the record's "tools", or NULL. The caller
