@@ -56,9 +56,9 @@ struct qt_attention {
 
 /*
  * Gated delta rule (arXiv 2412.06464) within each sequence. Every value head has a state S
- * [key_dim][value_dim], 0 at first. For each token with query q and key k (of key head h * key_heads
- * / value_heads, both divided by their lengths), value v, and decay and rate inputs a and b of value
- * head h:
+ * [key_dim][value_dim], 0 at first. For value head h and each token, q and k are the query and key
+ * of key head floor(h * key_heads / value_heads), each divided by its L2 norm (the root of its sum
+ * of squares + 1e-6); v, a and b are the value, decay input and rate input of head h:
  *
  *   S = S exp(-exp(a_log[h]) softplus(a + dt_bias[h]))
  *   S = S + k (sigmoid(b) (v - S^T k))^T,   y = S^T q / sqrt(key_dim)
@@ -91,9 +91,9 @@ enum { QT_HIST_BINS = 64 };
 
 static inline uint32_t qt_hist_bin(float x)
 {
-    /* Half octaves above 2^-127: the exponent of x, plus the exponent after an addition to the
-     * mantissa that carries if the mantissa is above sqrt(2). 0x3504f4 is the mantissa of the first
-     * float above sqrt(2). */
+    /* Twice the exponent field of x, plus 1 if its significand is above sqrt(2): then the addition
+     * carries into the exponent. 0x3504f4 is the fraction field of the first float above
+     * sqrt(2). */
     uint32_t u = qt_f32_bits(x) & 0x7fffffff;
     int32_t b = (int32_t)((u >> 23) + ((u + (0x800000 - 0x3504f4)) >> 23)) - 221;
     b = b < 0 ? 0 : b;
@@ -218,13 +218,15 @@ struct qt_backend {
     int (*activate_grad)(struct qt_backend *be, float *dgate, float *dup, const float *dy,
                          const float *gate, const float *up, enum qt_act_kind kind, size_t count,
                          struct qt_err *err);
-    /* Computes losses[m] (host memory, nats) and dlogits[m][vocab] = weight * gradient of the loss;
-     * dlogits may be logits. If ref is NULL, the loss is -ln p(target), or 0 for QT_NO_TARGET.
-     * Otherwise it is KL(ref || model), and targets is not read. softcap as in score. */
+    /* Computes losses[m] (nats) and dlogits[m][vocab] = weight * gradient of the loss; dlogits may
+     * be logits. losses and targets are in host memory. If ref is NULL, the loss is -ln p(target),
+     * or 0 for QT_NO_TARGET. Otherwise it is KL(ref || model), and targets is not read. softcap as
+     * in score. */
     int (*loss_grad)(struct qt_backend *be, double *losses, float *dlogits, const float *logits,
                      const float *ref, const uint32_t *targets, float softcap, float weight,
                      size_t m, size_t vocab, struct qt_err *err);
-    /* *sum = sum of (y - target)^2; grad[count] = 2 * weight * (y - target); grad may be y. */
+    /* *sum (host memory) = sum of (y - target)^2; grad[count] = 2 * weight * (y - target); grad may
+     * be y. */
     int (*square_grad)(struct qt_backend *be, double *sum, float *grad, const float *y,
                        const float *target, float weight, size_t count, struct qt_err *err);
 
