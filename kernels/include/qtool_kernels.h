@@ -129,8 +129,8 @@ struct qtool_matmul_weight {
      * QTOOL_UNSUPPORTED for weights whose zero-points are not aligned in this way. */
     const void *zero;
     /* Distance from one strip of 16 rows to the next: in fragment blocks of 64 columns (planes),
-     * and in groups (scale, zero). 0: ceil(k / 64) fragment blocks, ceil(k / group) groups. A slice
-     * along k keeps the distances of the whole matrix. */
+     * and in groups (scale, zero). 0: ceil(k / 64) fragment blocks, ceil(k / group) groups (1 if
+     * group is 0). A slice along k keeps the distances of the whole matrix. */
     size_t pitch_blocks, pitch_groups;
     /* Used only if kind is QTOOL_MATMUL_MIX24, which ignores all other fields except kind, n, k and
      * scale_exp2. */
@@ -218,8 +218,8 @@ struct qtool_skinny_config {
     int warps;       /* consumer warps per thread block, at most 16; a multiple of warps_k */
     int warps_k;     /* warps along k: a power of two, at least 2 */
     int strips_cta;  /* per thread block. A thread block computes them in
-                        ceil(strips_cta * warps_k / (strips * warps)) passes over k, each with the
-                        same number of strips */
+                        ceil(strips_cta * warps_k / (strips * warps)) passes over its rows, each
+                        with the same number of strips and all of k */
     int depth;       /* pipeline stages: 2..16, a multiple of warps_k / 2 */
 };
 
@@ -302,7 +302,10 @@ enum { QTOOL_WORKSPACE_ZEROED = 2 << 20 };
 
 /* Chooses a kernel for m tokens (1 to 2^24) and for the shape and alignment of the weight. The plan
  * can run with any weight of the same kind, format (bits, exp_bits, group, zero NULL or not), shape
- * and alignment of zero-points. If the status is not QTOOL_OK, out->reason says why and run refuses
+ * and alignment of zero-points. For the path DENSE scale_exp2 must be as options.dense says. MIX24
+ * weights must have the same twos + fours. If some of them have outliers or 4-bit groups, plan with
+ * a weight that has them; otherwise the plan may have too little workspace or shared memory, and
+ * run refuses these weights. If the status is not QTOOL_OK, out->reason says why and run refuses
  * the plan. */
 int qtool_matmul_plan(struct qtool_matmul_plan *out, const struct qtool_matmul_weight *w, size_t m,
                       const struct qtool_matmul_options *opt);

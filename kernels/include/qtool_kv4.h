@@ -68,12 +68,12 @@ struct qtool_kv_cache {
 };
 
 /*
- * Enqueues the quantization of `tokens` new tokens, k (16-byte aligned) and v
- * [tokens][heads][head_dim] of `dtype`. Token i is written as token number position[i] of sequence
- * sequence[i]. All arrays are in device memory. The tokens of a sequence must follow each other in
- * the arrays, with consecutive positions. If L is the current length of a sequence, its first new
- * position is L, or, to replace tokens, any position from the start of its last KV group,
- * 64 * floor((L - 1) / 64), to L - 1.
+ * Enqueues the quantization of `tokens` new tokens. k and v are [tokens][heads][head_dim] of
+ * `dtype`; k is 16-byte aligned, v 2-byte aligned. Token i is written as token number position[i]
+ * of sequence sequence[i]. All arrays are in device memory. The tokens of a sequence must follow
+ * each other in the arrays, with consecutive positions. If L is the current length of a sequence,
+ * its first new position is L, or, to replace tokens, any position from the start of its last KV
+ * group, 64 * floor((L - 1) / 64), to L - 1.
  *
  * INT4 computes the following in FP32. Values have one scale and minimum per token and KV head,
  * over the head_dim channels. Keys have one scale and minimum per KV head, channel and KV group,

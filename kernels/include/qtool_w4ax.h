@@ -142,9 +142,10 @@ int qtool_w4ax_quantize(const struct qtool_w4ax_acts *out, const struct qtool_w4
 /* ---- products ------------------------------------------------------------------------------- */
 
 /*
- * W[n][k] with codes -8..7, in the order "frag16x64/byte" of formats/layouts/layout_frag8.h, padded
- * to 16 rows and 128 columns. The scales of the 16 rows of a strip are stored in the order of rows
- * 0 8 1 9 2 10 ... 7 15: row r is at position 2 * (r % 8) + r / 8.
+ * W[n][k] with codes -8..7. Columns are in position order (after the permutation of the input). The
+ * layout is "frag16x64/byte" of formats/layouts/layout_frag8.h, padded to 16 rows and 128 columns.
+ * The scales of the 16 rows of a strip are stored in the order of rows 0 8 1 9 2 10 ... 7 15: row r
+ * is at position 2 * (r % 8) + r / 8.
  */
 struct qtool_w4ax_weight {
     enum qtool_w4ax_scales scales;
@@ -165,8 +166,8 @@ enum qtool_w4ax_kernel {
     QTOOL_W4AX_ANY,    /* in the options: the planner chooses */
     QTOOL_W4AX_STREAM, /* one pass over the weights for every 32 tokens. INT and ROW on compute
                           capability 9.0: the driver compiles the kernel on first use. */
-    QTOOL_W4AX_TILE,   /* output tiles by wgmma; compute capability 9.0, rows of 128 bytes */
-    QTOOL_W4AX_SKINNY, /* up to 32 tokens; compute capability 9.0, rows of 128 bytes */
+    QTOOL_W4AX_TILE,   /* output tiles by wgmma; compute capability 9.0, options.packed = 0 */
+    QTOOL_W4AX_SKINNY, /* up to 32 tokens; compute capability 9.0, options.packed = 0 */
 };
 
 enum qtool_w4ax_output { QTOOL_W4AX_F16, QTOOL_W4AX_BF16, QTOOL_W4AX_F32 };

@@ -3,7 +3,9 @@
  * zeros to a multiple of 64 columns.
  *
  *   grid       one thread block of 256 threads per token
- *   Used by    tile kernels, and skinny kernels with unaligned or BF16 X
+ *   Used by    skinny, tile and mma tile kernels if X is BF16 or k is not a multiple of 64 (few
+ *              tokens: the skinny kernel converts BF16 X itself); mix24: skinny and tile kernels if
+ *              X is BF16
  *   Traffic    X once or twice (BF16: the second time from L1 or L2), 2 m k bytes out; 16 bytes per
  *              thread if rows are aligned
  */

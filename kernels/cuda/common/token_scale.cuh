@@ -1,8 +1,9 @@
 /*
  * Conversion of BF16 activations to FP16. BF16 has less precision and more range than FP16: each
  * token is multiplied by the power of two that brings its largest magnitude into [2^14, 2^15), and
- * its results are multiplied by the inverse (the token factor). The conversion is exact, except for
- * values below 2^-38 of the largest.
+ * its results are multiplied by the inverse (the token factor). The conversion is exact for values
+ * of at least 2^-31 times the largest; smaller ones are rounded to multiples of 2^-24 after
+ * scaling.
  */
 #ifndef QT_KERNELS_CUDA_COMMON_TOKEN_SCALE_CUH
 #define QT_KERNELS_CUDA_COMMON_TOKEN_SCALE_CUH

@@ -28,7 +28,8 @@
  * Template parameters: MT token tiles of 8 (m <= 8 MT); STRIPS: strips of a warp; LAST: maximum
  * strips of the last warp along the rows (STRIPS or STRIPS / 2); Work: the kernel-specific part:
  *
- *     begin_tile(slot)          called before the warp's first slot of a tile, number `slot` of k
+ *     begin_tile(slot)          called before the warp's first slot of a tile; slot: its index
+ *                               along k
  *     slot(sums, stage, x)      adds the products of a slot, for as many strips as sums has; stage,
  *                               x: offsets of the stage and of its X in shared memory. A warp's
  *                               slots are all first or all second halves of stages

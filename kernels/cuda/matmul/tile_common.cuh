@@ -35,8 +35,8 @@
  *     AHEAD                                  load per_token and token factors one step ahead
  *     epilogue<N>(out, v, tokens, token0, token, end)
  *                                            turns accumulators v into values for tile_scale; token
- *                                            counts from token0, the first of the tile; tokens from
- *                                            `end` of Y on are not stored
+ *                                            is relative to token0, the first of the tile; tokens
+ *                                            of Y from number `end` on are not stored
  *     wide()                                 whether Y is FP32
  */
 #ifndef QT_KERNELS_CUDA_MATMUL_TILE_COMMON_CUH

@@ -6,14 +6,13 @@
  * Registers cannot be indexed at run time. Therefore values are stored to a buffer in shared
  * memory, which is otherwise zero, in fragment order. While a k-step with outliers is dequantized,
  * the warp loads its part of the buffer and adds it to the fragment. It then zeroes these positions
- * again. (Those of the batch that is dequantized past the last unit of a tile are zeroed at the
- * start of the next tile.) A unit has eight k-steps: s = 0..3 of the blocks b = 0 and 1 of 64
- * columns. In the buffer,
+ * again. A unit has eight k-steps: s = 0..3 of the blocks b = 0 and 1 of 64 columns. In the buffer,
  *
  *     byte   512 * (4 * b + s) + 16 * lane + 4 * i + 2 * h
  *
  * is half h of register i of k-step s of block b. The buffer of a warp holds a batch of STEPS
- * k-steps: positions are taken modulo 512 * STEPS.
+ * k-steps: positions are taken modulo 512 * STEPS. After the last unit of a tile one more batch is
+ * dequantized and not used; what it leaves in the buffer is zeroed at the start of the next tile.
  *
  * For each strip of 16 rows and unit there is a list of stores, made from the CSR by the launch
  * that gathers X (gather.cu):

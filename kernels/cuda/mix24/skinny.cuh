@@ -8,8 +8,9 @@
  *   block      also up to QT_MIX24_OUTLIER_WARPS warps that add the outliers (outliers.cuh)
  *
  * A matrix has U units, F of them FOURs. Unit u is a FOUR iff (u F mod U) + F >= U; the remainder u
- * F mod U is updated by additions. Each unit of a stage has room for the strips of all warps, and,
- * if the matrix has FOURs, for FOUR records. Results of strips beyond the tile are discarded.
+ * F mod U is updated by additions. (FOUR: a unit of 4-bit groups, see decode.cuh.) Each unit of a
+ * stage has room for one record per strip of all warps; if the matrix has FOURs, for a record of a
+ * FOUR each, which is larger. Results of strips beyond the tile are discarded.
  *
  * Requires   stream 16-byte aligned
  * Traffic    packed bytes once; X twice in the first launch, or four times with outliers, then once

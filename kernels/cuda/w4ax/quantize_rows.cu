@@ -10,8 +10,8 @@
  *
  *   grid          two tokens: as many thread blocks as are resident; each loops over pairs of
  *                 tokens; one token: one thread block per token
- *   thread block  k / 16 threads; half a warp per channel block; each half warp has two channel
- *                 blocks; channels of a lane as in quantize.cu
+ *   thread block  k / 16 threads; each half warp has two channel blocks, one after the other; a
+ *                 lane has 8 channels of each, as in quantize.cu
  *   smem          rows as stored, FP16 or BF16 [tokens][k]. Two tokens: also two buffers of value
  *                 pairs [k][2], one written while the other is read.
  *
