@@ -106,7 +106,7 @@ oracle-tokenizer: $(B)/tests/tokenize
 	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) tokenizer
 oracle: $(B)/qtool $(B)/tests/tokenize $(B)/tests/test_model $(B)/tests/test_backward
 	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) tokenizer chat pack sources model exports gguf
-# GGUF exports in llama.cpp, which takes 15 minutes to compile.
+# GGUF exports in llama.cpp, which takes long to compile.
 oracle-llama: $(B)/qtool
 	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) llama.cpp
 

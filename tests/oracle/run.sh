@@ -10,7 +10,7 @@
 #   model       logits and gradients of random models of every family, by transformers and torch (2 GB)
 #   exports     exports of the example checkpoint, loaded by the packages of runtimes (3 GB)
 #   gguf        GGUF exports, decoded by gguf
-#   llama.cpp   GGUF exports, run by llama.cpp, which is compiled (15 minutes), against transformers
+#   llama.cpp   GGUF exports, run by llama.cpp, which is compiled (takes long), against transformers
 #   registers   machine code of BUILD/libqtool_kernels.a, by wgmma_registers.py and NVIDIA's cuobjdump
 #
 # Packages that PYTHON lacks are installed into BUILD/venv; what cannot be had is skipped, loudly.
