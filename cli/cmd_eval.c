@@ -324,8 +324,8 @@ const struct command cmd_eval = {
         "errors over windows; that of the change from the reference is of the differences between "
         "both models.\n\n"
         "Figures for --gate: ppl; with --ref also ref_ppl, ppl_ratio, kld_mean (short: kld), "
-        "kld_median, kld_p999, same_top, rms_dp. Relations: <=, >=, <, >; commas separate "
-        "conditions.",
+        "kld_median, kld_p999, same_top, rms_dp (the last two are fractions from 0 to 1, which the "
+        "table shows in %). Relations: <=, >=, <, >; commas separate conditions.",
     .examples = "  qtool eval examples/nano-llama --data examples/nano-llama/eval.txt\n"
                 "  qtool eval nano-fp6 --data examples/nano-llama/eval.txt \\\n"
                 "      --ref examples/nano-llama --gate 'kld_mean<=0.1'\n",

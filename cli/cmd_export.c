@@ -93,7 +93,7 @@ static const struct opt opts[] = {
      .kind = OPT_STRING,
      .offset = offsetof(struct export_options, out),
      .metavar = "DIR",
-     .help = "directory to write"},
+     .help = "directory to write; required, except with --dry-run"},
     {.name = "format",
      .kind = OPT_STRING,
      .offset = offsetof(struct export_options, format),
@@ -106,9 +106,10 @@ static const struct opt opts[] = {
      .choices = dtypes,
      .metavar = "T",
      .help =
-         "dtype of dequantized weights (auto: that of the source) or of scales (auto: float16, "
-         "which is exact; the runtime then computes in float16); with gguf, of matrices that are "
-         "not quantized"},
+         "auto (the default), float16, bfloat16 or float32: dtype of dequantized weights (auto: "
+         "that "
+         "of the source) or of scales (auto: float16, which is exact; the runtime then computes in "
+         "float16); with gguf, of matrices that are not quantized"},
     {.name = "lossy",
      .kind = OPT_FLAG,
      .offset = offsetof(struct export_options, lossy),

@@ -92,7 +92,6 @@ static void files(void)
     item("/usr/local/share/doc/qtool/docs",
          "format.md (containers, calibration files), schemes.md, json.schema.json (--json)");
     fputs(".SH ENVIRONMENT\n", stdout);
-    item("TMPDIR", "directory for unpacked .gz files (default /tmp)");
     item("QTOOL_ISA", "generic, avx2 or avx512: the widest vector instructions that qtool uses. "
                       "Results do not depend on it");
     item("OMP_STACKSIZE", "stack of the threads, at least 1M");
