@@ -19,7 +19,7 @@ struct qt_data {
     uint32_t *ids; /* owned, [count] */
     size_t count;
     const char *first;   /* name of the first file for messages, borrowed */
-    size_t bytes;        /* of the longest text and of all ids: what reading takes at its peak */
+    size_t bytes;        /* memory that reading took at its peak: the longest text plus all ids */
     size_t texts, chats; /* documents that were text, and conversations */
     bool bos;            /* a BOS was put before every text */
     const char *why;     /* what decided that: "tokenizer.json", "--bos yes", ...; NULL: no text */
@@ -37,7 +37,7 @@ struct qt_data_options {
  * token ids; or UTF-8 text, one document. All may be gzip files. Raw token ids are
  * recognized only by a name that ends in .u16 or .u32. Text is encoded by the tokenizer, which adds its special tokens (BOS) to
  * every document. Conversations ("messages", "conversations") are written by the model's chat
- * template, which has the BOS in it; QT_BOS_YES adds one that lacks, QT_BOS_NO removes it.
+ * template, which has the BOS in it; QT_BOS_YES adds a missing one, QT_BOS_NO removes it.
  *
  * With `most`, reading stops when there are enough ids: what comes after them is not checked. Of a
  * text, only a beginning with at least most + 65536 ids is read and encoded; with this margin,
@@ -76,7 +76,8 @@ struct qt_calibrate_options {
  * describes the origin of the ids; part->ids_crc is ignored: the CRC in the file is computed from
  * ids. The weights and Hessians of one layer are in memory at a time. QT_E_INPUT: activations are
  * not finite. QT_E_USAGE: windows are too long or too many, or qt_qcal_create refuses the path.
- * QT_E_UNSUPPORTED: the model is a mixture of experts.
+ * QT_E_UNSUPPORTED: the model does not support QT_USE_CALIB_FILE (mixtures of experts, latent
+ * attention).
  */
 int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *ids,
                  const struct qt_qcal_part *part, const struct qt_calibrate_options *opt,

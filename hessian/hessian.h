@@ -87,11 +87,11 @@ int qt_factor_inverse_diagonal(float *out, const struct qt_factor *f, struct qt_
 int qt_factor_correct_input_error(struct qt_factor *f, const float *cross, double error_energy,
                                   size_t tokens, struct qt_err *err);
 /*
- * Residual error correction, for the one matrix whose outputs are added to hidden states. Let r[n]
- * be the hidden states of the unquantized model minus those of the quantized one (divided by the
- * output multiplier of the model, if it has one). W + W S + T with T = D H^-1, D = sum of r x^T,
- * minimizes the error of the sum. cross[n][k] is D; error_energy is sum |r|^2; T is shrunk like S.
- * Afterwards f is valid for that matrix only.
+ * Residual error correction, for the one matrix whose outputs are added to hidden states. Let the
+ * row r [1][n] be the hidden states of the unquantized model minus those of the quantized one
+ * (divided by the output multiplier of the model, if it has one). W + W S + T with T = D H^-1,
+ * D [n][k] = sum of r^T x, minimizes the error of the sum. cross[n][k] is D; error_energy is
+ * sum |r|^2; T is shrunk like S. Afterwards f is valid for that matrix only.
  */
 int qt_factor_correct_residual_error(struct qt_factor *f, const float *cross, size_t n,
                                      double error_energy, size_t tokens, struct qt_err *err);

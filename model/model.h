@@ -175,8 +175,9 @@ struct qt_model_details {
     const size_t *windows;  /* [layers] sliding window in tokens; 0: none */
     const bool *no_rope;    /* [layers] true: no rotary embedding */
     /* The rotary embedding rotates rotary_dim channels of a head. Channel pair i turns by
-     * position * inv_freq[i]: of all layers, of layers with a window if they differ, and in
-     * sequences of more than long_from tokens. Cosines and sines are multiplied by rope_scale. */
+     * position * inv_freq[i]; with local_inv_freq in layers with a window, if these differ; with
+     * long_inv_freq in sequences of more than long_from tokens. Cosines and sines are multiplied by
+     * rope_scale. */
     size_t rotary_dim;
     const float *inv_freq, *local_inv_freq, *long_inv_freq;
     size_t long_from;

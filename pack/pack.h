@@ -192,8 +192,8 @@ struct qt_kv {
      * (activations/arrange.c), and the cache holds them in that form; NULL: values as they are. */
     const struct qt_container *container;
 };
-/* Bits per key or value of a cache for heads of head_dim channels: codes, and scales and minima that
- * the cache holds. */
+/* Mean bits per number (one channel of a key or value) of a cache for heads of head_dim channels:
+ * codes, and scales and minima that the cache holds. */
 double qt_kv_bits(enum qt_kv_keys keys, size_t head_dim);
 /* Bytes of FP16 keys, of token 0 and of the last KV group, that a cache holds for a sequence, in
  * all layers. */
@@ -212,7 +212,8 @@ int qt_kv_check(enum qt_kv_keys *keys, const struct qt_container *c, struct qt_e
 json_t *qt_kv_entry_new(enum qt_kv_keys keys);
 /* A static key after quantization and dequantization. */
 float qt_kv_static(float x, float scale, float zero);
-/* Name of a cache tensor: "kv.layers.L.k_scale" or "kv.layers.L.k_zero". *out is owned. */
+/* Name of a cache tensor: "kv.layers.L.k_scale" or "kv.layers.L.k_zero". The caller frees *out
+ * with qt_free. */
 int qt_kv_tensor_name(char **out, size_t layer, const char *what, struct qt_err *err);
 /* Callback for struct qt_fake_quant; cache_ctx is a struct qt_kv. QT_E_INPUT naming the linear
  * whose keys or values are not finite. */
@@ -409,8 +410,9 @@ struct qt_plan {
  * would not make smaller is copied, unless a rule names it. QT_E_USAGE: bad spec or regex, or a
  * regex that matches nothing; QT_E_UNSUPPORTED: a shape that the scheme does not support, a regex
  * that matches only vectors (vectors are copied if the regex matches a matrix as well), or a
- * checkpoint that should not be quantized: quantized already, an adapter, nothing that could be
- * quantized; QT_E_INPUT: config.json cannot be read, or a matrix has no elements. */
+ * checkpoint that should not be quantized: quantized in a way that cannot be read, an adapter,
+ * nothing that could be quantized; QT_E_INPUT: config.json cannot be read, or a matrix has no
+ * elements. */
 int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt_plan_options *opt,
                 struct qt_err *err);
 void qt_plan_free(struct qt_plan *plan);
@@ -423,8 +425,8 @@ size_t qt_plan_left(struct qt_left out[QT_LEFT_MAX], const struct qt_plan *plan)
 double qt_share_ratio(const struct qt_share *share);
 /* Warns if less than 90 % of the bytes of linear weights are quantized (not counting tensors that
  * the scheme `none` copies), if a rule makes a matrix larger, and if tensors share their data,
- * which the container stores twice. strict: QT_E_UNSUPPORTED instead of the first of these
- * warnings. */
+ * which the container stores twice. strict: QT_E_UNSUPPORTED instead of the warning about
+ * 90 %. */
 int qt_plan_review(const struct qt_plan *plan, const struct qt_ckpt *ckpt, bool strict,
                    const struct qt_log *log, struct qt_err *err);
 /* The item of a tensor; NULL if there is no tensor of that name. */
@@ -517,7 +519,7 @@ struct qt_quantize_options {
     size_t ninputs;
     bool force, resume;
     bool strict; /* errors instead of warnings: a tensor that is quantized without its Hessian,
-                  * copied values that are not finite, the first warning of qt_plan_review */
+                  * copied values that are not finite, the warning about 90 % of qt_plan_review */
     const struct qt_log *log;
     /* Polled between tensors. If true, qt_quantize returns QT_E_INTERRUPTED and can be resumed. */
     bool (*interrupted)(void);

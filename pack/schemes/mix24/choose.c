@@ -343,7 +343,7 @@ static int extent_strip(void *ctx, size_t strip, int thread, struct qt_err *err)
 }
 
 /*
- * Chooses scale_exp2 so that the largest min-max (q + z2) * s2 is in (24576, 49152]. Search and
+ * Chooses scale_exp2 so that the largest min-max (q + z2) * s2 is in [24576, 49152). Search and
  * error compensation need the room up to 65504, the limit of FP16. Outliers must be finite, too.
  */
 static int choose_exponent(struct qt_packed *p, struct chooser *c, struct qt_err *err)
