@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -87,7 +88,14 @@ static void write_text(int fd, const char *text)
 /* May run in a signal handler: only write and _exit. */
 void process_end(enum qt_status status, const char *message, const char *more)
 {
+    static atomic_flag ending = ATOMIC_FLAG_INIT;
     const int code = qt_exit_code(status);
+    /* Several threads may lose their mappings at once: the first prints. If a signal interrupted
+     * that thread, nobody prints the rest: the wait ends. */
+    if (atomic_flag_test_and_set(&ending)) {
+        poll(NULL, 0, 500);
+        _exit(code);
+    }
     const char digits[] = {(char)(code >= 10 ? '0' + code / 10 : ' '), (char)('0' + code % 10),
                            '\0'};
     if (json_wanted) {
@@ -286,10 +294,15 @@ static int unknown_command(int argc, char **argv, const char *name)
     return report(&cli, NULL, rc, &err);
 }
 
+static bool is_help(const char *word)
+{
+    return !strcmp(word, "help") || !strcmp(word, "--help") || !strcmp(word, "-h");
+}
+
 /* "help [COMMAND]", "help recipes", "--help", "-h" */
 static int show_help(int argc, char **argv)
 {
-    if (argc < 3) {
+    if (argc < 3 || is_help(argv[2])) {
         help_overview(stdout);
         return QT_OK;
     }
@@ -312,7 +325,7 @@ static int dispatch(int argc, char **argv)
     const char *name = argv[1];
     if (!strcmp(name, "--version") || !strcmp(name, "-V"))
         name = "version";
-    if (!strcmp(name, "help") || !strcmp(name, "--help") || !strcmp(name, "-h"))
+    if (is_help(name))
         return show_help(argc, argv);
     const struct command *cmd = find_command(name);
     return cmd ? run_command(cmd, argc, argv) : unknown_command(argc, argv, name);

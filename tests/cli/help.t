@@ -112,3 +112,7 @@ $ qtool quantize --help
 > ^usage: qtool quantize CKPT -o OUT --scheme S
 >   -o, --out OUT +directory of the container \(required\)
 > may be repeated
+
+$ qtool help help && qtool help --help
+> ^Usage|^usage
+2-
