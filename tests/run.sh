@@ -30,7 +30,8 @@ export OMP_WAIT_POLICY=passive
 names() {
     {
         [ -n "${RUNNER-}" ] || printf '%s\n' cli mutants damage kill_resume determinism schema includes
-        printf '%s\n' test_faults test_calibrated test_mix24
+        printf '%s\n' test_faults test_calibrated test_mix24 test_writer test_gpu_backend \
+            test_device_w4ax test_backend_cpu test_eval test_learn
         basename -s .c tests/unit/test_*.c tests/fuzz/fuzz_*.c | sed 's/^fuzz_/replay_/'
     } | awk '!seen[$0]++'
 }
