@@ -67,7 +67,7 @@ double qt_error_cosine(const struct qt_error *e)
 
 /* In FP64, because squares of FP32 values may overflow or underflow in FP32; in lanes, so that the
  * compiler vectorizes the loop. */
-static void error_add_row(struct qt_error *e, const float *w, const float *q, size_t n)
+void qt_error_add_row(struct qt_error *e, const float *w, const float *q, size_t n)
 {
     enum { LANES = 16 };
     double w2[LANES] = {0}, q2[LANES] = {0}, wq[LANES] = {0}, e2[LANES] = {0}, top[LANES] = {0};
@@ -90,7 +90,7 @@ static void error_add_row(struct qt_error *e, const float *w, const float *q, si
     e->count += n;
 }
 
-static void error_add(struct qt_error *e, const struct qt_error *more)
+void qt_error_add(struct qt_error *e, const struct qt_error *more)
 {
     e->sum_w2 += more->sum_w2;
     e->sum_q2 += more->sum_q2;
@@ -206,7 +206,7 @@ static void walk_errors(const struct walk *walk, const struct qt_strip *strip, f
     for (size_t r = 0; r < strip->rows; r++) {
         size_t row = qt_packed_source_row(p, strip->index * QT_FRAG_ROWS + r);
         qt_matrix_rows(w, walk->w, row, 1, 0);
-        error_add_row(&walk->errors[strip->index], w, q + r * p->k, p->k);
+        qt_error_add_row(&walk->errors[strip->index], w, q + r * p->k, p->k);
     }
 }
 
@@ -214,7 +214,7 @@ static void errors_total(struct qt_error *out, const struct walk *walk)
 {
     *out = (struct qt_error){0};
     for (size_t i = 0; i < strip_count(walk->p); i++)
-        error_add(out, &walk->errors[i]);
+        qt_error_add(out, &walk->errors[i]);
 }
 
 /* A rounded scale may decode to infinity if weights are near the FP32 maximum. */

@@ -26,9 +26,9 @@ static enum qt_export_fit fit(const char **why, const struct qt_spec *spec)
 static int describe(struct qt_export_matrix *m, struct qt_err *err)
 {
     const size_t groups = m->codes.groups;
-    if (m->k % m->codes.group != 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "%zu channels are no multiple of the group of %zu", m->k, m->codes.group);
+    int rc = qt_export_check_groups(m, err);
+    if (rc < 0)
+        return rc;
     if (m->n % PER_WORD != 0)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu rows are no multiple of 8", m->n);
     qt_export_add(m, ".qweight", QT_I32, m->k, m->n / PER_WORD);
@@ -62,11 +62,6 @@ static void convert(const struct qt_export_matrix *m, const struct qt_export_pan
                              &panel->scale[r * c->groups + g], 1);
 }
 
-static int check(const struct qt_export *x, struct qt_err *err)
-{
-    return qt_export_check_uniform(x, "compressed-tensors", err);
-}
-
 static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
 {
     const struct qt_code_info *c = &x->matrix[0].codes;
@@ -87,7 +82,7 @@ const struct qt_export_format qt_export_awq = {
     .scale_dtype = QT_F16,
     .fit = fit,
     .describe = describe,
-    .check = check,
+    .check = qt_export_check_uniform,
     .convert = convert,
     .config = config,
 };

@@ -57,9 +57,9 @@ static int state_text(char *out, size_t size, const struct qt_export_matrix *m)
 static int describe(struct qt_export_matrix *m, struct qt_err *err)
 {
     char text[160];
-    if (m->k % m->codes.group != 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "%zu channels are no multiple of the group of %zu", m->k, m->codes.group);
+    int rc = qt_export_check_groups(m, err);
+    if (rc < 0)
+        return rc;
     qt_export_add(m, ".weight", QT_U8, m->n * m->k / 2, 1);
     qt_export_add_vector(m, ".weight.absmax", QT_F32, m->n * m->codes.groups);
     qt_export_add_vector(m, ".weight.quant_map", QT_F32, LEVELS);

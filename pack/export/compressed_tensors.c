@@ -70,9 +70,9 @@ static int describe(struct qt_export_matrix *m, struct qt_err *err)
 {
     const size_t groups = m->codes.groups;
     const unsigned bits = m->codes.bits;
-    if (m->k % m->codes.group != 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "%zu channels are no multiple of the group of %zu", m->k, m->codes.group);
+    int rc = qt_export_check_groups(m, err);
+    if (rc < 0)
+        return rc;
     if (is_float(m->spec)) {
         qt_export_add(m, ".weight", QT_F8_E4M3, m->n, m->k);
         qt_export_add(m, ".weight_scale", QT_F32, m->n, 1);

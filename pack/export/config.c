@@ -1,7 +1,6 @@
 /* config.json of an export: that of the container, with a quantization_config of the format. */
 #include "pack/export/export.h"
 
-#include <stdio.h>
 #include <string.h>
 
 enum { CONFIG_LIMIT = 1 << 26 };
@@ -36,10 +35,8 @@ int qt_export_left(json_t **out, const struct qt_export *x, struct qt_err *err)
     failed = !*out;
     for (size_t i = 0; i < x->ncopied; i++) {
         const struct qt_tensor *t = x->copied[i];
-        if (t->ndim < 2 || !qt_name_ends_in(t->name, ".weight"))
+        if (t->ndim < 2 || !qt_export_module(module, t->name))
             continue;
-        snprintf(module, sizeof module, "%.*s", (int)(strlen(t->name) - strlen(".weight")),
-                 t->name);
         head = head || strcmp(module, "lm_head") == 0;
         failed = failed || json_array_append_new(*out, json_string(module)) < 0;
     }

@@ -36,6 +36,14 @@ bool qt_export_has_zeros(const struct qt_spec *spec)
     return qt_export_is(spec, "int") && qt_spec_value(spec, "zero") != 0;
 }
 
+bool qt_export_module(char out[QT_TENSOR_NAME_MAX], const char *name)
+{
+    if (!qt_name_ends_in(name, ".weight"))
+        return false;
+    snprintf(out, QT_TENSOR_NAME_MAX, "%.*s", (int)(strlen(name) - strlen(".weight")), name);
+    return true;
+}
+
 void qt_export_add(struct qt_export_matrix *m, const char *suffix, enum qt_dtype dtype, size_t rows,
                    size_t cols)
 {
@@ -64,7 +72,15 @@ void qt_export_floats(const struct qt_export_tensor *t, size_t first, const floa
         dst[i] = t->dtype == QT_BF16 ? qt_f32_to_bf16(values[i]) : qt_f32_to_f16(values[i]);
 }
 
-int qt_export_check_uniform(const struct qt_export *x, const char *instead, struct qt_err *err)
+int qt_export_check_groups(const struct qt_export_matrix *m, struct qt_err *err)
+{
+    if (m->k % m->codes.group == 0)
+        return QT_OK;
+    return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                   "%zu channels are no multiple of the group of %zu", m->k, m->codes.group);
+}
+
+int qt_export_check_uniform(const struct qt_export *x, struct qt_err *err)
 {
     for (size_t i = 1; i < x->count; i++) {
         const struct qt_export_matrix *first = &x->matrix[0], *m = &x->matrix[i];
@@ -73,9 +89,8 @@ int qt_export_check_uniform(const struct qt_export *x, const char *instead, stru
         if (a->bits != b->bits || a->asymmetric != b->asymmetric || (a->group != b->group && !rows))
             return qt_fail(err, QT_E_UNSUPPORTED, qt_container_dir(x->container), m->entry->name,
                            "%s needs one scheme for all matrices, but this one is %s and %s is %s; "
-                           "%s can hold both",
-                           x->format->name, m->spec->text, first->entry->name, first->spec->text,
-                           instead);
+                           "compressed-tensors can hold both",
+                           x->format->name, m->spec->text, first->entry->name, first->spec->text);
     }
     return QT_OK;
 }
@@ -84,8 +99,8 @@ int qt_export_check_uniform(const struct qt_export *x, const char *instead, stru
 
 /* An output tensor: one of a matrix, or a copied one. */
 struct item {
-    size_t matrix; /* SIZE_MAX: copied */
-    const struct qt_tensor *copied;
+    const struct qt_tensor *copied; /* NULL: a matrix */
+    size_t matrix;
     size_t first; /* index of its first tensor in the list of all */
     size_t ntensors;
     uint64_t bytes;
@@ -102,7 +117,7 @@ struct run {
     uint64_t bytes;
 };
 
-static float round_to(float v, enum qt_dtype dtype)
+float qt_export_round(float v, enum qt_dtype dtype)
 {
     return dtype == QT_F16    ? qt_f16_to_f32(qt_f32_to_f16(v))
            : dtype == QT_BF16 ? qt_bf16_to_f32(qt_f32_to_bf16(v))
@@ -126,7 +141,7 @@ static int scales_fit(bool *fit, const struct qt_export *x, const struct qt_expo
         for (size_t at = 0; at + sizeof bits <= blob.size && *fit; at += sizeof bits) {
             memcpy(&bits, blob.data + at, sizeof bits);
             const float exact = ldexpf(qt_f16_to_f32(bits), e->scale_exp2 + m->scale_shift);
-            *fit = round_to(exact, m->scale_dtype) == exact;
+            *fit = qt_export_round(exact, m->scale_dtype) == exact;
         }
         qt_blob_free(&blob);
     }
@@ -193,7 +208,7 @@ static int table_shift(const struct qt_spec *spec)
                                                 : 0;
 }
 
-static void set_values(struct qt_export_matrix *m, const struct qt_packed *p)
+void qt_export_set_values(struct qt_export_matrix *m, const struct qt_packed *p)
 {
     if (!qt_packed_code_info(&m->codes, p))
         m->codes = (struct qt_code_info){0};
@@ -241,11 +256,9 @@ static int plan_matrix(struct run *run, size_t i, struct qt_err *err)
     QT_TRY(qt_spec_read(&run->specs[i], e->spec, err));
     m->spec = &run->specs[i];
     QT_TRY(qt_packed_describe(&shape, m->spec, m->n, m->k, err));
-    set_values(m, &shape);
-    if (!qt_name_ends_in(e->name, ".weight"))
+    qt_export_set_values(m, &shape);
+    if (!qt_export_module(m->module, e->name))
         return unsupported(x, m, "the tensor is not the .weight of a module", err);
-    snprintf(m->module, sizeof m->module, "%.*s", (int)(strlen(e->name) - sizeof ".weight" + 1),
-             e->name);
     set_role(m, x);
     if (m->embedding && !x->format->embeddings)
         return unsupported(x, m, "the format has no quantized embeddings", err);
@@ -333,7 +346,7 @@ static int list_items(struct run *run, struct qt_err *err)
             add_item(run, (struct item){.matrix = matrix});
         } else if (is_copied(x, t)) {
             x->copied[x->ncopied++] = t;
-            add_item(run, (struct item){.matrix = SIZE_MAX, .copied = t});
+            add_item(run, (struct item){.copied = t});
         }
     }
 done:
@@ -371,189 +384,6 @@ static int plan(struct run *run, struct qt_err *err)
     if (x->format->plan)
         QT_TRY(x->format->plan(x, &run->bytes, err));
 done:
-    return rc;
-}
-
-/* ---- converting a matrix -------------------------------------------------------------------- */
-
-int qt_export_packed(struct qt_packed *out, const struct qt_export *x,
-                     const struct qt_export_matrix *m, struct qt_err *err)
-{
-    int rc = qt_packed_open(out, x->container, m->entry, err);
-    for (size_t i = 0; rc == QT_OK && i < out->nsections; i++)
-        if (qt_crc32(0, out->section[i].data, out->section[i].bytes) != m->entry->section[i].crc)
-            rc = qt_fail(err, QT_E_INPUT, m->entry->section[i].tensor->file,
-                         m->entry->section[i].tensor->name,
-                         "the data differs from the manifest's CRC-32");
-    if (rc < 0)
-        qt_packed_free(out);
-    return rc;
-}
-
-struct conversion {
-    const struct qt_export *x;
-    const struct qt_export_matrix *m;
-    void (*convert)(const struct qt_export_matrix *m, const struct qt_export_panel *panel);
-    struct qt_packed p;
-    bool arranged; /* rows are stored in another order than in the source */
-    size_t scratch_bytes;
-    unsigned char *scratch;  /* [threads][scratch_bytes] */
-    struct qt_error *errors; /* per panel, if the matrix is rounded */
-};
-
-/* Buffers of a thread. */
-struct buffers {
-    unsigned char *decode;
-    struct qt_code_rows rows;
-    float *exact_scale, *scale, *weight, *decoded;
-};
-
-static unsigned char *take(unsigned char **at, size_t bytes)
-{
-    unsigned char *start = *at;
-    *at += qt_round_up(bytes, 64);
-    return start;
-}
-
-static struct buffers buffers_of(const struct conversion *c, unsigned char *at)
-{
-    const size_t elements = QT_EXPORT_PANEL * c->m->k;
-    const size_t groups = QT_EXPORT_PANEL * c->m->codes.groups;
-    struct buffers b;
-    b.decode = take(&at, qt_packed_scratch_bytes(&c->p));
-    b.rows.code = take(&at, elements);
-    b.rows.scale = (uint16_t *)(void *)take(&at, groups * sizeof *b.rows.scale);
-    b.rows.zero = take(&at, groups);
-    b.exact_scale = (float *)(void *)take(&at, groups * sizeof *b.exact_scale);
-    b.scale = (float *)(void *)take(&at, groups * sizeof *b.scale);
-    b.weight = (float *)(void *)take(&at, elements * sizeof *b.weight);
-    b.decoded = (float *)(void *)take(&at, elements * sizeof *b.decoded);
-    return b;
-}
-
-static size_t buffer_bytes(const struct conversion *c)
-{
-    const size_t elements = QT_EXPORT_PANEL * c->m->k;
-    const size_t groups = QT_EXPORT_PANEL * c->m->codes.groups;
-    return qt_packed_scratch_bytes(&c->p) + elements * (1 + 2 * sizeof(float)) +
-           groups * (3 + 2 * sizeof(float)) + 8 * (size_t)64;
-}
-
-static void weights_of_codes(float *w, const struct qt_export_matrix *m,
-                             const struct qt_code_rows *rows, const float *scale, size_t count)
-{
-    for (size_t r = 0; r < count; r++)
-        for (size_t k = 0; k < m->k; k++) {
-            const size_t g = r * m->codes.groups + k / m->codes.group;
-            const float zero = m->codes.asymmetric ? (float)rows->zero[g] : 0;
-            w[r * m->k + k] = scale[g] * (m->codes.value[rows->code[r * m->k + k]] - zero);
-        }
-}
-
-static void error_add(struct qt_error *e, const float *w, const float *q, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        const double a = (double)w[i], b = (double)q[i], d = a - b;
-        e->sum_w2 += a * a;
-        e->sum_q2 += b * b;
-        e->sum_wq += a * b;
-        e->sum_e2 += d * d;
-        e->max_abs = fabs(d) > e->max_abs ? fabs(d) : e->max_abs;
-    }
-    e->count += n;
-}
-
-static void convert_codes(struct conversion *c, struct buffers *b, struct qt_export_panel *panel)
-{
-    const struct qt_export_matrix *m = c->m;
-    qt_packed_codes(&b->rows, &c->p, panel->row0, panel->rows, b->decode);
-    for (size_t i = 0; i < panel->rows * m->codes.groups; i++) {
-        b->exact_scale[i] =
-            ldexpf(qt_f16_to_f32(b->rows.scale[i]), c->p.scale_exp2 + m->scale_shift);
-        b->scale[i] = round_to(b->exact_scale[i], m->scale_dtype);
-    }
-    panel->code = b->rows.code;
-    panel->zero = b->rows.zero;
-    panel->scale = b->scale;
-    if (m->rounded) {
-        weights_of_codes(b->weight, m, &b->rows, b->exact_scale, panel->rows);
-        weights_of_codes(b->decoded, m, &b->rows, b->scale, panel->rows);
-        panel->decoded = b->decoded;
-    }
-    c->convert(m, panel);
-}
-
-static int convert_weights(struct conversion *c, struct buffers *b, struct qt_export_panel *panel,
-                           struct qt_err *err)
-{
-    const size_t row0 = panel->row0, rows = panel->rows, k = c->m->k;
-    int rc = qt_packed_decode(b->weight, &c->p, row0, rows, err);
-    if (rc < 0)
-        return rc;
-    const size_t step = c->arranged ? 1 : rows;
-    for (size_t r = 0; r < rows; r += step) {
-        panel->row0 = c->arranged ? qt_packed_source_row(&c->p, row0 + r) : row0;
-        panel->rows = step;
-        panel->weight = b->weight + r * k;
-        panel->decoded = c->m->rounded ? b->decoded + r * k : NULL;
-        c->convert(c->m, panel);
-    }
-    return QT_OK;
-}
-
-static int convert_panel(void *ctx, size_t item, int thread, struct qt_err *err)
-{
-    struct conversion *c = ctx;
-    const struct qt_export_matrix *m = c->m;
-    struct buffers b = buffers_of(c, c->scratch + (size_t)thread * c->scratch_bytes);
-    struct qt_export_panel panel = {.row0 = item * QT_EXPORT_PANEL};
-    panel.rows = qt_min_size(QT_EXPORT_PANEL, m->n - panel.row0);
-    const size_t row0 = panel.row0, count = panel.rows * m->k;
-    int rc = QT_OK;
-    if (c->x->format->weights)
-        rc = convert_weights(c, &b, &panel, err);
-    else
-        convert_codes(c, &b, &panel);
-    if (rc < 0 || !m->rounded)
-        return rc;
-    if (qt_find_nonfinite(b.decoded, count) < count)
-        return qt_fail(
-            err, QT_E_UNSUPPORTED, qt_container_dir(c->x->container), m->entry->name,
-            "row %zu has values beyond the largest %s; --dtype bfloat16 has a wider range",
-            row0 + qt_find_nonfinite(b.decoded, count) / m->k, qt_dtype_name(m->scale_dtype));
-    error_add(&c->errors[item], b.weight, b.decoded, count);
-    return QT_OK;
-}
-
-int qt_export_panels(const struct qt_export *x, struct qt_export_matrix *m,
-                     void (*convert)(const struct qt_export_matrix *m,
-                                     const struct qt_export_panel *panel),
-                     struct qt_err *err)
-{
-    struct qt_export_matrix with_table = *m;
-    struct conversion c = {.x = x, .m = &with_table, .convert = convert};
-    const size_t panels = qt_ceil_div(m->n, QT_EXPORT_PANEL);
-    int rc;
-    m->error = (struct qt_error){0};
-    QT_TRY(qt_export_packed(&c.p, x, m, err));
-    set_values(&with_table, &c.p);
-    c.arranged = qt_export_is(m->spec, "w4ax");
-    c.scratch_bytes = qt_round_up(buffer_bytes(&c), 64);
-    QT_TRY(qt_array_new(&c.scratch, (size_t)qt_threads(), c.scratch_bytes, err));
-    QT_TRY(qt_array_new(&c.errors, panels, sizeof *c.errors, err));
-    QT_TRY(qt_parallel(panels, convert_panel, &c, err));
-    for (size_t i = 0; i < panels; i++) {
-        m->error.sum_w2 += c.errors[i].sum_w2;
-        m->error.sum_q2 += c.errors[i].sum_q2;
-        m->error.sum_wq += c.errors[i].sum_wq;
-        m->error.sum_e2 += c.errors[i].sum_e2;
-        m->error.max_abs = fmax(m->error.max_abs, c.errors[i].max_abs);
-        m->error.count += c.errors[i].count;
-    }
-done:
-    qt_free(c.errors);
-    qt_free(c.scratch);
-    qt_packed_free(&c.p);
     return rc;
 }
 
@@ -747,6 +577,12 @@ done:
     return rc;
 }
 
+/* ||exported - container|| / ||container|| */
+static double relative_error(const struct qt_error *e)
+{
+    return e->sum_w2 > 0 ? sqrt(e->sum_e2 / e->sum_w2) : 0;
+}
+
 static json_t *rounded_json(const struct run *run)
 {
     json_t *list = json_object();
@@ -754,10 +590,9 @@ static json_t *rounded_json(const struct run *run)
         const struct qt_error *e = &run->x.matrix[i].error;
         if (!run->x.matrix[i].rounded)
             continue;
-        const double relative = e->sum_w2 > 0 ? sqrt(e->sum_e2 / e->sum_w2) : 0;
-        if (json_object_set_new(
-                list, run->x.matrix[i].entry->name,
-                json_pack("{s:f, s:f}", "relative", relative, "max_abs", e->max_abs)) < 0) {
+        if (json_object_set_new(list, run->x.matrix[i].entry->name,
+                                json_pack("{s:f, s:f}", "relative", relative_error(e), "max_abs",
+                                          e->max_abs)) < 0) {
             json_decref(list);
             return NULL;
         }
@@ -808,11 +643,10 @@ static void set_report(struct qt_export_report *out, const struct run *run)
         .bytes = run->bytes,
     };
     for (size_t i = 0; i < run->x.count; i++) {
-        const struct qt_error *e = &run->x.matrix[i].error;
         if (!run->x.matrix[i].rounded)
             continue;
         out->rounded++;
-        out->worst = fmax(out->worst, e->sum_w2 > 0 ? sqrt(e->sum_e2 / e->sum_w2) : 0);
+        out->worst = fmax(out->worst, relative_error(&run->x.matrix[i].error));
     }
 }
 

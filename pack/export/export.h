@@ -2,6 +2,7 @@
  * Exports (private to pack/): a container written in a format that runtimes load.
  *
  *     export.c              the driver: plan, refusals, tensors, side files
+ *     convert.c             one matrix, panel by panel
  *     formats.c             the table of formats
  *     bits.h                dense bit strings, as several formats pack codes
  *     config.c              config.json of the export
@@ -60,8 +61,7 @@ struct qt_export_panel {
     const uint8_t *code; /* [rows][k] */
     const float *scale;  /* [rows][groups], 2^scale_exp2 included, rounded to scale_dtype */
     const uint8_t *zero; /* [rows][groups] */
-    const float
-        *weight; /* [rows][k] as the container decodes them; if the format asks for weights */
+    const float *weight; /* [rows][k] as the container decodes them, for formats with `weights` */
     /* If the matrix is rounded: [rows][k], where convert writes the weights that the runtime will
      * decode. Otherwise NULL. Initialized with (value[code] - zero) * scale. */
     float *decoded;
@@ -75,7 +75,7 @@ struct qt_export {
     size_t count;
     const struct qt_tensor **copied; /* in file order; not the container's own ("kv.layers...") */
     size_t ncopied;
-    json_t *config; /* config.json of the container, without quantization_config; NULL: none */
+    json_t *config; /* config.json of the container; NULL: none */
     struct qt_output *out;
     void *own; /* what plan leaves for write and release */
 };
@@ -117,6 +117,12 @@ struct qt_export_format {
 extern const struct qt_export_format qt_export_dense, qt_export_compressed_tensors,
     qt_export_humming, qt_export_gptq, qt_export_awq, qt_export_bnb, qt_export_mlx, qt_export_gguf;
 
+/* Writes the module of a tensor "MODULE.weight"; false if the name does not end so. */
+bool qt_export_module(char out[QT_TENSOR_NAME_MAX], const char *name);
+/* Sets codes, scale_shift and integer; p as for qt_packed_code_info. */
+void qt_export_set_values(struct qt_export_matrix *m, const struct qt_packed *p);
+/* v rounded to F16 or BF16; v for other dtypes. */
+float qt_export_round(float v, enum qt_dtype dtype);
 /* Appends a tensor NAME = module + suffix (".qweight") to m. */
 void qt_export_add(struct qt_export_matrix *m, const char *suffix, enum qt_dtype dtype, size_t rows,
                    size_t cols);
@@ -145,9 +151,11 @@ int qt_export_panels(const struct qt_export *x, struct qt_export_matrix *m,
                      void (*convert)(const struct qt_export_matrix *m,
                                      const struct qt_export_panel *panel),
                      struct qt_err *err);
-/* QT_E_UNSUPPORTED unless all matrices have the same bits, groups and kind of zero-points. instead:
- * a format that can hold mixtures, for the message. */
-int qt_export_check_uniform(const struct qt_export *x, const char *instead, struct qt_err *err);
+/* For `describe`: QT_E_UNSUPPORTED unless all groups of a row are whole. */
+int qt_export_check_groups(const struct qt_export_matrix *m, struct qt_err *err);
+/* A `check`: QT_E_UNSUPPORTED unless all matrices have the same bits, groups and kind of
+ * zero-points. */
+int qt_export_check_uniform(const struct qt_export *x, struct qt_err *err);
 /* *out: a list of the modules with matrices that are not quantized, "lm_head" among them even if it
  * is tied to the embedding and not stored. A new reference. */
 int qt_export_left(json_t **out, const struct qt_export *x, struct qt_err *err);

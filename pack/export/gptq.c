@@ -73,11 +73,6 @@ static void convert(const struct qt_export_matrix *m, const struct qt_export_pan
         g_idx[k] = (int32_t)(k / c->group);
 }
 
-static int check(const struct qt_export *x, struct qt_err *err)
-{
-    return qt_export_check_uniform(x, "compressed-tensors", err);
-}
-
 static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
 {
     const struct qt_code_info *c = &x->matrix[0].codes;
@@ -102,7 +97,7 @@ const struct qt_export_format qt_export_gptq = {
     .scale_dtype = QT_F16,
     .fit = fit,
     .describe = describe,
-    .check = check,
+    .check = qt_export_check_uniform,
     .convert = convert,
     .config = config,
     .extra = extra,

@@ -33,9 +33,9 @@ static enum qt_export_fit fit(const char **why, const struct qt_spec *spec)
 static int describe(struct qt_export_matrix *m, struct qt_err *err)
 {
     const size_t groups = m->codes.groups;
-    if (m->k % m->codes.group != 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "%zu channels are no multiple of the group of %zu", m->k, m->codes.group);
+    int rc = qt_export_check_groups(m, err);
+    if (rc < 0)
+        return rc;
     qt_export_add(m, ".weight", QT_U32, m->n, qt_bits_words(m->k, m->codes.bits));
     qt_export_add(m, ".scales", m->scale_dtype, m->n, groups);
     qt_export_add(m, ".biases", m->scale_dtype, m->n, groups);
@@ -69,11 +69,6 @@ static void convert(const struct qt_export_matrix *m, const struct qt_export_pan
     }
 }
 
-static int check(const struct qt_export *x, struct qt_err *err)
-{
-    return qt_export_check_uniform(x, "compressed-tensors", err);
-}
-
 static json_t *quantization(const struct qt_export *x)
 {
     const struct qt_code_info *c = &x->matrix[0].codes;
@@ -95,7 +90,7 @@ const struct qt_export_format qt_export_mlx = {
     .scale_dtype = QT_F16,
     .fit = fit,
     .describe = describe,
-    .check = check,
+    .check = qt_export_check_uniform,
     .convert = convert,
     .config = config,
     .config_copy = "quantization",

@@ -121,6 +121,10 @@ int qt_params_parse(double *value, unsigned *set, const struct qt_param *params,
 void qt_params_text(char *buf, size_t size, char separator, const struct qt_param *params,
                     const double *value, unsigned fixed);
 
+/* packed.c: adds n weights w and their dequantized values q, or all of another sum. */
+void qt_error_add_row(struct qt_error *e, const float *w, const float *q, size_t n);
+void qt_error_add(struct qt_error *e, const struct qt_error *more);
+
 /* Value of a parameter; the key must exist. */
 double qt_spec_value(const struct qt_spec *spec, const char *key);
 
