@@ -271,7 +271,7 @@ extern const char *const bos_names[]; /* in the order of enum qt_bos */
                 " with this seed"                                                                  \
     }
 
-/* What was put before documents, and what decided it. */
+/* `texts` and `chats` documents were read; `why` says what decided whether a BOS precedes them. */
 struct bos_rule {
     size_t texts, chats;
     bool bos;

@@ -65,7 +65,7 @@ static struct row find_row(struct parse *p, const char *name, size_t len, char l
     return (struct row){0};
 }
 
-/* What other tools call an option, and what it is here. */
+/* Options of other tools, and how qtool writes them. */
 static const struct {
     const char *word, *meaning;
 } synonyms[] = {

@@ -18,7 +18,7 @@ struct qt_ckpt {
     struct qt_shard *shards; /* in name order; fixed once allocated: slots point into it */
     size_t shard_count;
     bool is_file; /* opened as a single file, not as a directory */
-    /* What is presented: stored tensors and views. */
+    /* Readers see these tensors: stored ones and views. */
     const struct qt_slot **in_file_order;
     const struct qt_slot **in_name_order;
     size_t count;

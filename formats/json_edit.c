@@ -12,7 +12,7 @@ struct member {
     size_t separator;        /* the ',' or '}' that follows it */
 };
 
-/* What a change replaces, and by what. */
+/* A change of one member: it is replaced, added or removed. */
 struct edit {
     const char *text, *file;
     size_t size;

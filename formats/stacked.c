@@ -27,7 +27,7 @@ static const struct names {
 };
 static const struct names usual = {NULL, "gate_proj", "up_proj", "down_proj", NULL, NULL};
 
-/* What a tensor of a stack holds, by the end of its name. */
+/* The end of its name tells which matrices a tensor of a stack holds. */
 enum role { GATE_UP, GATE, UP, DOWN };
 static const struct kind {
     const char *end; /* in front of ".weight", if the name ends so */

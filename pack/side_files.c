@@ -7,9 +7,9 @@
 #define CONFIG_NAME "config.json"
 
 /*
- * What config.json says of the weights. A program that does not know the method refuses the
- * container; without this it would take the sections for unknown tensors and the weights for
- * missing ones, and start from random weights.
+ * The object tells other programs that they cannot load the weights: they would take the sections
+ * for unknown tensors and the weights for missing ones, and start from random weights. vLLM refuses
+ * an unknown method; transformers (5.24) only warns.
  */
 json_t *qt_run_quantization(void)
 {

@@ -17,7 +17,7 @@
 
 #include "formats/formats_internal.h"
 
-/* What config.json and the files of quantizers say. Everything has a default. */
+/* config.json and the files of quantizers set these members; every member has a default. */
 struct qt_source {
     json_t *config; /* NULL: none that can be read */
     json_t *file;   /* of a quantizer, if config.json has no section; or NULL */
@@ -55,7 +55,7 @@ struct qt_encoded {
     size_t nested;     /* bitsandbytes: scales that share a nested scale; 0: they are not nested */
 };
 
-/* What qt_encoding.find looks into. */
+/* qt_encoding.find searches these tensors. */
 struct qt_stored {
     const struct qt_slot *const *by_name; /* all stored tensors, sorted */
     size_t count;

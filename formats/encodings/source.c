@@ -1,4 +1,5 @@
-/* What config.json and the files of quantizers say about the weights of a checkpoint. */
+/* Reads from config.json, and from the files of quantizers, how the weights of a checkpoint are
+ * quantized. */
 #include "formats/encodings/encoding.h"
 
 enum { MAX_CONFIG = 16 << 20, FP8_BLOCK = 128 };
