@@ -246,6 +246,11 @@ int qt_ckpt_sample_crc(uint32_t *out, const struct qt_ckpt *ckpt, struct qt_err 
 
 /* ---- safetensors writing -------------------------------------------------------------------- */
 
+enum { QT_WEIGHT_FILE_NAME = 64 };
+/* Name of weight file i of `count`, from 0: "model.safetensors", or
+ * "model-00001-of-00002.safetensors". ending: "safetensors" or "gguf". */
+void qt_weight_file_name(char out[QT_WEIGHT_FILE_NAME], size_t i, size_t count, const char *ending);
+
 /* Makes the header of a safetensors file for n tensors in this order, padded to 8 bytes as the
  * format recommends. Sets offsets[n + 1], in bytes: offsets[i] is the position of the data of
  * tensor i in the file, offsets[n] the size of the file. The caller frees *out with qt_free.

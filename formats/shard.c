@@ -1,6 +1,8 @@
 /* A weight file of a checkpoint in either format. */
 #include "formats/formats_internal.h"
 
+#include <stdio.h>
+
 static bool is_torch_name(const char *name)
 {
     return qt_name_ends_in(name, ".bin") || qt_name_ends_in(name, ".pt") ||
@@ -10,6 +12,14 @@ static bool is_torch_name(const char *name)
 bool qt_shard_name_ok(const char *name)
 {
     return qt_name_ends_in(name, ".safetensors") || is_torch_name(name);
+}
+
+void qt_weight_file_name(char out[QT_WEIGHT_FILE_NAME], size_t i, size_t count, const char *ending)
+{
+    if (count == 1)
+        snprintf(out, QT_WEIGHT_FILE_NAME, "model.%s", ending);
+    else
+        snprintf(out, QT_WEIGHT_FILE_NAME, "model-%05zu-of-%05zu.%s", i + 1, count, ending);
 }
 
 int qt_shard_open(struct qt_shard *out, const char *path, struct qt_err *err)

@@ -71,10 +71,9 @@ static int assign_shards(struct qt_writer *w, const struct qt_tensor *tensors, u
 
 static int name_shard(struct qt_writer *w, size_t i, struct qt_err *err)
 {
-    if (w->nshards == 1)
-        return qt_path_join(&w->shards[i].path, w->out.partial, "model.safetensors", err);
-    return qt_string_format(&w->shards[i].path, err, "%s/model-%05zu-of-%05zu.safetensors",
-                            w->out.partial, i + 1, w->nshards);
+    char name[QT_WEIGHT_FILE_NAME];
+    qt_weight_file_name(name, i, w->nshards, "safetensors");
+    return qt_path_join(&w->shards[i].path, w->out.partial, name, err);
 }
 
 /* Plans the header and offsets of shard i, which holds tensors [first, first + n). */

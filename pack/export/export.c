@@ -460,16 +460,6 @@ static size_t shard_count(const struct run *run)
     return count;
 }
 
-enum { SHARD_NAME = 64 };
-
-static void shard_name(char out[SHARD_NAME], size_t i, size_t count)
-{
-    if (count == 1)
-        snprintf(out, SHARD_NAME, "model.safetensors");
-    else
-        snprintf(out, SHARD_NAME, "model-%05zu-of-%05zu.safetensors", i + 1, count);
-}
-
 static int write_shard(struct run *run, const char *name, size_t first, size_t n,
                        struct qt_err *err)
 {
@@ -516,11 +506,11 @@ static int write_shards(struct run *run, struct qt_err *err)
 {
     const size_t count = shard_count(run);
     json_t *map = json_object();
-    char name[SHARD_NAME];
+    char name[QT_WEIGHT_FILE_NAME];
     int rc = map ? QT_OK : no_memory(err);
     for (size_t first = 0, i = 0; rc == QT_OK && first < run->nitems; i++) {
         const size_t n = shard_items(run, first);
-        shard_name(name, i, count);
+        qt_weight_file_name(name, i, count, "safetensors");
         QT_TRY(add_to_index(map, run, name, first, n, err));
         QT_TRY(write_shard(run, name, first, n, err));
         first += n;

@@ -483,11 +483,10 @@ static int make_header(struct qt_gguf_bytes *b, uint64_t *data, const struct ggu
 static int write_file(struct qt_export *x, const struct gguf *g, size_t i, struct qt_err *err)
 {
     struct qt_gguf_bytes header = {.err = err};
-    char name[64] = "model.gguf";
+    char name[QT_WEIGHT_FILE_NAME];
     uint64_t data;
     int rc;
-    if (g->files > 1)
-        snprintf(name, sizeof name, "model-%05zu-of-%05zu.gguf", i + 1, g->files);
+    qt_weight_file_name(name, i, g->files, "gguf");
     QT_TRY(make_header(&header, &data, g, i));
     QT_TRY(qt_output_create(x->out, name, header.size + data, err));
     QT_TRY(qt_output_write(x->out, header.data, header.size, err));
