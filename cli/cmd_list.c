@@ -27,6 +27,18 @@ static const char *param_initial(char buf[TEXT_SIZE], const struct qt_param *p)
     return buf;
 }
 
+/* True if every name of the scheme fixes parameter i, so that no text can set it. */
+static bool is_fixed(const struct qt_scheme *s, size_t i)
+{
+    const struct qt_preset *preset;
+    unsigned fixed = ~0u;
+    for (size_t k = 0; (preset = qt_scheme_preset(s, k)) != NULL; k++) {
+        struct qt_spec spec;
+        fixed &= qt_spec_parse(&spec, preset->name, NULL) == QT_OK ? spec.fixed : 0;
+    }
+    return fixed >> i & 1;
+}
+
 static int print_scheme(const struct qt_scheme *s, struct qt_err *err)
 {
     struct table names = {.align = "ll"}, params = {.align = "llll"};
@@ -37,8 +49,9 @@ static int print_scheme(const struct qt_scheme *s, struct qt_err *err)
         table_row(&names, "  %s\t%s", preset->name, preset->help);
     table_row(&params, "  parameter\tvalues\tdefault\tmeaning");
     for (size_t i = 0; (p = qt_scheme_param(s, i)) != NULL; i++)
-        table_row(&params, "  %s\t%s\t%s\t%s", p->key, param_range(range, sizeof range, p),
-                  param_initial(initial, p), p->help);
+        if (!is_fixed(s, i))
+            table_row(&params, "  %s\t%s\t%s\t%s", p->key, param_range(range, sizeof range, p),
+                      param_initial(initial, p), p->help);
     printf("%s: %s\n\n", qt_scheme_name(s), qt_scheme_help(s));
     int rc = table_print(&names, err);
     putchar('\n');
@@ -91,7 +104,8 @@ static json_t *scheme_doc(struct cli *cli, const struct qt_scheme *s)
         doc_append(cli, presets, row);
     }
     for (size_t i = 0; (p = qt_scheme_param(s, i)) != NULL; i++)
-        doc_append(cli, params, param_doc(cli, p));
+        if (!is_fixed(s, i))
+            doc_append(cli, params, param_doc(cli, p));
     doc_set(cli, o, "scheme", doc_text(qt_scheme_name(s)));
     doc_set(cli, o, "help", doc_text(qt_scheme_help(s)));
     doc_set(cli, o, "presets", presets);

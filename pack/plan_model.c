@@ -76,8 +76,11 @@ int qt_plan_check_model(struct qt_plan *plan, const struct qt_ckpt *ckpt, struct
         const struct qt_tensor *t = plan->items[i].tensor;
         if (!plan->items[i].copied && qt_spec_learns(&plan->items[i].packed->spec) &&
             (part || !qt_model_is_linear(model, t->name))) {
-            rc = qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name, "learn=1 does not support %s",
-                         part ? part : "what is not a linear weight of a decoder layer");
+            rc = part ? qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
+                                "learn=1 does not support %s", part)
+                      : qt_fail(err, QT_E_UNSUPPORTED, t->file, t->name,
+                                "learn=1 needs a linear weight of a decoder layer, which this "
+                                "tensor is not");
             goto done;
         }
     }

@@ -9,6 +9,11 @@ $ qtool list schemes
 > ^none: the tensor is copied
 2-
 
+# Parameters that no name of the scheme leaves open are not shown.
+$ qtool list schemes | grep -c '^  table '
+? 1
+> ^0$
+
 $ qtool list archs
 > ^model_type +layers +MLP +calibration file +w4ax +learn +kv4
 > ^llama +attention +dense +yes +yes +yes +yes

@@ -54,7 +54,7 @@ $ qtool plan "$NANO" --scheme w4ax --tensor 'v_proj=nf4'
 2 v_proj\.weight: either all or none of the linears that share an input must be w4ax
 $ qtool plan "$NANO" --scheme none --tensor 'embed=nf4:learn=1'
 ? 4
-2 learn=1 does not support what is not a linear weight of a decoder layer
+2 learn=1 needs a linear weight of a decoder layer, which this tensor is not
 
 # If the model cannot be run, only schemes that need it are refused.
 $ mkdir bare && cp "$NANO/model.safetensors" bare && qtool plan bare
