@@ -37,28 +37,32 @@ enum qt_act_kind {
 };
 
 /*
- * Causal attention: query i sees itself and earlier positions of its sequence.
+ * Causal attention: query i sees itself and earlier positions of its sequence. With `past`, a
+ * sequence has keys and values of past + seqlen positions, and query i is position past + i.
  *
  * exact_keys simulates a 4-bit KV cache whose keys have a scale per channel and KV group
  * (base/kv4.h). k holds the keys after quantization and dequantization of whole KV groups,
  * exact_keys the keys before it. For the query at position i, the keys of its own KV group are
  * quantized with the minimum and maximum over the group's tokens up to i, as in a cache whose last
- * token is i. The key of token 0 is not quantized. Gradients need exact_keys = sinks = NULL.
+ * token is i. The key of token 0 is not quantized. Gradients need exact_keys = sinks = NULL and
+ * past = 0.
  */
 struct qt_attention {
-    size_t seqlen, heads, kv_heads, head_dim;
-    float scale;             /* multiplies q.k */
-    float softcap;           /* scores = cap * tanh(scores / cap); 0 = none */
+    size_t seqlen, heads, kv_heads, head_dim; /* seqlen: queries of a sequence */
+    float scale;                              /* multiplies q.k */
+    float softcap;                            /* scores = cap * tanh(scores / cap); 0 = none */
     size_t window;           /* number of visible positions, including the query's; 0: no limit */
-    const float *exact_keys; /* [m][kv_heads * head_dim], numbers that FP16 can hold; or NULL */
+    const float *exact_keys; /* like k, numbers that FP16 can hold; or NULL */
     const float *sinks;      /* [heads]: e^sink is added to the softmax's denominator; NULL: none */
+    size_t past;             /* positions before the first query */
 };
 
 /*
  * Gated delta rule (arXiv 2412.06464) within each sequence. Every value head has a state S
- * [key_dim][value_dim], 0 at first. For value head h and each token, q and k are the query and key
- * of key head floor(h * key_heads / value_heads), each divided by its L2 norm (the root of its sum
- * of squares + 1e-6); v, a and b are the value, decay input and rate input of head h:
+ * [key_dim][value_dim], at first that of `state`, or 0. For value head h and each token, q and k are
+ * the query and key of key head floor(h * key_heads / value_heads), each divided by its L2 norm (the
+ * root of its sum of squares + 1e-6); v, a and b are the value, decay input and rate input of head
+ * h:
  *
  *   S = S exp(-exp(a_log[h]) softplus(a + dt_bias[h]))
  *   S = S + k (sigmoid(b) (v - S^T k))^T,   y = S^T q / sqrt(key_dim)
@@ -69,6 +73,9 @@ struct qt_attention {
 struct qt_delta {
     size_t seqlen, key_heads, value_heads, key_dim, value_dim;
     const float *a_log, *dt_bias; /* [value_heads] */
+    /* [sequences][value_heads][key_dim][value_dim]: receives the states after the last token, too.
+     * NULL: states start at 0 and are dropped. */
+    float *state;
 };
 
 /* Evaluation figures of one position. */
@@ -153,7 +160,7 @@ struct qt_backend {
                 size_t seqlen, size_t heads, size_t dim, size_t rot, bool interleaved,
                 struct qt_err *err);
     /* Causal attention within each sequence: y, q [m][heads * head_dim]; k, v
-     * [m][kv_heads * head_dim]. */
+     * [m / seqlen * (past + seqlen)][kv_heads * head_dim]. */
     int (*attention)(struct qt_backend *be, float *y, const float *q, const float *k,
                      const float *v, size_t m, const struct qt_attention *a, struct qt_err *err);
     /* y[count] = act(gate) * up elementwise, or act(gate) if up is NULL; y may be gate or up. */

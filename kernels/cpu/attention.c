@@ -7,7 +7,7 @@
  *            r1  - .xxxxxxx          P = softmax of the x part, 0 elsewhere
  *                                    Y = P V[lo..hi) / row sums           sgemm
  *
- * hi = r1 by causality; lo is the first key in the window of row r0. Heads stay interleaved in
+ * Queries are counted by their positions, from `past` on. hi = r1 by causality; lo is the first key in the window of row r0. Heads stay interleaved in
  * memory: the leading dimension of each product skips the other heads. With exact keys the scores
  * of each query with the keys of its own group are replaced before the softmax.
  *
@@ -138,10 +138,11 @@ static int attention_item(void *ctx, size_t item, int thread, struct qt_err *err
     const struct qt_attention *a = job->a;
     size_t tile = item % job->tiles, head = item / job->tiles % a->heads;
     size_t seq = item / job->tiles / a->heads, kv_head = head / (a->heads / a->kv_heads);
-    size_t r0 = tile * ROWS, r1 = qt_min_size(r0 + ROWS, a->seqlen), lo = first_key(a, r0);
+    size_t all = a->past + a->seqlen, r0 = a->past + tile * ROWS;
+    size_t r1 = qt_min_size(r0 + ROWS, all), lo = first_key(a, r0);
     size_t ldq = a->heads * a->head_dim, ldk = a->kv_heads * a->head_dim;
-    size_t at_q = (seq * a->seqlen + r0) * ldq + head * a->head_dim;
-    size_t at_k = (seq * a->seqlen + lo) * ldk + kv_head * a->head_dim;
+    size_t at_q = (seq * a->seqlen + tile * ROWS) * ldq + head * a->head_dim;
+    size_t at_k = (seq * all + lo) * ldk + kv_head * a->head_dim;
     int rows = (int)(r1 - r0), keys = (int)(r1 - lo), dim = (int)a->head_dim;
     float *s = cpu_scratch_of(job->scratch, thread), *y = job->y + at_q;
     double sums[ROWS];
@@ -163,7 +164,8 @@ static int attention_item(void *ctx, size_t item, int thread, struct qt_err *err
 /* The largest number of keys that a query tile attends to. */
 static size_t max_keys(const struct qt_attention *a)
 {
-    return a->window ? qt_min_size(a->seqlen, a->window + ROWS) : a->seqlen;
+    const size_t all = a->past + a->seqlen;
+    return a->window ? qt_min_size(all, a->window + ROWS) : all;
 }
 
 int cpu_attention(struct cpu_scratch *scratch, float *y, const float *q, const float *k,

@@ -95,10 +95,11 @@ static int delta_item(void *ctx, size_t item, int thread, struct qt_err *err)
     const size_t keys = d->key_heads * kd, values = d->value_heads * vd, width = 2 * keys + values;
     const size_t key_head = head / (d->value_heads / d->key_heads);
     const double rate = exp((double)d->a_log[head]);
-    float *s = cpu_scratch_of(job->scratch, thread), *error = s + kd * vd, *q = error + vd;
-    float *k = q + kd;
+    float *own = cpu_scratch_of(job->scratch, thread), *error = own + kd * vd, *q = error + vd;
+    float *k = q + kd, *s = d->state ? d->state + item * kd * vd : own;
     (void)err;
-    memset(s, 0, kd * vd * sizeof *s);
+    if (!d->state)
+        memset(s, 0, kd * vd * sizeof *s);
     for (size_t t = item / d->value_heads * d->seqlen, end = t + d->seqlen; t < end; t++) {
         const float *row = job->qkv + t * width;
         const double a = (double)job->decay[t * d->value_heads + head];

@@ -187,9 +187,9 @@ struct heads {
     size_t count, q, kv;
 };
 
-/* Attention of a panel: queries [r0, r1) of a sequence, all keys that they attend to, and `count`
- * KV heads with their query heads. q, k, exact (see struct qt_attention), v, sinks and y point to the
- * first of these heads. */
+/* Attention of a panel: queries [r0, r1) of a sequence, counted by their positions, all keys that
+ * they attend to, and `count` KV heads with their query heads. q and y point to query r0, k, exact
+ * (see struct qt_attention) and v to key 0, all of them and sinks to the first of these heads. */
 static int attention_panel(struct qt_backend *be, float *y, const float *q, const float *k,
                            const float *exact, const float *v, const float *sinks,
                            const struct qt_attention *a, size_t count, size_t r0, size_t r1,
@@ -231,14 +231,14 @@ static int attention_panel(struct qt_backend *be, float *y, const float *q, cons
                                  .step_c = (long long)in.q,
                                  .count = (int)in.count};
     for (size_t i = 0; i < out.count; i++) {
-        scores.a = q + r0 * (size_t)ldq + i * out.q;
+        scores.a = q + i * out.q;
         scores.b = k + lo * (size_t)ldk + i * out.kv;
         scores.c = s + i * in.count * cells;
         QT_TRY(gpu_product(&g->products, &scores, err));
     }
     if (a->exact_keys) {
         const struct gpu_own_scores own = {.s = s,
-                                           .q = q + r0 * (size_t)ldq,
+                                           .q = q,
                                            .exact = exact,
                                            .count = count,
                                            .group = group,
@@ -261,15 +261,14 @@ static int attention_panel(struct qt_backend *be, float *y, const float *q, cons
     for (size_t i = 0; i < out.count; i++) {
         values.a = s + i * in.count * cells;
         values.b = v + lo * (size_t)ldk + i * out.kv;
-        values.c = y + r0 * (size_t)ldq + i * out.q;
+        values.c = y + i * out.q;
         QT_TRY(gpu_product(&g->products, &values, err));
     }
 done:
     return rc;
 }
 
-/* Attention of the queries [r0, r1) of a sequence for all heads, as many heads at a time as SCORES
- * allows. */
+/* attention_panel for all heads, as many heads at a time as SCORES allows. */
 static int attention_rows(struct qt_backend *be, float *y, const float *q, const float *k,
                           const float *exact, const float *v, const struct qt_attention *a,
                           size_t r0, size_t r1, struct qt_err *err)
@@ -293,19 +292,21 @@ static int cuda_attention(struct qt_backend *be, float *y, const float *q, const
                           struct qt_err *err)
 {
     const size_t wide = a->heads * a->head_dim, narrow = a->kv_heads * a->head_dim;
+    const size_t all = a->past + a->seqlen;
     int rc;
-    QT_TRY(check_sizes(wide, a->seqlen, a->heads, err));
+    QT_TRY(check_sizes(wide, all, a->heads, err));
     if (a->exact_keys && a->head_dim > GPU_OWN_DIM)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
                        "attention over 4-bit keys has heads of %zu channels, at most %d are "
                        "supported on a GPU",
                        a->head_dim, GPU_OWN_DIM);
-    for (size_t seq = 0; seq + a->seqlen <= m; seq += a->seqlen)
-        for (size_t r0 = 0; r0 < a->seqlen; r0 += QUERIES)
-            QT_TRY(attention_rows(be, y + seq * wide, q + seq * wide, k + seq * narrow,
-                                  a->exact_keys ? a->exact_keys + seq * narrow : NULL,
-                                  v + seq * narrow, a, r0, qt_min_size(r0 + QUERIES, a->seqlen),
-                                  err));
+    for (size_t seq = 0; seq < m / a->seqlen; seq++)
+        for (size_t r0 = 0; r0 < a->seqlen; r0 += QUERIES) {
+            const size_t at_q = (seq * a->seqlen + r0) * wide, at_k = seq * all * narrow;
+            QT_TRY(attention_rows(
+                be, y + at_q, q + at_q, k + at_k, a->exact_keys ? a->exact_keys + at_k : NULL,
+                v + at_k, a, a->past + r0, a->past + qt_min_size(r0 + QUERIES, a->seqlen), err));
+        }
 done:
     return rc;
 }
@@ -575,18 +576,24 @@ static int cuda_delta_rule(struct qt_backend *be, float *y, const float *qkv, co
 {
     struct qt_backend *cpu = self(be)->cpu;
     const size_t keys = d->key_heads * d->key_dim, values = d->value_heads * d->value_dim;
+    const size_t states = m / d->seqlen * d->value_heads * d->key_dim * d->value_dim;
     float *hqkv = NULL, *hdecay = NULL, *hrate = NULL, *ha = NULL, *hdt = NULL, *hy = NULL;
     struct qt_delta host = *d;
     int rc;
+    host.state = NULL;
     QT_TRY(fetch(&hqkv, be, qkv, m * (2 * keys + values), err));
     QT_TRY(fetch(&hdecay, be, decay, m * d->value_heads, err));
     QT_TRY(fetch(&hrate, be, rate, m * d->value_heads, err));
     QT_TRY(fetch(&ha, be, d->a_log, d->value_heads, err));
     QT_TRY(fetch(&hdt, be, d->dt_bias, d->value_heads, err));
+    if (d->state)
+        QT_TRY(fetch(&host.state, be, d->state, states, err));
     QT_TRY(qt_array_new(&hy, m, values * sizeof *hy, err));
     host.a_log = ha;
     host.dt_bias = hdt;
     QT_TRY(cpu->delta_rule(cpu, hy, hqkv, hdecay, hrate, m, &host, err));
+    if (d->state)
+        QT_TRY(put(be, d->state, host.state, states, err));
     QT_TRY(put(be, y, hy, m * values, err));
 done:
     qt_free(hqkv);
@@ -594,6 +601,7 @@ done:
     qt_free(hrate);
     qt_free(ha);
     qt_free(hdt);
+    qt_free(host.state);
     qt_free(hy);
     return rc;
 }

@@ -222,6 +222,14 @@ static void test_attention(size_t sequences, const struct qt_attention *a)
     BOTH(CALL);
 #undef CALL
     compare(&again, 5e-6, "attention with sinks");
+    with.past = with.seqlen / 3;
+    with.seqlen -= with.past;
+#define CALL(be)                                                                                   \
+    (with.sinks = sinks.be,                                                                        \
+     be->attention(be, again.be, q.be, k.be, v.be, sequences * with.seqlen, &with, &err))
+    BOTH(CALL);
+#undef CALL
+    compare(&again, 5e-6, "attention of the last queries");
     array_free(&sinks);
 #define CALL(be) be->attention(be, again.be, q.be, k.be, v.be, m, a, &err)
     BOTH(CALL);
@@ -257,6 +265,13 @@ static void test_cached_keys(size_t sequences, struct qt_attention a)
     BOTH(CALL);
 #undef CALL
     compare(&y, 1e-5, what);
+    a.past = a.seqlen / 3;
+    a.seqlen -= a.past;
+    m = sequences * a.seqlen;
+#define CALL(be) (a.exact_keys = exact.be, be->attention(be, y.be, q.be, k.be, v.be, m, &a, &err))
+    BOTH(CALL);
+#undef CALL
+    compare(&y, 1e-5, "attention of the last queries with cached keys");
     free(x);
     array_free(&q), array_free(&k), array_free(&v), array_free(&y), array_free(&exact);
 }
@@ -268,7 +283,7 @@ static void test_recurrences(size_t sequences, size_t seqlen, size_t heads, size
     struct array x = floats(m * width, 1), w = floats(width * 4, 1), c = zeros(m * width * 4);
     struct array a = floats(m * 2 * heads, 1), b = floats(m * 2 * heads, 1);
     struct array log = floats(2 * heads, 1), dt = floats(2 * heads, 1), y = zeros(m * values * 4);
-    struct qt_delta d = {seqlen, heads, 2 * heads, dim, dim + 1, NULL, NULL};
+    struct qt_delta d = {seqlen, heads, 2 * heads, dim, dim + 1, NULL, NULL, NULL, 0};
 #define CALL(be) be->convolve(be, c.be, x.be, w.be, m, seqlen, width, 4, &err)
     BOTH(CALL);
 #undef CALL
@@ -278,6 +293,15 @@ static void test_recurrences(size_t sequences, size_t seqlen, size_t heads, size
     BOTH(CALL);
 #undef CALL
     compare(&y, 0, "delta_rule");
+    struct array state = floats(sequences * 2 * heads * dim * (dim + 1), 1);
+#define CALL(be)                                                                                   \
+    (d.a_log = log.be, d.dt_bias = dt.be, d.state = state.be,                                      \
+     be->delta_rule(be, y.be, c.be, a.be, b.be, m, &d, &err))
+    BOTH(CALL);
+#undef CALL
+    compare(&y, 0, "delta_rule from a state");
+    compare(&state, 0, "delta_rule's state");
+    array_free(&state);
     array_free(&x), array_free(&w), array_free(&c), array_free(&a), array_free(&b);
     array_free(&log), array_free(&dt), array_free(&y);
 }
@@ -580,7 +604,7 @@ static void test_not_finite(void)
     result(same, "score of NaN and infinity");
     array_free(&a), array_free(&b), array_free(&y);
     /* A query before the key that is not finite, and one at its position. */
-    const struct qt_attention one = {2, 1, 1, 8, 1, 0, 0, NULL, NULL};
+    const struct qt_attention one = {2, 1, 1, 8, 1, 0, 0, NULL, NULL, 0};
     struct array q = floats(16, 1), k = floats(16, 1), v = array_of(x, 16 * sizeof *x);
     struct array z = zeros(16 * sizeof *x);
 #define CALL(be) be->attention(be, z.be, q.be, k.be, v.be, 2, &one, &err)
@@ -647,11 +671,14 @@ int main(int argc, char **argv)
 {
     static const size_t shapes[][3] = {{1, 1, 1},      {1, 17, 33},   {5, 64, 100}, {130, 257, 96},
                                        {513, 40, 384}, {64, 1000, 7}, {2, 3, 5000}};
-    static const struct qt_attention kinds[] = {
-        {1, 1, 1, 8, 0.3f, 0, 0, NULL, NULL},     {33, 4, 2, 16, 0.25f, 0, 0, NULL, NULL},
-        {100, 6, 6, 40, 0.2f, 5, 0, NULL, NULL},  {257, 8, 1, 64, 0.1f, 0, 50, NULL, NULL},
-        {64, 2, 2, 128, 0.1f, 30, 1, NULL, NULL}, {1500, 4, 2, 32, 0.2f, 0, 0, NULL, NULL},
-        {300, 3, 1, 300, 0.1f, 0, 0, NULL, NULL}, {2100, 2, 1, 64, 0.1f, 20, 700, NULL, NULL}};
+    static const struct qt_attention kinds[] = {{1, 1, 1, 8, 0.3f, 0, 0, NULL, NULL, 0},
+                                                {33, 4, 2, 16, 0.25f, 0, 0, NULL, NULL, 0},
+                                                {100, 6, 6, 40, 0.2f, 5, 0, NULL, NULL, 0},
+                                                {257, 8, 1, 64, 0.1f, 0, 50, NULL, NULL, 0},
+                                                {64, 2, 2, 128, 0.1f, 30, 1, NULL, NULL, 0},
+                                                {1500, 4, 2, 32, 0.2f, 0, 0, NULL, NULL, 0},
+                                                {300, 3, 1, 300, 0.1f, 0, 0, NULL, NULL, 0},
+                                                {2100, 2, 1, 64, 0.1f, 20, 700, NULL, NULL, 0}};
     const bool quick = check_begin(argc, argv);
     struct qt_err err = {0};
     must(qt_backend_cpu_open(&cpu, &err), &err, "CPU backend");

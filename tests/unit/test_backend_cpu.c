@@ -375,6 +375,29 @@ static void test_convolve(void **state)
     be->close(be);
 }
 
+/* The same sequences token by token, with the states in between, give the same bits. */
+static void check_delta_state(struct qt_backend *be, const float *y, const float *qkv,
+                              const float *a, const float *b, size_t seqs,
+                              const struct qt_delta *whole)
+{
+    struct qt_delta d = *whole;
+    const size_t values = d.value_heads * d.value_dim, states = values * d.key_dim;
+    const size_t width = 2 * d.key_heads * d.key_dim + values;
+    float *got = random_floats(values, 1);
+    d.seqlen = 1;
+    d.state = random_floats(states, 1);
+    for (size_t t = 0; t < seqs * whole->seqlen; t++) {
+        if (t % whole->seqlen == 0)
+            memset(d.state, 0, states * sizeof *d.state);
+        assert_int_equal(be->delta_rule(be, got, qkv + t * width, a + t * d.value_heads,
+                                        b + t * d.value_heads, 1, &d, NULL),
+                         QT_OK);
+        assert_memory_equal(got, y + t * values, values * sizeof *got);
+    }
+    qt_free(d.state);
+    qt_free(got);
+}
+
 /* The definition, with a state per value head. */
 static void test_delta_rule(void **state)
 {
@@ -384,7 +407,7 @@ static void test_delta_rule(void **state)
     float *qkv = random_floats(M * WIDTH, 1), *a = random_floats(M * VH, 2);
     float *b = random_floats(M * VH, 2), *log = random_floats(VH, 1), *dt = random_floats(VH, 1);
     float *y = random_floats(M * VH * VD, 1);
-    const struct qt_delta d = {SEQ, KH, VH, KD, VD, log, dt};
+    const struct qt_delta d = {SEQ, KH, VH, KD, VD, log, dt, NULL};
     (void)state;
     assert_int_equal(be->delta_rule(be, y, qkv, a, b, M, &d, NULL), QT_OK);
     for (size_t head = 0; head < SEQS * VH; head++) {
@@ -413,6 +436,7 @@ static void test_delta_rule(void **state)
             }
         }
     }
+    check_delta_state(be, y, qkv, a, b, SEQS, &d);
     float *const all[] = {qkv, a, b, log, dt, y};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         qt_free(all[i]);
@@ -444,6 +468,40 @@ static void test_add_scale_copy(void **state)
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
+/* rows[seqs][n][width] = the last n rows of each sequence of x[seqs][seqlen][width]. */
+static float *last_rows(const float *x, size_t seqs, size_t seqlen, size_t n, size_t width)
+{
+    float *rows = random_floats(seqs * n * width, 1);
+    for (size_t s = 0; s < seqs; s++)
+        memcpy(rows + s * n * width, x + (s * seqlen + seqlen - n) * width,
+               n * width * sizeof *rows);
+    return rows;
+}
+
+/* The last queries alone, with the keys and values of all positions: rows of `whole`, the output of
+ * all queries. */
+static void check_last_queries(struct qt_backend *be, const float *whole, const float *q,
+                               const float *k, const float *v, size_t seqs, struct qt_attention a)
+{
+    const size_t all = a.seqlen, width = a.heads * a.head_dim;
+    const size_t counts[] = {1, all / 2, all - 1};
+    for (size_t i = 0; i < 3; i++) {
+        const size_t n = counts[i];
+        if (n == 0)
+            continue;
+        a.seqlen = n;
+        a.past = all - n;
+        float *some = last_rows(q, seqs, all, n, width), *y = random_floats(seqs * n * width, 1);
+        float *want = last_rows(whole, seqs, all, n, width);
+        assert_int_equal(be->attention(be, y, some, k, v, seqs * n, &a, NULL), QT_OK);
+        for (size_t j = 0; j < seqs * n * width; j++)
+            assert_true(fabsf(y[j] - want[j]) <= 2e-5f * (1 + fabsf(want[j])));
+        qt_free(some);
+        qt_free(want);
+        qt_free(y);
+    }
+}
+
 static void attention_case(struct qt_backend *be, size_t seqs, struct qt_attention a, double spread)
 {
     size_t m = seqs * a.seqlen, ldq = a.heads * a.head_dim, ldk = a.kv_heads * a.head_dim;
@@ -454,6 +512,7 @@ static void attention_case(struct qt_backend *be, size_t seqs, struct qt_attenti
     attention_reference(want, q, k, v, m, &a);
     assert_int_equal(be->attention(be, y, q, k, v, m, &a, NULL), QT_OK);
     expect_close(y, want, m * ldq, 2e-5, "attention");
+    check_last_queries(be, y, q, k, v, seqs, a);
     free(want);
     qt_free(q);
     qt_free(k);
@@ -470,11 +529,11 @@ static void test_attention_with_cached_keys(void **state)
     (void)state;
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++)
         for (int round = 0; round < 3; round++) {
-            struct qt_attention a = {lengths[l], 4, 2, 16, 0.25f, 0, 0, NULL, NULL};
+            struct qt_attention a = {lengths[l], 4, 2, 16, 0.25f, 0, 0, NULL, NULL, 0};
             if (round == 1)
-                a = (struct qt_attention){lengths[l], 3, 1, 7, 0.3f, 5, 70, NULL, NULL};
+                a = (struct qt_attention){lengths[l], 3, 1, 7, 0.3f, 5, 70, NULL, NULL, 0};
             if (round == 2)
-                a = (struct qt_attention){lengths[l], 2, 2, 64, 0.125f, 0, 10, NULL, NULL};
+                a = (struct qt_attention){lengths[l], 2, 2, 64, 0.125f, 0, 10, NULL, NULL, 0};
             size_t m = 2 * a.seqlen, ldq = a.heads * a.head_dim, ldk = a.kv_heads * a.head_dim;
             float *q = random_floats(m * ldq, 1), *v = random_floats(m * ldk, 1);
             float *exact = random_exact_keys(m, ldk, 1), *y = random_floats(m * ldq, 1);
@@ -485,6 +544,7 @@ static void test_attention_with_cached_keys(void **state)
             attention_reference(want, q, k, v, m, &a);
             assert_int_equal(be->attention(be, y, q, k, v, m, &a, NULL), QT_OK);
             expect_close(y, want, m * ldq, 2e-5, "attention with cached keys");
+            check_last_queries(be, y, q, k, v, 2, a);
             free(want);
             float *all[] = {q, k, v, y, exact};
             for (size_t i = 0; i < 5; i++)
@@ -500,12 +560,12 @@ static void test_attention(void **state)
     (void)state;
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
         size_t s = lengths[l];
-        attention_case(be, 2, (struct qt_attention){s, 4, 2, 16, 0.25f, 0, 0, NULL, NULL}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 3, 3, 7, 0.3f, 0, 1, NULL, NULL}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 6, 2, 64, 0.125f, 0, 64, NULL, NULL}, 1);
-        attention_case(be, 3, (struct qt_attention){s, 2, 1, 33, 0.2f, 5.0f, 65, NULL, NULL}, 2);
-        attention_case(be, 1, (struct qt_attention){s, 4, 1, 1, 1.0f, 50.0f, 10, NULL, NULL}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 1, 1, 8, 1.0f, 0, 1000, NULL, NULL}, 3);
+        attention_case(be, 2, (struct qt_attention){s, 4, 2, 16, 0.25f, 0, 0, NULL, NULL, 0}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 3, 3, 7, 0.3f, 0, 1, NULL, NULL, 0}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 6, 2, 64, 0.125f, 0, 64, NULL, NULL, 0}, 1);
+        attention_case(be, 3, (struct qt_attention){s, 2, 1, 33, 0.2f, 5.0f, 65, NULL, NULL, 0}, 2);
+        attention_case(be, 1, (struct qt_attention){s, 4, 1, 1, 1.0f, 50.0f, 10, NULL, NULL, 0}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 1, 1, 8, 1.0f, 0, 1000, NULL, NULL, 0}, 3);
     }
     be->close(be);
 }
@@ -626,7 +686,7 @@ static size_t all_operations(struct qt_backend *be, unsigned char *out, float *c
     struct qt_score scores[M];
     uint32_t targets[M];
     unsigned char *p = out;
-    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL, NULL};
+    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL, NULL, 0};
     for (size_t i = 0; i < M; i++)
         targets[i] = (uint32_t)(i % N);
     memset(scores, 0, sizeof scores);
@@ -678,7 +738,7 @@ static void test_threads(void **state)
 static void test_out_of_memory(void **state)
 {
     struct qt_backend *be;
-    struct qt_attention a = {64, 1, 1, 8, 1, 0, 0, NULL, NULL};
+    struct qt_attention a = {64, 1, 1, 8, 1, 0, 0, NULL, NULL, 0};
     float *x = random_floats(64 * 8, 1), *y = random_floats(64 * 8, 1);
     void *p;
     (void)state;
