@@ -379,7 +379,8 @@ static void test_rows(size_t m, size_t n)
 #undef CALL
         compare(&some, 0, "gather_rows in place");
     }
-#define CALL(be) be->copy_columns(be, some.be, n, all.be + n / 3, 2 * n + 1, n - n / 3, m, &err)
+#define CALL(be)                                                                                   \
+    be->copy_columns(be, some.be, n, (const float *)all.be + n / 3, 2 * n + 1, n - n / 3, m, &err)
     BOTH(CALL);
 #undef CALL
     compare(&some, 0, "copy_columns");
