@@ -110,6 +110,10 @@ oracle: $(B)/qtool $(B)/tests/tokenize $(B)/tests/test_model $(B)/tests/test_bac
 oracle-llama: $(B)/qtool
 	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) llama.cpp
 
+# A report of the example model in headless Chromium (Debian: chromium).
+browser: $(B)/qtool
+	@tests/browser/run.sh $(B)
+
 # ---- formatting --------------------------------------------------------------------------------
 
 SOURCES := $(shell find $(FOLDERS) cli tests -name '*.[ch]' -o -name '*.cc' -o -name '*.cu' -o -name '*.cuh')
@@ -122,5 +126,5 @@ tidy: $(B)/pkg.cflags
 	    'clang-tidy --quiet "$$@" -- $(QFLAGS) -DQT_ISA=generic' tidy
 
 .PHONY: tests test check check-threads check-valgrind coverage determinism fuzz test-install \
-        test-large bench oracle oracle-llama oracle-tokenizer \
+        test-large bench oracle oracle-llama oracle-tokenizer browser \
         fmt fmt-check tidy

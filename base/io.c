@@ -318,6 +318,41 @@ int qt_file_write(const char *path, const void *data, size_t size, struct qt_err
     return rc < 0 ? rc : end;
 }
 
+static int check_free(const char *path, bool replace, struct qt_err *err)
+{
+    struct stat st;
+    if (lstat(path, &st) < 0)
+        return QT_OK;
+    if (!S_ISREG(st.st_mode))
+        return qt_fail(err, QT_E_USAGE, path, NULL, "exists and is not a file");
+    return replace ? QT_OK
+                   : qt_fail(err, QT_E_USAGE, path, NULL, "exists already; --force replaces it");
+}
+
+int qt_file_publish(const char *path, const void *data, size_t size, bool replace,
+                    struct qt_err *err)
+{
+    char *partial = NULL;
+    bool created = false;
+    int fd = -1, rc;
+    QT_TRY(check_free(path, replace, err));
+    QT_TRY(qt_string_format(&partial, err, "%s.%ld.partial", path, (long)getpid()));
+    QT_TRY(qt_file_create_new(&fd, partial, 0666, err));
+    created = true;
+    QT_TRY(qt_file_write_at(fd, partial, data, size, 0, err));
+    QT_TRY(qt_file_finish(&fd, partial, err));
+    QT_TRY(check_free(path, replace, err));
+    QT_TRY(qt_path_rename(partial, path, err));
+    created = false;
+done:
+    if (fd >= 0)
+        close(fd);
+    if (created)
+        unlink(partial);
+    qt_free(partial);
+    return rc;
+}
+
 enum { CRC_PIECE = 4 << 20, CRC_PIECES = 64 };
 
 struct crc_job {

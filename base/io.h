@@ -73,6 +73,11 @@ int qt_file_read_at(int fd, const char *path, void *data, size_t size, uint64_t 
 int qt_file_finish(int *fd, const char *path, struct qt_err *err);
 /* create + write + fsync + close. */
 int qt_file_write(const char *path, const void *data, size_t size, struct qt_err *err);
+/* Writes a whole file under a temporary name beside `path`, syncs and renames it: `path` is
+ * complete, or as it was. QT_E_USAGE if it exists and `replace` is false, or if it is not a regular
+ * file. */
+int qt_file_publish(const char *path, const void *data, size_t size, bool replace,
+                    struct qt_err *err);
 
 /* CRC-32 (zlib) of the data, continuing from crc (0 to start). Uses all threads for large data. */
 uint32_t qt_crc32(uint32_t crc, const void *data, size_t size);

@@ -91,7 +91,7 @@ struct command {
 };
 
 extern const struct command cmd_inspect, cmd_plan, cmd_calibrate, cmd_quantize, cmd_export,
-    cmd_verify, cmd_eval, cmd_bench, cmd_list, cmd_version, cmd_completion, cmd_manual;
+    cmd_verify, cmd_eval, cmd_bench, cmd_report, cmd_list, cmd_version, cmd_completion, cmd_manual;
 /* All commands, NULL-terminated (main.c). */
 extern const struct command *const commands[];
 extern const struct opt common_opts[];
@@ -190,6 +190,11 @@ struct source {
 };
 int source_open(struct source *out, const char *path, struct qt_err *err);
 void source_close(struct source *s);
+/* Adds what was measured to the document: the path as given, the size of all tensors and, of a
+ * container, the CRC-32 of its manifest, by which a report finds the container. container: NULL for
+ * a checkpoint. */
+int doc_measured(struct cli *cli, const char *path, const struct qt_container *container,
+                 const struct qt_ckpt *ckpt, struct qt_err *err);
 /* checkpoint_open refuses containers, container_open refuses checkpoints. */
 int checkpoint_open(struct qt_ckpt **out, const char *path, struct qt_err *err);
 int container_open(struct qt_container **out, const char *path, struct qt_err *err);

@@ -101,9 +101,25 @@ static int print_report(const struct qt_eval_report *r, const struct bos_rule *b
     return table_print(&t, err);
 }
 
-static void fill_doc(struct cli *cli, const struct qt_eval_report *r,
-                     const struct qt_figure *figures, size_t n)
+static json_t *quantiles_doc(struct cli *cli, const struct qt_eval_report *r)
 {
+    json_t *array = json_array();
+    for (size_t i = 0; i < QT_KLD_QUANTILES; i++) {
+        json_t *o = json_object();
+        doc_set(cli, o, "q", doc_real(qt_kld_quantiles[i]));
+        doc_set(cli, o, "kld", doc_real(r->kld_quantile[i]));
+        doc_append(cli, array, o);
+    }
+    return array;
+}
+
+/* keys: of the simulated cache. */
+static void fill_doc(struct cli *cli, const struct eval_options *o, enum qt_kv_keys keys,
+                     const struct qt_eval_report *r, const struct qt_figure *figures, size_t n)
+{
+    doc_set(cli, cli->doc, "data", doc_text(qt_base_name(qt_data_name(o->data))));
+    doc_set(cli, cli->doc, "ref", doc_text(o->ref));
+    doc_set(cli, cli->doc, "kv_keys", keys ? doc_text(kv_keys_name(keys)) : json_null());
     doc_set(cli, cli->doc, "windows", doc_size(r->windows));
     doc_set(cli, cli->doc, "seqlen", doc_size(r->seqlen));
     doc_set(cli, cli->doc, "scored_tokens", doc_size(r->scored_tokens));
@@ -112,6 +128,7 @@ static void fill_doc(struct cli *cli, const struct qt_eval_report *r,
     if (r->has_ref) {
         doc_set(cli, cli->doc, "ppl_ratio_se", doc_real(r->ppl_ratio_se));
         doc_set(cli, cli->doc, "kld_se", doc_real(r->kld_se));
+        doc_set(cli, cli->doc, "kld_quantiles", quantiles_doc(cli, r));
     }
     doc_figures(cli, figures, n);
 }
@@ -160,8 +177,9 @@ static int kv_open(struct qt_kv *out, const struct kv_options *o, const struct s
     return rc;
 }
 
-static int evaluate(struct qt_eval_report *out, struct bos_rule *bos, struct cli *cli,
-                    const struct eval_options *o, const struct source *model,
+/* *keys: those of the simulated cache. */
+static int evaluate(struct qt_eval_report *out, struct bos_rule *bos, enum qt_kv_keys *keys,
+                    struct cli *cli, const struct eval_options *o, const struct source *model,
                     const struct source *ref, struct qt_err *err)
 {
     const struct qt_eval_options opt = {
@@ -173,6 +191,7 @@ static int evaluate(struct qt_eval_report *out, struct bos_rule *bos, struct cli
     struct qt_kv kv = {0};
     if (o->kv.bits) {
         QT_TRY(kv_open(&kv, &o->kv, model, err));
+        *keys = kv.keys;
         w.fake_quant.cache = qt_kv_apply;
         w.fake_quant.cache_ctx = &kv;
     }
@@ -243,14 +262,15 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         QT_TRY(open_whole(&ref, o->ref, cli, err));
     QT_TRY(check_agreement(&model, err));
     QT_TRY(check_agreement(&ref, err));
-    rc = evaluate(&report, &bos, cli, o, &model, &ref, err);
+    rc = evaluate(&report, &bos, &keys, cli, o, &model, &ref, err);
     if (rc == QT_E_INPUT && report.not_finite && !cli->doc)
         printf("perplexity  nan: %s\n", err->reason);
     if (rc < 0)
         goto done;
     size_t n = make_figures(figures, &report);
     if (cli->doc) {
-        fill_doc(cli, &report, figures, n);
+        fill_doc(cli, o, keys, &report, figures, n);
+        QT_TRY(doc_measured(cli, args[0], model.container, model.ckpt, err));
         doc_bos(cli, &bos);
     } else {
         QT_TRY(print_report(&report, &bos, err));

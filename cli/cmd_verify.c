@@ -436,6 +436,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     size_t n = make_figures(figures, &r);
     ui_clear(&cli->ui);
     if (cli->doc)
+        QT_TRY(doc_measured(cli, args[0], container, qt_container_ckpt(container), err));
+    if (cli->doc)
         fill_doc(cli, &r, gpu, figures, n);
     else
         QT_TRY(print_report(&r, gpu, figures, n, o->common.quiet, err));

@@ -13,8 +13,9 @@
 #include <unistd.h>
 
 const struct command *const commands[] = {
-    &cmd_inspect, &cmd_plan, &cmd_calibrate, &cmd_quantize,   &cmd_export, &cmd_verify, &cmd_eval,
-    &cmd_bench,   &cmd_list, &cmd_version,   &cmd_completion, &cmd_manual, NULL,
+    &cmd_inspect, &cmd_plan,       &cmd_calibrate, &cmd_quantize, &cmd_export,
+    &cmd_verify,  &cmd_eval,       &cmd_bench,     &cmd_report,   &cmd_list,
+    &cmd_version, &cmd_completion, &cmd_manual,    NULL,
 };
 
 static const char *const progress_modes[] = {"auto", "plain", "none", NULL};

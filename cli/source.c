@@ -55,6 +55,22 @@ void source_close(struct source *s)
     *s = (struct source){0};
 }
 
+int doc_measured(struct cli *cli, const char *path, const struct qt_container *container,
+                 const struct qt_ckpt *ckpt, struct qt_err *err)
+{
+    uint64_t bytes = 0;
+    uint32_t crc = 0;
+    int rc = container ? qt_container_crc(&crc, container, err) : QT_OK;
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < qt_ckpt_count(ckpt); i++)
+        bytes += qt_ckpt_tensor(ckpt, i)->nbytes;
+    doc_set(cli, cli->doc, "path", doc_text(path));
+    doc_set(cli, cli->doc, "bytes", doc_size(bytes));
+    doc_set(cli, cli->doc, "manifest_crc32", container ? qt_crc_json(crc) : json_null());
+    return QT_OK;
+}
+
 int checkpoint_open(struct qt_ckpt **out, const char *path, struct qt_err *err)
 {
     *out = NULL;

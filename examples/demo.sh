@@ -9,6 +9,7 @@ start=$(date +%s)
 qtool=${1:?usage: examples/demo.sh QTOOL OUT} out=${2:?usage: examples/demo.sh QTOOL OUT}
 nano=$(dirname "$0")/nano-llama
 mkdir -p "$out"
+inputs=
 
 # figure NAME FILE: a number at the top level of a --json document.
 figure() { sed -n 's/^  "'"$1"'": \([-0-9.e+]*\),*$/\1/p' "$2"; }
@@ -30,6 +31,8 @@ try() {
         >"$out/quantize.json"
     echo "$qtool eval $dir --data $nano/eval.txt --ref $nano" >&2
     "$qtool" eval "$dir" --data "$nano/eval.txt" --ref "$nano" --quiet --json >"$out/eval.json"
+    cp "$out/eval.json" "$dir.json"
+    inputs="$inputs $dir $dir.json"
     line "$name" "$(figure bpw "$out/quantize.json")" "$(figure bytes "$out/quantize.json")" \
         "$(figure ppl "$out/eval.json")" "$(figure kld_mean "$out/eval.json")" \
         "$(figure same_top "$out/eval.json")" >>"$out/table"
@@ -45,4 +48,5 @@ line original 16 "$(figure source_bytes "$out/quantize.json")" \
     "$(figure ref_ppl "$out/eval.json")" 0 1 >>"$out/table"
 echo
 cat "$out/table"
+"$qtool" report $inputs -o "$out/report.html" --force
 echo "took $(($(date +%s) - start)) s"

@@ -387,6 +387,17 @@ const json_t *qt_container_manifest(const struct qt_container *c)
     return c->manifest;
 }
 
+int qt_container_crc(uint32_t *out, const struct qt_container *c, struct qt_err *err)
+{
+    struct qt_map map;
+    int rc = qt_map_open(&map, c->manifest_path, err);
+    if (rc < 0)
+        return rc;
+    *out = qt_crc32(0, map.data, map.size);
+    qt_map_close(&map);
+    return QT_OK;
+}
+
 size_t qt_container_count(const struct qt_container *c)
 {
     return c->count;

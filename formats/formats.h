@@ -332,6 +332,9 @@ void qt_container_close(struct qt_container *c);
 const char *qt_container_dir(const struct qt_container *c);
 const struct qt_ckpt *qt_container_ckpt(const struct qt_container *c);
 const json_t *qt_container_manifest(const struct qt_container *c);
+/* CRC-32 of the file qtool.json. It identifies the contents, as the manifest has the CRCs of all
+ * tensors. */
+int qt_container_crc(uint32_t *out, const struct qt_container *c, struct qt_err *err);
 size_t qt_container_count(const struct qt_container *c);
 const struct qt_entry *qt_container_entry(const struct qt_container *c, size_t i);
 const struct qt_entry *qt_container_find(const struct qt_container *c, const char *name);

@@ -9,6 +9,7 @@
  *   gpu/weight.c           which kernel takes which packed matrix
  *   gpu/time.c             copies in GPU memory, and times
  *   bench/                 speed of the fused kernels
+ *   report/                an HTML page from containers and saved results
  */
 #ifndef QT_VERIFY_VERIFY_H
 #define QT_VERIFY_VERIFY_H
@@ -58,6 +59,10 @@ void qt_verify_free(struct qt_verify_report *report);
 
 enum { QT_EVAL_SEQLEN = 512 }; /* default of qt_eval_options.seqlen */
 
+/* Quantiles of the divergence over positions that eval finds. */
+enum { QT_KLD_QUANTILES = 9 };
+extern const double qt_kld_quantiles[QT_KLD_QUANTILES];
+
 struct qt_eval_options {
     size_t seqlen;      /* tokens of a window; 0 = 512, or the models' maximum if smaller */
     size_t windows;     /* maximum number of windows; 0 = all whole windows of the data */
@@ -75,6 +80,7 @@ struct qt_eval_report {
     /* Standard errors over windows of ppl, ppl_ratio and kld_mean; NaN for one window. */
     double ppl_se, ppl_ratio_se, kld_se;
     double kld_mean, kld_median, kld_p999; /* nats, over all positions of all windows */
+    double kld_quantile[QT_KLD_QUANTILES]; /* at qt_kld_quantiles */
     double same_top; /* fraction of positions with the same most probable token */
     double rms_dp;   /* root mean square of p(target) - p_ref(target) over scored positions */
 };
@@ -231,6 +237,28 @@ int qt_bench_weights(struct qt_packed *out, const struct qt_spec *spec, size_t n
 int qt_bench(struct qt_bench_report *out, struct qt_gpu *gpu, const struct qt_bench_options *opt,
              struct qt_err *err);
 void qt_bench_free(struct qt_bench_report *report);
+
+/* ---- report --------------------------------------------------------------------------------- */
+
+/* A page about containers and what was measured on them. Nothing is measured for it. */
+struct qt_report;
+int qt_report_new(struct qt_report **out, struct qt_err *err);
+/*
+ * Adds an input, whatever it is by its content: a container, a calibration file, or a document that
+ * eval, verify or bench printed with --json. Documents belong to the container whose manifest has
+ * the CRC-32 that they name. QT_E_INPUT for anything else. `path` must outlive the report.
+ */
+int qt_report_add(struct qt_report *r, const char *path, struct qt_err *err);
+/*
+ * Makes the page, *text[*size], freed with qt_free: one HTML file that loads nothing, with charts,
+ * a table of every number, and all tables as JSON in the element with the id "data". The same
+ * inputs and order give the same bytes. Text from the inputs is escaped. sections, if not NULL,
+ * becomes an array of the ids of its sections (json_decref). QT_E_INPUT: a calibration file is
+ * damaged.
+ */
+int qt_report_html(char **text, size_t *size, json_t **sections, const struct qt_report *r,
+                   struct qt_err *err);
+void qt_report_free(struct qt_report *r);
 
 /* ---- gates ---------------------------------------------------------------------------------- */
 

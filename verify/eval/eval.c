@@ -19,6 +19,9 @@ struct window_sums {
     double nll, ref_nll, kld;
 };
 
+const double qt_kld_quantiles[QT_KLD_QUANTILES] = {0.25, 0.5,   0.75,   0.9, 0.95,
+                                                   0.99, 0.999, 0.9999, 1};
+
 /* The model or the reference. */
 struct side {
     const struct qt_weights *weights;
@@ -359,6 +362,8 @@ static void fill_report(struct qt_eval_report *out, struct eval *ev)
     out->kld_se = standard_error(ev, window_kld, (double)ev->seqlen);
     out->kld_median = quantile(ev->kld, positions, 0.5);
     out->kld_p999 = quantile(ev->kld, positions, 0.999);
+    for (size_t i = 0; i < QT_KLD_QUANTILES; i++)
+        out->kld_quantile[i] = quantile(ev->kld, positions, qt_kld_quantiles[i]);
     out->same_top = (double)ev->same_top / (double)positions;
     out->rms_dp = sqrt(ev->p_delta2 / scored);
 }

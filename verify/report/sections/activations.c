@@ -1,0 +1,221 @@
+/* Linear inputs, from calibration files: histograms, and channels that stand out. */
+#include "verify/report/report.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { OUTLIERS = 24, MAX_LAYERS = 1024 };
+
+static const char *const input_names[QT_INPUTS] = {"attention in", "attention out", "MLP in",
+                                                   "MLP down"};
+
+static const struct column input_columns[] = {
+    {"layer", "layer", NULL},
+    {"input", "input", NULL},
+    {"channels", "channels", "%.0f"},
+    {"rms", "RMS", "%.4g"},
+    {"p999_max", "99.9 %, of the largest channel", "%.4g"},
+    {"absmax", "largest", "%.4g"},
+    {"outlier", "largest / RMS", "%.1f"},
+    {"dead", "always 0", "%.0f"},
+};
+static const struct column outlier_columns[] = {
+    {"layer", "layer", NULL},          {"input", "input", NULL},
+    {"channel", "channel", "%.0f"},    {"absmax", "largest", "%.4g"},
+    {"rms", "RMS of channel", "%.4g"}, {"ratio", "largest / RMS of input", "%.1f"},
+};
+static const struct column histogram_columns[] = {
+    {"from", "|x| from", "%.5g"},         {"in0", "attention in (%)", "%.4g"},
+    {"in1", "attention out (%)", "%.4g"}, {"in2", "MLP in (%)", "%.4g"},
+    {"in3", "MLP down (%)", "%.4g"},
+};
+
+struct outlier {
+    size_t layer, input, channel;
+    double absmax, rms, ratio;
+};
+
+/* What is gathered from a calibration file, one linear input at a time. */
+struct gathered {
+    double bins[QT_INPUTS][QT_HIST_BINS];
+    struct outlier top[OUTLIERS]; /* the largest ratios, in descending order */
+    size_t ntop;
+    struct heat heat;
+    struct table inputs;
+};
+
+static void take_outlier(struct gathered *g, const struct outlier *o)
+{
+    size_t at = g->ntop;
+    while (at > 0 && g->top[at - 1].ratio < o->ratio)
+        at--;
+    if (at == OUTLIERS)
+        return;
+    const size_t last = g->ntop < OUTLIERS ? g->ntop++ : OUTLIERS - 1;
+    memmove(&g->top[at + 1], &g->top[at], (last - at) * sizeof *g->top);
+    g->top[at] = *o;
+}
+
+static void gather(struct gathered *g, const struct qt_channels *c, size_t layer, size_t input,
+                   size_t k, size_t tokens)
+{
+    double sum2 = 0, p999 = 0, absmax = 0, dead = 0;
+    char name[24];
+    for (size_t j = 0; j < k; j++)
+        sum2 += c->sum2[j];
+    const double rms = sqrt(sum2 / ((double)k * (double)tokens));
+    for (size_t j = 0; j < k; j++) {
+        const struct outlier o = {layer,
+                                  input,
+                                  j,
+                                  (double)c->absmax[j],
+                                  sqrt(c->sum2[j] / (double)tokens),
+                                  rms > 0 ? (double)c->absmax[j] / rms : 0};
+        take_outlier(g, &o);
+        p999 = fmax(p999, qt_hist_quantile(c->hist + j * QT_HIST_BINS, c->absmax[j], 0.999));
+        absmax = fmax(absmax, o.absmax);
+        dead += o.absmax == 0;
+        for (size_t b = 0; b < QT_HIST_BINS; b++)
+            g->bins[input][b] += c->hist[j * QT_HIST_BINS + b];
+    }
+    snprintf(name, sizeof name, "%zu", layer);
+    row_begin(&g->inputs);
+    cell_text(&g->inputs, name);
+    cell_text(&g->inputs, input_names[input]);
+    cell_number(&g->inputs, (double)k);
+    cell_number(&g->inputs, rms);
+    cell_number(&g->inputs, p999);
+    cell_number(&g->inputs, absmax);
+    cell_number(&g->inputs, absmax / rms);
+    cell_number(&g->inputs, dead);
+    if (layer < g->heat.nrows)
+        g->heat.value[layer * QT_INPUTS + input] = absmax / rms;
+}
+
+/* The lower edge of a bin of |x| (docs/format.md). */
+static double bin_from(size_t b)
+{
+    return b ? exp2(((double)b - 33) / 2) : 0;
+}
+
+static void write_histogram(struct page *p, const struct gathered *g)
+{
+    struct axis x = axis_new("|x|", true), y = axis_new("share of values (%)", true);
+    double edge[QT_HIST_BINS], share[QT_INPUTS][QT_HIST_BINS];
+    size_t first = QT_HIST_BINS, last = 0;
+    struct chart chart;
+    struct table t;
+    for (size_t i = 0; i < QT_INPUTS; i++) {
+        double sum = 0;
+        for (size_t b = 0; b < QT_HIST_BINS; b++)
+            sum += g->bins[i][b];
+        for (size_t b = 0; b < QT_HIST_BINS; b++) {
+            share[i][b] = sum > 0 ? 100 * g->bins[i][b] / sum : NAN;
+            edge[b] = b ? bin_from(b) : NAN;
+            if (!(g->bins[i][b] > 0))
+                continue;
+            first = qt_min_size(first, b);
+            last = qt_max_size(last, b);
+            axis_take(&y, share[i][b]);
+            axis_take(&x, edge[b]);
+        }
+    }
+    if (axis_used(&x) && axis_used(&y)) {
+        chart_begin(&chart, p, "Histogram of the magnitudes of linear inputs, over all layers", &x,
+                    &y);
+        for (size_t i = 0; i < QT_INPUTS; i++)
+            chart_line(&chart, i, false, edge, share[i], QT_HIST_BINS);
+        chart_end(&chart);
+        chart_legend(p, input_names, QT_INPUTS, 0);
+    }
+    TABLE_BEGIN(&t, "Histogram of |x|, over all layers and channels", histogram_columns);
+    for (size_t b = first; b <= last && b < QT_HIST_BINS; b++) {
+        row_begin(&t);
+        cell_number(&t, bin_from(b));
+        for (size_t i = 0; i < QT_INPUTS; i++)
+            cell_number(&t, share[i][b]);
+    }
+    page_table(p, &t, true);
+}
+
+static void write_outliers(struct page *p, const struct gathered *g)
+{
+    struct table t;
+    TABLE_BEGIN(&t, "Channels that stand out most", outlier_columns);
+    for (size_t i = 0; i < g->ntop; i++) {
+        const struct outlier *o = &g->top[i];
+        char layer[24];
+        snprintf(layer, sizeof layer, "%zu", o->layer);
+        row_begin(&t);
+        cell_text(&t, layer);
+        cell_text(&t, input_names[o->input]);
+        cell_number(&t, (double)o->channel);
+        cell_number(&t, o->absmax);
+        cell_number(&t, o->rms);
+        cell_number(&t, o->ratio);
+    }
+    page_table(p, &t, true);
+}
+
+static int heat_begin(struct heat *h, size_t layers, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(heat_new(h, qt_min_size(layers, MAX_LAYERS), QT_INPUTS, err));
+    for (size_t i = 0; i < h->nrows; i++)
+        QT_TRY(qt_string_format(&h->row[i], err, "%zu", i));
+    for (size_t i = 0; i < QT_INPUTS; i++)
+        QT_TRY(qt_string_copy(&h->column[i], input_names[i], err));
+done:
+    return rc;
+}
+
+static int write_file(struct page *p, const struct qt_qcal *q, struct qt_err *err)
+{
+    const struct qt_qcal_info *info = qt_qcal_info(q);
+    struct gathered *g = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&g, 1, sizeof *g, err));
+    g->heat =
+        (struct heat){.caption = "Largest value of an input, divided by its RMS, by decoder layer",
+                      .corner = "layer",
+                      .format = "%.0f",
+                      .high = true,
+                      .span = 10};
+    TABLE_BEGIN(&g->inputs, "Linear inputs", input_columns);
+    QT_TRY(heat_begin(&g->heat, info->layers, err));
+    for (size_t l = 0; l < info->layers; l++) {
+        for (size_t i = 0; i < QT_INPUTS; i++) {
+            struct qt_channels c;
+            QT_TRY(qt_qcal_channels(&c, q, l, i, err));
+            gather(g, &c, l, i, info->k[l][i], info->tokens);
+            qt_channels_free(&c);
+        }
+    }
+    html(&p->text, "<h3>%s: %s, %zu tokens</h3>\n", qt_base_name(qt_qcal_path(q)), info->family,
+         info->tokens);
+    html(&p->text, "<div class=\"charts\"><div>");
+    write_histogram(p, g);
+    html(&p->text, "</div><div>");
+    page_heat(p, &g->heat);
+    html(&p->text, "</div></div>\n");
+    write_outliers(p, g);
+    page_table(p, &g->inputs, true);
+done:
+    if (g) {
+        json_decref(g->inputs.rows);
+        heat_free(&g->heat);
+    }
+    qt_free(g);
+    return rc;
+}
+
+static int write(struct page *p, const struct qt_report *r, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; i < r->nqcals && rc == QT_OK; i++)
+        rc = write_file(p, r->qcals[i], err);
+    return rc;
+}
+
+const struct section section_activations = {"activations", "Activations", write};
