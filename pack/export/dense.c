@@ -19,7 +19,7 @@ static void convert(const struct qt_export_matrix *m, const struct qt_export_pan
     const size_t first = panel->row0 * m->k, count = panel->rows * m->k;
     qt_export_floats(t, first, panel->weight, count);
     if (panel->decoded)
-        qt_to_f32(panel->decoded, t->data + first * sizeof(uint16_t), t->dtype, count);
+        qt_to_f32(panel->decoded, t->data + first * (qt_dtype_bits(t->dtype) / 8), t->dtype, count);
 }
 
 const struct qt_export_format qt_export_dense = {

@@ -234,7 +234,8 @@ static int check_exact(const struct qt_export *x, struct qt_export_matrix *m, co
     if (!fit)
         why = m->scale_dtype == QT_F16 ? "scales are outside the range of FP16"
                                        : "scales have more than the 8 bits of BF16";
-    m->rounded = why || x->format->rounds;
+    /* Dequantized weights are FP32. */
+    m->rounded = why || (x->format->rounds && !(x->format->weights && m->scale_dtype == QT_F32));
     if (why && !x->opt->lossy)
         return qt_fail(err, QT_E_UNSUPPORTED, qt_container_dir(x->container), m->entry->name,
                        "%s cannot hold %s exactly: %s; --lossy rounds once", x->format->name,

@@ -51,6 +51,8 @@ $ ls -d x4* x4.partial 2>/dev/null | wc -l
 > ^0$
 
 # Dequantized weights are those that eval runs.
+$ qtool quantize "$NANO" -o exact --scheme nf4 -q >/dev/null && qtool export exact -o exact32 --format dense --dtype float32 -q
+> ^rounded +none: weights are those of the container$
 $ qtool quantize "$NANO" -o all --scheme nf4 -q >/dev/null && qtool export all -o plain --format dense --dtype float32 -q >/dev/null && qtool eval all --data "$NANO/eval.txt" --windows 4 -q >one && qtool eval plain --data "$NANO/eval.txt" --windows 4 -q | diff one - && grep -c quantization plain/config.json
 ? 1
 > ^0$
