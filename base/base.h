@@ -21,6 +21,7 @@
 #include "base/par.h"
 #include "base/status.h"
 #include "base/stop.h"
+#include "base/tempdir.h"
 
 #define QT_VERSION        "0.2.0"
 #define QT_VERSION_NUMBER 200 /* major * 10000 + minor * 100 + patch */

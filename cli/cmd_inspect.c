@@ -367,10 +367,11 @@ const struct command cmd_inspect = {
     .name = "inspect",
     .summary = "show what is in a checkpoint, container or calibration file",
     .description =
-        "Lists the tensors of a checkpoint (safetensors, or PyTorch .bin/.pt) with dtype, shape "
-        "and size. For a container it also lists scheme, bits per weight and recorded error of "
-        "every quantized tensor, and whether the container was made for a 4-bit KV cache. Headers "
-        "and the manifest are checked; the data of tensors is not read ('verify' reads it).\n\n"
+        "Lists the tensors of a checkpoint (safetensors, PyTorch .bin/.pt, or GGUF) with dtype, "
+        "shape and size. For a container it also lists scheme, bits per weight and recorded error "
+        "of every quantized tensor, and whether the container was made for a 4-bit KV cache. "
+        "Headers and the manifest are checked; the data of tensors is not read ('verify' reads "
+        "it).\n\n"
         "SQNR is the ratio of the energy of the weights to the energy of the error; cosine is the "
         "cosine of the angle between stored and original weights.\n\n"
         "For a calibration file (.qcal) it lists the model and the data, and for each linear input "

@@ -307,7 +307,7 @@ static const struct opt opts[] = {
 };
 
 static const struct opt_positional positionals[] = {
-    {"CKPT", "checkpoint: a directory, or a .safetensors, .bin, .pt or .pth file"},
+    {"CKPT", "checkpoint: a directory, or a .safetensors, .bin, .pt, .pth or .gguf file"},
     {0},
 };
 

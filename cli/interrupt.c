@@ -31,6 +31,7 @@ static void request_stop(int sig)
 {
     static volatile sig_atomic_t signals;
     if (signals++) {
+        qt_tempdirs_end();
         signal(sig, SIG_DFL);
         raise(sig);
         return;

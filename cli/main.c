@@ -86,7 +86,7 @@ static void write_text(int fd, const char *text)
         return; /* no way left to report it */
 }
 
-/* May run in a signal handler: only write and _exit. */
+/* May run in a signal handler: only write, unlink and _exit. */
 void process_end(enum qt_status status, const char *message, const char *more)
 {
     static atomic_flag ending = ATOMIC_FLAG_INIT;
@@ -116,6 +116,7 @@ void process_end(enum qt_status status, const char *message, const char *more)
     write_text(STDERR_FILENO, "\n");
     if (more)
         write_text(STDERR_FILENO, more);
+    qt_tempdirs_end();
     _exit(code);
 }
 

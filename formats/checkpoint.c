@@ -2,7 +2,7 @@
  * A checkpoint: one file, or the files of a directory, as one list of tensors with unique names.
  * Quantized and stacked tensors are presented as ordinary ones (views.c).
  */
-#include "formats/formats_internal.h"
+#include "formats/gguf.h"
 #include "formats/views.h"
 
 #include <ctype.h>
@@ -15,6 +15,7 @@ enum { MAX_INDEX = QT_MAX_HEADER };
 
 struct qt_ckpt {
     char *dir;
+    char *made;              /* GGUF: the temporary directory with side files, or NULL */
     struct qt_shard *shards; /* in name order; fixed once allocated: slots point into it */
     size_t shard_count;
     bool is_file; /* opened as a single file, not as a directory */
@@ -69,8 +70,9 @@ static void names_sort_unique(struct names *names)
     names->count = kept;
 }
 
-/* Lists all *.safetensors files of the directory. */
-static int list_directory(struct names *names, const char *dir, struct qt_err *err)
+/* Lists all files of the directory whose names end so. */
+static int list_directory(struct names *names, const char *dir, const char *ending,
+                          struct qt_err *err)
 {
     int rc = QT_OK;
     struct dirent *entry;
@@ -78,13 +80,9 @@ static int list_directory(struct names *names, const char *dir, struct qt_err *e
     if (!d)
         return qt_fail(err, QT_E_RESOURCE, dir, NULL, "cannot list: %s", strerror(errno));
     while (rc == QT_OK && (entry = readdir(d)) != NULL)
-        if (qt_name_ends_in(entry->d_name, ".safetensors"))
+        if (qt_name_ends_in(entry->d_name, ending))
             rc = names_add(names, entry->d_name, err);
     closedir(d);
-    if (rc == QT_OK && names->count == 0)
-        rc = qt_fail(err, QT_E_INPUT, dir, NULL,
-                     "no checkpoint here: no *.safetensors, " QT_INDEX_NAME ", "
-                     "pytorch_model.bin or pytorch_model.bin.index.json");
     return rc;
 }
 
@@ -199,7 +197,7 @@ static int present_views(struct qt_ckpt *ckpt, struct qt_err *err)
     const struct qt_slot **stored = ckpt->in_file_order;
     const size_t n = ckpt->count;
     size_t next = 0;
-    int rc = qt_views_make(views, ckpt->dir, (struct qt_slot *const *)ckpt->in_name_order,
+    int rc = qt_views_make(views, qt_ckpt_dir(ckpt), (struct qt_slot *const *)ckpt->in_name_order,
                            (struct qt_slot *const *)stored, n, err);
     if (rc < 0 || views->count == 0)
         return rc;
@@ -319,7 +317,12 @@ static int open_files(struct qt_ckpt *ckpt, const char *name, struct qt_err *err
 {
     int rc;
     struct names names = {0};
-    QT_TRY(name ? names_add(&names, name, err) : list_directory(&names, ckpt->dir, err));
+    QT_TRY(name ? names_add(&names, name, err)
+                : list_directory(&names, ckpt->dir, ".safetensors", err));
+    if (names.count == 0)
+        QT_TRY(qt_fail(err, QT_E_INPUT, ckpt->dir, NULL,
+                       "no checkpoint here: no *.safetensors, " QT_INDEX_NAME ", "
+                       "pytorch_model.bin, pytorch_model.bin.index.json or *.gguf"));
     names_sort_unique(&names);
     if (!name)
         QT_TRY(check_numbered(&names, ckpt->dir, err));
@@ -327,6 +330,68 @@ static int open_files(struct qt_ckpt *ckpt, const char *name, struct qt_err *err
     QT_TRY(list_tensors(ckpt, err));
 done:
     names_free(&names);
+    return rc;
+}
+
+/* Removes all names but those of the files to which `name` belongs: itself, or the numbered files of
+ * its set. */
+static void keep_set(struct names *names, const char *name)
+{
+    size_t prefix = 0, other, kept = 0;
+    const size_t total = shards_of(name, &prefix);
+    for (size_t i = 0; i < names->count; i++) {
+        char *item = names->items[i];
+        const bool same = total ? shards_of(item, &other) == total && other == prefix &&
+                                      memcmp(item, name, prefix) == 0
+                                : strcmp(item, name) == 0;
+        if (same)
+            names->items[kept++] = item;
+        else
+            qt_free(item);
+    }
+    names->count = kept;
+}
+
+/* name: a file, or one of the files of a set. */
+static int open_gguf(struct qt_ckpt *ckpt, const char *name, struct qt_err *err)
+{
+    int rc;
+    struct names names = {0};
+    QT_TRY(list_directory(&names, ckpt->dir, ".gguf", err));
+    keep_set(&names, name);
+    names_sort_unique(&names);
+    QT_TRY(check_numbered(&names, ckpt->dir, err));
+    if (names.count == 0) /* the file has gone */
+        QT_TRY(names_add(&names, name, err));
+    QT_TRY(open_shards(ckpt, &names, NULL, NULL, err));
+    QT_TRY(qt_gguf_adopt(&ckpt->made, ckpt->shards, ckpt->shard_count, ckpt->dir, err));
+    QT_TRY(list_tensors(ckpt, err));
+done:
+    names_free(&names);
+    return rc;
+}
+
+/* *name = a GGUF file if the directory has only one model in such files and no *.safetensors; NULL:
+ * it has none. The caller frees it with qt_free. */
+static int find_gguf(char **name, const char *dir, struct qt_err *err)
+{
+    struct names weights = {0}, files = {0};
+    int rc;
+    *name = NULL;
+    QT_TRY(list_directory(&weights, dir, ".safetensors", err));
+    QT_TRY(list_directory(&files, dir, ".gguf", err));
+    names_sort_unique(&files);
+    if (weights.count || files.count == 0)
+        goto done;
+    QT_TRY(qt_string_copy(name, files.items[0], err));
+    const size_t all = files.count;
+    keep_set(&files, *name);
+    if (files.count < all)
+        rc = qt_fail(err, QT_E_INPUT, dir, NULL,
+                     "has several GGUF files: give the name of one, such as %s/%s", dir, *name);
+done:
+    names_free(&weights);
+    names_free(&files);
     return rc;
 }
 
@@ -350,23 +415,32 @@ static int open_directory(struct qt_ckpt *ckpt, const char *dir, struct qt_err *
         if (exists)
             return choices[i].open(ckpt, choices[i].name, err);
     }
-    return rc < 0 ? rc : open_files(ckpt, NULL, err);
+    char *gguf = NULL;
+    if (rc == QT_OK)
+        rc = find_gguf(&gguf, dir, err);
+    if (rc == QT_OK)
+        rc = gguf ? open_gguf(ckpt, gguf, err) : open_files(ckpt, NULL, err);
+    qt_free(gguf);
+    return rc;
 }
 
 static int open_file(struct qt_ckpt *ckpt, const char *path, struct qt_err *err)
 {
     int rc;
     const char *name = qt_base_name(path);
-    ckpt->is_file = true;
+    const bool gguf = qt_gguf_name_ok(name);
+    ckpt->is_file = !gguf;
     if (access(path, F_OK) < 0 && errno != EACCES) /* also for dangling and circular links */
         return qt_fail(err, QT_E_INPUT, path, NULL, "cannot open: %s", strerror(errno));
-    if (!qt_shard_name_ok(name))
+    if (!gguf && !qt_shard_name_ok(name))
         return qt_fail(err, QT_E_INPUT, path, NULL,
-                       "a directory or a .safetensors, .bin, .pt or .pth file is expected");
+                       "a directory or a .safetensors, .bin, .pt, .pth or .gguf file is expected");
     const int length = (int)(name - path);
     QT_TRY(length == 0   ? qt_string_copy(&ckpt->dir, ".", err)
            : length == 1 ? qt_string_copy(&ckpt->dir, "/", err)
                          : qt_string_format(&ckpt->dir, err, "%.*s", length - 1, path));
+    if (gguf)
+        return open_gguf(ckpt, name, err);
     QT_TRY(qt_array_new(&ckpt->shards, 1, sizeof *ckpt->shards, err));
     QT_TRY(qt_shard_open(&ckpt->shards[0], path, err));
     ckpt->shard_count = 1;
@@ -423,6 +497,7 @@ void qt_ckpt_close(struct qt_ckpt *ckpt)
     if (!ckpt)
         return;
     qt_views_free(&ckpt->views);
+    qt_tempdir_remove(ckpt->made);
     for (size_t i = 0; i < ckpt->shard_count; i++)
         qt_shard_close(&ckpt->shards[i]);
     qt_free(ckpt->shards);
@@ -467,7 +542,7 @@ const char *qt_side_file(size_t i)
 
 const char *qt_ckpt_dir(const struct qt_ckpt *ckpt)
 {
-    return ckpt->dir;
+    return ckpt->made ? ckpt->made : ckpt->dir;
 }
 
 size_t qt_ckpt_count(const struct qt_ckpt *ckpt)

@@ -5,7 +5,8 @@
  *   safetensors.c  a safetensors file: strictly checked header, mapped data
  *   torch.c        a PyTorch .bin/.pt file: zip.c (archive), pickle.c (restricted unpickler),
  *                  state_dict.c (list of tensors)
- *   shard.c        one weight file of either format
+ *   gguf.c         a GGUF file; gguf_config.c, gguf_tokenizer.c: its side files; gguf_names.c
+ *   shard.c        one weight file of any format
  *   tensors.c      the list of tensors of a weight file, and the checks common to both formats
  *   npy.c          .npy arrays and raw .u16/.u32 token files
  *   checkpoint.c   a directory or file of the above as one list of tensors
@@ -143,6 +144,8 @@ enum qt_kind qt_file_kind(const void *data, size_t size);
 /* True if all of the data is UTF-8 text without control characters other than white space (tab,
  * line feed, ...), backspace and escape. */
 bool qt_is_text(const void *data, size_t size);
+/* Returns the offset of the first invalid byte of UTF-8, or size. */
+size_t qt_utf8_check(const char *s, size_t size);
 /* "a Git LFS pointer" */
 const char *qt_kind_name(enum qt_kind kind);
 /* What the user can do with such a file: "fetch the file with 'git lfs pull'"; or NULL. */
@@ -173,10 +176,12 @@ struct qt_tensor {
 struct qt_ckpt; /* opaque; immutable after opening, so several threads can read it */
 
 /*
- * Opens a checkpoint for reading: a .safetensors, .bin, .pt or .pth file, or a directory with
+ * Opens a checkpoint for reading: a .safetensors, .bin, .pt, .pth or .gguf file, or a directory with
  * model.safetensors, model.safetensors.index.json, pytorch_model.bin or
  * pytorch_model.bin.index.json (the first that exists), or else all *.safetensors files of the
- * directory. Checks every header in full; maps the data without reading it.
+ * directory, or else the GGUF file or the numbered GGUF files. Checks every header in full; maps the
+ * data without reading it. A GGUF file is presented like the checkpoint that it was made from; its
+ * side files are in a temporary directory until qt_ckpt_close.
  *
  * Tensors of quantized checkpoints (formats/encodings/) are presented dequantized, in the dtype that
  * the model computes in, and without the scales beside them; reading one computes value times scale
@@ -202,7 +207,8 @@ extern const char *const qt_quantization_paths[];
 int qt_ckpt_check_whole(const struct qt_ckpt *ckpt, struct qt_err *err);
 void qt_ckpt_close(struct qt_ckpt *ckpt);
 
-/* Directory of config.json and the tokenizer files: the path itself, or the parent of the file. */
+/* Directory of config.json and the tokenizer files: the path itself, the parent of the file, or for
+ * GGUF the temporary directory. */
 const char *qt_ckpt_dir(const struct qt_ckpt *ckpt);
 /* The index of a sharded checkpoint: maps tensors to files. */
 #define QT_INDEX_NAME "model.safetensors.index.json"
@@ -258,6 +264,68 @@ void qt_weight_file_name(char out[QT_WEIGHT_FILE_NAME], size_t i, size_t count, 
 int qt_safetensors_header(char **out, size_t *size, uint64_t *offsets,
                           const struct qt_tensor *tensors, size_t n, const json_t *metadata,
                           struct qt_err *err);
+
+/* ---- GGUF ----------------------------------------------------------------------------------- */
+
+/*
+ * Names in the files of llama.cpp, for the families that qtool reads and writes. gguf.c reads such
+ * files, pack/export writes them.
+ */
+enum {
+    QT_GGUF_BIAS = 1,   /* the module may have a bias */
+    QT_GGUF_ROTARY = 2, /* rows of heads that the rotary embedding turns */
+    QT_GGUF_EXACT = 4,  /* F32, as llama.cpp's own converter has it */
+    QT_GGUF_NAME = 64,
+};
+/* A module of a decoder layer. source: its name after "model.layers.N."; '#' stands for the number
+ * of an expert. target: its name after "blk.N.". */
+struct qt_gguf_part {
+    const char *source, *target;
+    unsigned flags;
+};
+struct qt_gguf_family {
+    const char *family, *name; /* model_type of config.json; general.architecture */
+    const char *class;         /* of transformers */
+    const struct qt_gguf_part *parts;
+    /* The rotary embedding turns channels 2i and 2i + 1, so that rows i and i + d/2 of a head of d
+     * channels become neighbours. */
+    bool permuted;
+    bool norms_plus_1; /* norms are stored with 1 added */
+};
+/* Family number i; NULL past the end. */
+const struct qt_gguf_family *qt_gguf_family_at(size_t i);
+/* NULL: not in the table. */
+const struct qt_gguf_family *qt_gguf_family_find(const char *family);
+
+/* What a tensor becomes. */
+struct qt_gguf_place {
+    char name[QT_GGUF_NAME];
+    size_t layer; /* 0: of none */
+    bool skip;    /* not stored: a head that is the embedding */
+    bool rotary;  /* the rows of a head are reordered: qt_gguf_row */
+    bool plus_1;  /* 1 is added */
+    bool exact;   /* always F32 */
+    bool stacked; /* slice `expert` of a tensor of all experts */
+    size_t expert;
+};
+/* False if the family has no place for the tensor. tied: the head is the embedding. */
+bool qt_gguf_place(struct qt_gguf_place *out, const struct qt_gguf_family *f, const char *tensor,
+                   bool tied);
+/* The row of a GGUF file that has row `row` of the checkpoint. head: rows of a head; 0: rows keep
+ * their order. */
+size_t qt_gguf_row(size_t row, size_t head);
+
+/* A splitting of text before byte-level BPE, by its name in llama.cpp. */
+struct qt_gguf_pre {
+    const char *name;
+    /* A line for each pre-tokenizer of tokenizer.json: "words" and "bytes" (ByteLevel with and
+     * without its regex), "digits" (Digits, individual), "split REGEX" (Split, isolated). */
+    const char *steps;
+    bool ignore_merges; /* a word that is a token stays whole */
+    bool bos;           /* files that do not say so have a BOS before a text */
+};
+/* Splitting number i; NULL past the end. A splitting may have several names, the usual one first. */
+const struct qt_gguf_pre *qt_gguf_pre_at(size_t i);
 
 /* ---- arrays --------------------------------------------------------------------------------- */
 

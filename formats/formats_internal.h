@@ -3,6 +3,7 @@
  *
  *                safetensors.c -----------------------------.
  *   tensors.c -> pickle.c -> state_dict.c, zip.c -> torch.c +-> shard.c (one file) -> checkpoint.c
+ *                                                   gguf.c -'
  *                                           encodings/ -> stacked.c -> views.c -> checkpoint.c
  */
 #ifndef QT_FORMATS_FORMATS_INTERNAL_H
@@ -82,6 +83,11 @@ struct qt_slot {
     size_t offset;              /* bytes from the start of the file, or of the storage */
     size_t stride[QT_MAX_DIMS]; /* torch: in elements */
     const char *shares;         /* torch: name of an earlier tensor with common data; NULL */
+    /* GGUF: blocks of weights, NULL: none (info then is U8 [rows][bytes]); rows of a head, whose order
+     * is that of qt_gguf_row, 0: all rows keep their order; 1 is added to all values. */
+    const struct qt_gguf_block *block;
+    size_t head;
+    bool plus_1;
     const struct qt_view *view; /* the slot is that of a view, which has no place in a file; NULL */
     bool used;                  /* by a view, so that it is not presented itself */
 };
@@ -90,8 +96,9 @@ struct qt_slot {
 struct qt_shard {
     char *path;
     struct qt_map map;
-    struct qt_zip zip; /* torch */
-    json_t *metadata;  /* safetensors: the object __metadata__, or NULL */
+    struct qt_zip zip;    /* torch */
+    json_t *metadata;     /* safetensors: the object __metadata__, or NULL */
+    struct qt_gguf *gguf; /* GGUF: the keys; NULL */
     struct qt_slot *slots;
     size_t count, capacity;
 };

@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <stdio.h>
+#include <utf8proc.h>
 
 /* ---- names ---------------------------------------------------------------------------------- */
 
@@ -25,7 +26,7 @@ static const struct {
     [QT_KIND_LFS] = {"a Git LFS pointer", "fetch the file with 'git lfs pull'"},
     [QT_KIND_HTML] = {"an HTML page", "the download has failed: repeat it"},
     [QT_KIND_XML] = {"an XML document", "the download may have failed: repeat it"},
-    [QT_KIND_GGUF] = {"a GGUF file", "use the safetensors checkpoint it was made from"},
+    [QT_KIND_GGUF] = {"a GGUF file", "a checkpoint of this kind has a name that ends in .gguf"},
     [QT_KIND_GGML] = {"a GGML file", "use the checkpoint it was made from"},
     [QT_KIND_ONNX] = {"an ONNX model", "use the checkpoint it was exported from"},
     [QT_KIND_HDF5] = {"an HDF5 file (Keras)", "save the weights as safetensors"},
@@ -261,6 +262,24 @@ bool qt_is_text(const void *data, size_t size)
         if ((n = character(p + at, size - at)) == 0)
             return false;
     return true;
+}
+
+size_t qt_utf8_check(const char *s, size_t size)
+{
+    const utf8proc_uint8_t *p = (const utf8proc_uint8_t *)s;
+    utf8proc_int32_t c;
+    for (size_t i = 0; i < size;) {
+        if (p[i] < 0x80) {
+            i++;
+            continue;
+        }
+        utf8proc_ssize_t n =
+            utf8proc_iterate(p + i, (utf8proc_ssize_t)qt_min_size(size - i, 4), &c);
+        if (n <= 0)
+            return i;
+        i += (size_t)n;
+    }
+    return size;
 }
 
 static enum qt_kind text_kind(const unsigned char *p, size_t size)

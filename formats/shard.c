@@ -1,5 +1,5 @@
-/* A weight file of a checkpoint in either format. */
-#include "formats/formats_internal.h"
+/* A weight file of a checkpoint in any format. */
+#include "formats/gguf.h"
 
 #include <stdio.h>
 
@@ -28,7 +28,9 @@ int qt_shard_open(struct qt_shard *out, const char *path, struct qt_err *err)
     *out = (struct qt_shard){0};
     QT_TRY(qt_string_copy(&out->path, path, err));
     QT_TRY(qt_map_open(&out->map, path, err));
-    QT_TRY(is_torch_name(path) ? qt_torch_open(out, err) : qt_safetensors_open(out, err));
+    QT_TRY(is_torch_name(path)     ? qt_torch_open(out, err)
+           : qt_gguf_name_ok(path) ? qt_gguf_open(out, err)
+                                   : qt_safetensors_open(out, err));
 done:
     if (rc < 0)
         qt_shard_close(out);
@@ -41,6 +43,7 @@ void qt_shard_close(struct qt_shard *shard)
         qt_free((char *)(uintptr_t)shard->slots[i].info.name);
     qt_free(shard->slots);
     qt_zip_close(&shard->zip);
+    qt_gguf_free(shard->gguf);
     json_decref(shard->metadata);
     qt_map_close(&shard->map);
     qt_free(shard->path);

@@ -111,7 +111,7 @@ static int find_base(struct qt_views *v, const struct qt_stored *s, const struct
         return note(v, rc, &why, err);
     if (found) {
         e.info.file = t->info.file;
-        v->encoded = true;
+        v->encoded |= e.info.encoding != NULL;
     } else if (qt_dtype_is_weight(t->info.dtype) && qt_stack_is_candidate(s->source, &t->info)) {
         e = (struct qt_encoded){.info = t->info, .part = {t}};
         if (t->info.ndim >= 2)

@@ -44,8 +44,6 @@ const char *qt_tokenizer_bos_file(const struct qt_tokenizer *tok);
 /* *id = the token before the text, or else "bos_token" of tokenizer_config.json. QT_E_INPUT: there is
  * none. */
 int qt_tokenizer_bos(uint32_t *id, const struct qt_tokenizer *tok, struct qt_err *err);
-/* Returns the offset of the first invalid byte of UTF-8, or size. */
-size_t qt_utf8_check(const char *s, size_t size);
 /* Returns the number of bytes at the end that are the beginning of a longer character, 0 to 3. */
 size_t qt_utf8_cut(const char *s, size_t size);
 

@@ -8,6 +8,7 @@
  *     packed_int.c    pack-quantized: integers of compressed-tensors
  *     gptq.c, awq.c   integers of GPTQ and AWQ
  *     bitsandbytes.c  nf4, fp4, int8 of bitsandbytes
+ *     gguf.c          types of GGUF files
  *     source.c        what config.json says about quantization
  *
  * To add an encoding: a file, and a line in the table of encodings.c.
@@ -82,7 +83,7 @@ struct qt_encoding {
                    size_t row, size_t n);
 };
 extern const struct qt_encoding qt_encoding_scaled, qt_encoding_fp4, qt_encoding_packed_int,
-    qt_encoding_gptq, qt_encoding_awq, qt_encoding_bnb4, qt_encoding_bnb8;
+    qt_encoding_gptq, qt_encoding_awq, qt_encoding_bnb4, qt_encoding_bnb8, qt_encoding_gguf;
 
 /* Asks all encodings of the table. */
 int qt_encoding_find(bool *found, struct qt_encoded *out, size_t *stem, const char **ending,

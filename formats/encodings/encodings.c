@@ -6,8 +6,8 @@
 #include <stdlib.h>
 
 static const struct qt_encoding *const encodings[] = {
-    &qt_encoding_packed_int, &qt_encoding_fp4,  &qt_encoding_scaled, &qt_encoding_gptq,
-    &qt_encoding_awq,        &qt_encoding_bnb4, &qt_encoding_bnb8,
+    &qt_encoding_gguf, &qt_encoding_packed_int, &qt_encoding_fp4,  &qt_encoding_scaled,
+    &qt_encoding_gptq, &qt_encoding_awq,        &qt_encoding_bnb4, &qt_encoding_bnb8,
 };
 
 int qt_encoding_find(bool *found, struct qt_encoded *out, size_t *stem, const char **ending,

@@ -24,24 +24,6 @@ enum { POLL_BYTES = 1 << 16 }; /* between two looks at `interrupted` */
 
 /* ---- UTF-8 ---------------------------------------------------------------------------------- */
 
-size_t qt_utf8_check(const char *s, size_t size)
-{
-    const utf8proc_uint8_t *p = (const utf8proc_uint8_t *)s;
-    utf8proc_int32_t c;
-    for (size_t i = 0; i < size;) {
-        if (p[i] < 0x80) {
-            i++;
-            continue;
-        }
-        utf8proc_ssize_t n =
-            utf8proc_iterate(p + i, (utf8proc_ssize_t)qt_min_size(size - i, 4), &c);
-        if (n <= 0)
-            return i;
-        i += (size_t)n;
-    }
-    return size;
-}
-
 size_t qt_utf8_cut(const char *s, size_t size)
 {
     for (size_t n = 1; n <= 3 && n <= size; n++) {

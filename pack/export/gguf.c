@@ -38,6 +38,7 @@ struct gguf {
     struct qt_gguf_bytes keys;
     struct qt_gguf_factors factors;
     const struct qt_gguf_arch *arch;
+    const struct qt_gguf_family *names;
     size_t layers, head_dim, experts;
     bool tied;
     struct tensor *tensors;
@@ -124,7 +125,7 @@ static int add_source(struct gguf *g, const char *name, struct source source, st
 {
     struct qt_gguf_place place;
     struct tensor *t, shape = {0};
-    if (!qt_gguf_place(&place, g->arch, name, g->tied))
+    if (!qt_gguf_place(&place, g->names, name, g->tied))
         return refuse(g, name, "gguf has no place for this tensor in its architecture", err);
     if (place.skip)
         return QT_OK;
@@ -238,7 +239,8 @@ static int find_arch(struct gguf *g, const char *family, struct qt_err *err)
 {
     char names[256];
     g->arch = qt_gguf_arch_find(family);
-    if (g->arch)
+    g->names = qt_gguf_family_find(family);
+    if (g->arch && g->names)
         return QT_OK;
     qt_gguf_arch_names(names, sizeof names);
     return qt_fail(err, QT_E_UNSUPPORTED, qt_container_dir(g->x->container), NULL,
@@ -307,16 +309,7 @@ static void release(struct qt_export *x)
 
 /* ---- data ----------------------------------------------------------------------------------- */
 
-/* Where a row of the source goes, and which one comes to a place: rows i and i + head / 2 of a head
- * become neighbours. */
-static size_t row_to(size_t row, size_t head)
-{
-    if (!head)
-        return row;
-    const size_t r = row % head, half = head / 2;
-    return row - r + 2 * (r % half) + r / half;
-}
-
+/* The row of the source that comes to a place: the reverse of qt_gguf_row. */
 static size_t row_from(size_t row, size_t head)
 {
     if (!head)
@@ -331,7 +324,7 @@ static void convert(const struct qt_export_matrix *m, const struct qt_export_pan
     const size_t blocks = m->k / QT_GGUF_BLOCK, groups = m->codes.groups;
     for (size_t r = 0; r < panel->rows; r++) {
         unsigned char *dst = m->tensor[0].data;
-        dst += row_to(panel->row0 + r, t->head) * blocks * t->type->bytes;
+        dst += qt_gguf_row(panel->row0 + r, t->head) * blocks * t->type->bytes;
         for (size_t b = 0; b < blocks; b++, dst += t->type->bytes) {
             const size_t at = r * m->k + b * QT_GGUF_BLOCK;
             const size_t g = r * groups + b * QT_GGUF_BLOCK / m->codes.group;

@@ -9,8 +9,10 @@
  *     gguf.c             the format: plan, sizes, files
  *     gguf_blocks.c      types of tensors: blocks of 32 weights
  *     gguf_file.c        keys and headers
- *     gguf_arch.c        the table of architectures: names of tensors, keys, what is refused
+ *     gguf_arch.c        the table of architectures: keys, what is refused
  *     gguf_tokenizer.c   tokenizer.json -> keys
+ *
+ * formats/gguf_names.c has the names, which the reader (formats/gguf.c) shares.
  */
 #ifndef QT_PACK_EXPORT_GGUF_H
 #define QT_PACK_EXPORT_GGUF_H
@@ -18,7 +20,7 @@
 #include "model/model.h"
 #include "pack/export/export.h"
 
-enum { QT_GGUF_ALIGN = 32, QT_GGUF_NAME = 64, QT_GGUF_BLOCK = 32 };
+enum { QT_GGUF_ALIGN = 32, QT_GGUF_BLOCK = 32 };
 
 /* ---- keys and headers (gguf_file.c) --------------------------------------------------------- */
 
@@ -78,21 +80,6 @@ struct qt_gguf_arch; /* a row of the table */
 const struct qt_gguf_arch *qt_gguf_arch_find(const char *family);
 /* The families of the table, for messages. */
 void qt_gguf_arch_names(char *out, size_t size);
-
-/* What a tensor becomes. */
-struct qt_gguf_place {
-    char name[QT_GGUF_NAME];
-    size_t layer; /* 0: of none */
-    bool skip;    /* not stored: a head that is the embedding */
-    bool rotary;  /* the rows of a head are reordered */
-    bool plus_1;  /* 1 is added */
-    bool exact;   /* always F32 */
-    bool stacked; /* slice `expert` of a tensor of all experts */
-    size_t expert;
-};
-/* False if the architecture has no place for the tensor. tied: the head is the embedding. */
-bool qt_gguf_place(struct qt_gguf_place *out, const struct qt_gguf_arch *arch, const char *tensor,
-                   bool tied);
 
 /* Divisors of the frequencies of the rotary embedding, which are stored as tensors. */
 struct qt_gguf_factors {

@@ -1,5 +1,6 @@
 /*
- * The architectures of llama.cpp: names of tensors and keys.
+ * The architectures of llama.cpp: keys, and what it computes. formats/gguf_names.c has the names of
+ * tensors.
  *
  * llama.cpp computes what its code for the architecture says, whatever config.json has. Everything
  * that a family can vary is therefore either written as a key that llama.cpp reads, or compared with
@@ -13,118 +14,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A module of a decoder layer, without "model.layers.N."; '#' stands for the number of an expert. */
-struct part {
-    const char *source, *target;
-    unsigned flags;
-};
-enum {
-    BIAS = 1,   /* llama.cpp reads a bias */
-    ROTARY = 2, /* rows of heads that the rotary embedding turns */
-    EXACT = 4,  /* F32, as llama.cpp's own converter has it */
-};
-
-#define LLAMA_QKV(flags)                                                                           \
-    {"self_attn.q_proj", "attn_q", BIAS | ROTARY}, {"self_attn.k_proj", "attn_k", BIAS | ROTARY},  \
-        {"self_attn.v_proj", "attn_v", BIAS},                                                      \
-    {                                                                                              \
-        "self_attn.o_proj", "attn_output", flags                                                   \
-    }
-#define LLAMA_NORMS                                                                                \
-    {"input_layernorm", "attn_norm", 0},                                                           \
-    {                                                                                              \
-        "post_attention_layernorm", "ffn_norm", 0                                                  \
-    }
-#define HEAD_NORMS                                                                                 \
-    {"self_attn.q_norm", "attn_q_norm", 0},                                                        \
-    {                                                                                              \
-        "self_attn.k_norm", "attn_k_norm", 0                                                       \
-    }
-#define LLAMA_MLP(flags)                                                                           \
-    {"mlp.gate_proj", "ffn_gate", flags}, {"mlp.up_proj", "ffn_up", flags},                        \
-    {                                                                                              \
-        "mlp.down_proj", "ffn_down", flags                                                         \
-    }
-#define FUSED_MLP                                                                                  \
-    {"mlp.gate_up_proj", "ffn_up", 0},                                                             \
-    {                                                                                              \
-        "mlp.down_proj", "ffn_down", 0                                                             \
-    }
-#define EXPERTS                                                                                    \
-    {"mlp.gate", "ffn_gate_inp", EXACT}, {"mlp.experts.#.gate_proj", "ffn_gate_exps", 0},          \
-        {"mlp.experts.#.up_proj", "ffn_up_exps", 0},                                               \
-    {                                                                                              \
-        "mlp.experts.#.down_proj", "ffn_down_exps", 0                                              \
-    }
-
-static const struct part llama_parts[] = {LLAMA_QKV(BIAS), LLAMA_NORMS, LLAMA_MLP(BIAS), {0}};
-static const struct part mixtral_parts[] = {
-    LLAMA_QKV(BIAS),
-    LLAMA_NORMS,
-    {"block_sparse_moe.gate", "ffn_gate_inp", EXACT},
-    {"block_sparse_moe.experts.#.w1", "ffn_gate_exps", 0},
-    {"block_sparse_moe.experts.#.w3", "ffn_up_exps", 0},
-    {"block_sparse_moe.experts.#.w2", "ffn_down_exps", 0},
-    {0},
-};
-static const struct part qwen_parts[] = {LLAMA_QKV(0), LLAMA_NORMS, HEAD_NORMS, LLAMA_MLP(0), {0}};
-static const struct part qwen2_moe_parts[] = {
-    LLAMA_QKV(0),
-    LLAMA_NORMS,
-    EXPERTS,
-    {"mlp.shared_expert_gate", "ffn_gate_inp_shexp", EXACT},
-    {"mlp.shared_expert.gate_proj", "ffn_gate_shexp", 0},
-    {"mlp.shared_expert.up_proj", "ffn_up_shexp", 0},
-    {"mlp.shared_expert.down_proj", "ffn_down_shexp", 0},
-    {0},
-};
-static const struct part qwen3_moe_parts[] = {LLAMA_QKV(0), LLAMA_NORMS, HEAD_NORMS, EXPERTS, {0}};
-static const struct part gemma_parts[] = {
-    LLAMA_QKV(0),
-    HEAD_NORMS,
-    LLAMA_MLP(0),
-    {"input_layernorm", "attn_norm", 0},
-    {"post_attention_layernorm", "post_attention_norm", 0},
-    {"pre_feedforward_layernorm", "ffn_norm", 0},
-    {"post_feedforward_layernorm", "post_ffw_norm", 0},
-    {0},
-};
-static const struct part olmo2_parts[] = {
-    LLAMA_QKV(0),
-    HEAD_NORMS,
-    LLAMA_MLP(0),
-    {"post_attention_layernorm", "post_attention_norm", 0},
-    {"post_feedforward_layernorm", "post_ffw_norm", 0},
-    {0},
-};
-static const struct part phi3_parts[] = {{"self_attn.qkv_proj", "attn_qkv", 0},
-                                         {"self_attn.o_proj", "attn_output", 0},
-                                         LLAMA_NORMS,
-                                         FUSED_MLP,
-                                         {0}};
-static const struct part glm4_parts[] = {
-    LLAMA_QKV(0),
-    LLAMA_NORMS,
-    FUSED_MLP,
-    {"post_self_attn_layernorm", "post_attention_norm", 0},
-    {"post_mlp_layernorm", "post_ffw_norm", 0},
-    {0},
-};
-
 enum head_rule { HEAD_ANY, HEAD_OWN /* never the embedding */, HEAD_TIED /* always */ };
 
 struct qt_gguf_arch {
-    const char *family, *name; /* name: general.architecture */
-    const struct part *parts;
-    /* The rotary embedding turns channels 2i and 2i + 1, so that rows i and i + d/2 of a head of d
-     * channels become neighbours. */
-    bool permuted;
-    bool square;     /* heads * head_dim must be the hidden size */
-    bool scaled;     /* has the factors of Granite */
-    bool embed_sqrt; /* the embedding is multiplied by the root of the hidden size */
-    bool capped;     /* has softcaps of attention scores and logits, which must be given */
-    bool last_cap;   /* may have a softcap of logits */
-    bool norms_plus_1;
+    const char *family;
+    bool square;      /* heads * head_dim must be the hidden size */
+    bool scaled;      /* has the factors of Granite */
+    bool embed_sqrt;  /* the embedding is multiplied by the root of the hidden size */
+    bool capped;      /* has softcaps of attention scores and logits, which must be given */
+    bool last_cap;    /* may have a softcap of logits */
     bool normalized;  /* routing weights of the chosen experts sum to 1 */
     bool skips_rope;  /* every 4th layer has no rotary embedding */
     bool rope_freqs;  /* reads factors of the rotary embedding from a tensor */
@@ -137,38 +35,14 @@ struct qt_gguf_arch {
 };
 
 static const struct qt_gguf_arch table[] = {
-    {.family = "llama",
-     .name = "llama",
-     .parts = llama_parts,
-     .permuted = true,
-     .rope_freqs = true,
-     .rope_lists = true},
-    {.family = "mistral",
-     .name = "llama",
-     .parts = llama_parts,
-     .permuted = true,
-     .rope_freqs = true,
-     .rope_lists = true},
-    {.family = "mixtral",
-     .name = "llama",
-     .parts = mixtral_parts,
-     .permuted = true,
-     .rope_freqs = true,
-     .rope_lists = true,
-     .normalized = true,
-     .theta = 1e6},
-    {.family = "qwen2", .name = "qwen2", .parts = qwen_parts, .square = true},
-    {.family = "qwen3", .name = "qwen3", .parts = qwen_parts},
-    {.family = "qwen2_moe",
-     .name = "qwen2moe",
-     .parts = qwen2_moe_parts,
-     .square = true,
-     .head = HEAD_OWN},
-    {.family = "qwen3_moe", .name = "qwen3moe", .parts = qwen3_moe_parts, .normalized = true},
+    {.family = "llama", .rope_freqs = true, .rope_lists = true},
+    {.family = "mistral", .rope_freqs = true, .rope_lists = true},
+    {.family = "mixtral", .rope_freqs = true, .rope_lists = true, .normalized = true, .theta = 1e6},
+    {.family = "qwen2", .square = true},
+    {.family = "qwen3"},
+    {.family = "qwen2_moe", .square = true, .head = HEAD_OWN},
+    {.family = "qwen3_moe", .normalized = true},
     {.family = "gemma2",
-     .name = "gemma2",
-     .parts = gemma_parts,
-     .norms_plus_1 = true,
      .embed_sqrt = true,
      .capped = true,
      .period = 2,
@@ -176,9 +50,6 @@ static const struct qt_gguf_arch table[] = {
      .head = HEAD_TIED,
      .act = QT_ACT_GELU_TANH},
     {.family = "gemma3_text",
-     .name = "gemma3",
-     .parts = gemma_parts,
-     .norms_plus_1 = true,
      .embed_sqrt = true,
      .last_cap = true,
      .period = 6,
@@ -186,22 +57,11 @@ static const struct qt_gguf_arch table[] = {
      .act = QT_ACT_GELU_TANH,
      .theta = 1e6,
      .local_theta = 1e4},
-    {.family = "phi3", .name = "phi3", .parts = phi3_parts, .square = true, .rope_lists = true},
-    {.family = "olmo2", .name = "olmo2", .parts = olmo2_parts, .square = true, .head = HEAD_OWN},
-    {.family = "smollm3",
-     .name = "smollm3",
-     .parts = llama_parts,
-     .permuted = true,
-     .skips_rope = true,
-     .theta = 2e6},
-    {.family = "granite",
-     .name = "granite",
-     .parts = llama_parts,
-     .permuted = true,
-     .scaled = true,
-     .rope_freqs = true,
-     .rope_lists = true},
-    {.family = "glm4", .name = "glm4", .parts = glm4_parts},
+    {.family = "phi3", .square = true, .rope_lists = true},
+    {.family = "olmo2", .square = true, .head = HEAD_OWN},
+    {.family = "smollm3", .skips_rope = true, .theta = 2e6},
+    {.family = "granite", .scaled = true, .rope_freqs = true, .rope_lists = true},
+    {.family = "glm4"},
 };
 
 enum { ARCHS = sizeof table / sizeof *table };
@@ -221,82 +81,12 @@ void qt_gguf_arch_names(char *out, size_t size)
         used += (size_t)snprintf(out + used, size - used, "%s%s", i ? ", " : "", table[i].family);
 }
 
-/* ---- names of tensors ----------------------------------------------------------------------- */
-
-/* Reads decimal digits at *s; false if there are none or too many. */
-static bool number(size_t *out, const char **s)
-{
-    size_t digits = 0;
-    *out = 0;
-    for (; isdigit((unsigned char)**s) && digits < 7; digits++)
-        *out = *out * 10 + (size_t)(*(*s)++ - '0');
-    return digits > 0 && !isdigit((unsigned char)**s);
-}
-
-/* Compares module[size] with a name that may have a '#'. */
-static bool matches(struct qt_gguf_place *out, const char *name, const char *module, size_t size)
-{
-    const char *at = module, *hash = strchr(name, '#');
-    if (!hash)
-        return strlen(name) == size && strncmp(name, module, size) == 0;
-    const size_t before = (size_t)(hash - name), after = strlen(hash + 1);
-    if (size <= before || strncmp(name, module, before) != 0)
-        return false;
-    at += before;
-    out->stacked = true;
-    return number(&out->expert, &at) && (size_t)(at - module) + after == size &&
-           strncmp(hash + 1, at, after) == 0;
-}
-
-static bool place_part(struct qt_gguf_place *out, const struct qt_gguf_arch *arch, const char *rest)
-{
-    const char *dot = strrchr(rest, '.');
-    size_t layer;
-    const char *module = rest;
-    if (!dot || !number(&layer, &module) || *module != '.' || module >= dot)
-        return false;
-    module++;
-    const bool bias = strcmp(dot, ".bias") == 0;
-    if (!bias && strcmp(dot, ".weight") != 0)
-        return false;
-    for (const struct part *p = arch->parts; p->source; p++) {
-        *out = (struct qt_gguf_place){0};
-        if (!matches(out, p->source, module, (size_t)(dot - module)) ||
-            (bias && !(p->flags & BIAS)))
-            continue;
-        out->layer = layer;
-        out->rotary = arch->permuted && (p->flags & ROTARY);
-        out->exact = p->flags & EXACT;
-        out->plus_1 = arch->norms_plus_1 && strstr(p->target, "norm");
-        snprintf(out->name, sizeof out->name, "blk.%zu.%s%s", layer, p->target, dot);
-        return true;
-    }
-    return false;
-}
-
-bool qt_gguf_place(struct qt_gguf_place *out, const struct qt_gguf_arch *arch, const char *tensor,
-                   bool tied)
-{
-    static const char *const globals[][2] = {{"embed_tokens.weight", "token_embd.weight"},
-                                             {"norm.weight", "output_norm.weight"},
-                                             {"lm_head.weight", "output.weight"}};
-    const char *name = strncmp(tensor, "model.", 6) == 0 ? tensor + 6 : tensor;
-    *out = (struct qt_gguf_place){0};
-    for (size_t i = 0; i < sizeof globals / sizeof *globals; i++)
-        if (strcmp(name, globals[i][0]) == 0) {
-            snprintf(out->name, sizeof out->name, "%s", globals[i][1]);
-            out->skip = i == 2 && tied;
-            out->plus_1 = i == 1 && arch->norms_plus_1;
-            return true;
-        }
-    return strncmp(name, "layers.", 7) == 0 && place_part(out, arch, name + 7);
-}
-
 /* ---- what llama.cpp computes ---------------------------------------------------------------- */
 
 struct writer {
     struct qt_gguf_bytes *b;
     const struct qt_gguf_arch *arch;
+    const struct qt_gguf_family *names;
     const struct qt_model_info *info;
     struct qt_model_details details;
     const struct qt_export *x;
@@ -307,7 +97,7 @@ struct writer {
 static int differs(const struct writer *w, const char *what)
 {
     return qt_fail(w->err, QT_E_UNSUPPORTED, qt_container_dir(w->x->container), NULL,
-                   "gguf cannot hold this model: llama.cpp computes '%s' with %s", w->arch->name,
+                   "gguf cannot hold this model: llama.cpp computes '%s' with %s", w->names->name,
                    what);
 }
 
@@ -580,11 +370,16 @@ int qt_gguf_arch_keys(struct qt_gguf_bytes *b, struct qt_gguf_factors *factors,
                       const struct qt_gguf_arch *arch, const struct qt_model *model,
                       const struct qt_export *x, struct qt_err *err)
 {
-    struct writer w = {.b = b, .arch = arch, .info = qt_model_info(model), .x = x, .err = err};
+    struct writer w = {.b = b,
+                       .arch = arch,
+                       .names = qt_gguf_family_find(arch->family),
+                       .info = qt_model_info(model),
+                       .x = x,
+                       .err = err};
     int rc;
     qt_model_details(&w.details, model);
-    snprintf(w.prefix, sizeof w.prefix, "%s.", arch->name);
-    qt_gguf_string(b, "", "general.architecture", arch->name);
+    snprintf(w.prefix, sizeof w.prefix, "%s.", w.names->name);
+    qt_gguf_string(b, "", "general.architecture", w.names->name);
     qt_gguf_string(b, "", "general.type", "model");
     QT_TRY(write_sizes(&w));
     QT_TRY(write_experts(&w));

@@ -2,7 +2,7 @@
  * tokenizer.json -> keys of a GGUF file.
  *
  * llama.cpp has two algorithms for these files: "gpt2", byte-level BPE with merges and a splitting
- * of the text that is chosen by name (the table below), and "llama", the BPE of SentencePiece, which
+ * of the text that is chosen by name (qt_gguf_pre_at), and "llama", the BPE of SentencePiece, which
  * joins the pair that makes the token with the highest score. tokenizer.json has merges in both
  * cases; the score of a token is minus the rank of its first merge.
  */
@@ -47,41 +47,6 @@ static int unsupported(const struct tokens *t, const char *what)
 }
 
 /* ---- pre-tokenizers ------------------------------------------------------------------------- */
-
-#define LLAMA3(contractions, letters, digits, others)                                              \
-    contractions "|[^\\r\\n\\p{L}\\p{N}]?" letters "|" digits "| ?" others                         \
-                 "+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-#define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-#define WORD                                                                                       \
-    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+"
-#define CAPITALS                                                                                   \
-    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*"
-#define REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
-
-/* Splittings of llama.cpp by name. `steps`: as describe() writes them, one a line. ignore_merges: a
- * word that is a token stays whole. */
-static const struct pre {
-    const char *name, *steps;
-    bool ignore_merges;
-} pres[] = {
-    {"gpt-2", "words\n", false},
-    {"smollm", "digits\nwords\n", false},
-    {"llama-bpe",
-     "split " LLAMA3(CONTRACTIONS, "\\p{L}+", "\\p{N}{1,3}", "[^\\s\\p{L}\\p{N}]") "\nbytes\n",
-     true},
-    {"dbrx",
-     "split " LLAMA3(CONTRACTIONS, "\\p{L}+", "\\p{N}{1,3}", "[^\\s\\p{L}\\p{N}]") "\nbytes\n",
-     false},
-    {"qwen2", "split " LLAMA3(CONTRACTIONS, "\\p{L}+", "\\p{N}", "[^\\s\\p{L}\\p{N}]") "\nbytes\n",
-     false},
-    {"qwen35",
-     "split " LLAMA3(CONTRACTIONS, "[\\p{L}\\p{M}]+", "\\p{N}",
-                     "[^\\s\\p{L}\\p{M}\\p{N}]") "\nbytes\n",
-     false},
-    {"tekken", "split " WORD "|" CAPITALS "|\\p{N}" REST "\nbytes\n", true},
-    {"gpt-4o",
-     "split " WORD CONTRACTIONS "?|" CAPITALS CONTRACTIONS "?|\\p{N}{1,3}" REST "\nbytes\n", false},
-};
 
 enum { STEPS = 4096 };
 
@@ -130,15 +95,16 @@ static void describe(char *steps, const json_t *section)
         add_step(steps, "unknown", type);
 }
 
-static const struct pre *find_pre(const struct tokens *t, char *steps)
+static const struct qt_gguf_pre *find_pre(const struct tokens *t, char *steps)
 {
     const json_t *model = json_object_get(t->root, "model");
+    const struct qt_gguf_pre *pre;
     *steps = '\0';
     describe(steps, json_object_get(t->root, "pre_tokenizer"));
-    for (size_t i = 0; i < sizeof pres / sizeof *pres; i++)
-        if (strcmp(pres[i].steps, steps) == 0 &&
-            pres[i].ignore_merges == flag(model, "ignore_merges", false))
-            return &pres[i];
+    for (size_t i = 0; (pre = qt_gguf_pre_at(i)) != NULL; i++)
+        if (strcmp(pre->steps, steps) == 0 &&
+            pre->ignore_merges == flag(model, "ignore_merges", false))
+            return pre;
     return NULL;
 }
 
@@ -325,7 +291,7 @@ static int write_bytes(struct qt_gguf_bytes *b, const struct tokens *t)
 {
     const json_t *normalizer = json_object_get(t->root, "normalizer");
     char steps[STEPS];
-    const struct pre *pre = find_pre(t, steps);
+    const struct qt_gguf_pre *pre = find_pre(t, steps);
     int rc;
     if (json_is_object(normalizer) && strcmp(type_of(normalizer), "NFC") != 0)
         return qt_fail(t->err, QT_E_UNSUPPORTED, t->path, NULL,

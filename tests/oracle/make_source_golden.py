@@ -2,9 +2,10 @@
 """Writes tests/golden/sources: small quantized and stacked checkpoints, and what they stand for.
 
     usage: make_source_golden.py OUT      needs torch, numpy, safetensors, transformers,
-                                          compressed-tensors, bitsandbytes
+                                          compressed-tensors, bitsandbytes, gguf
 
-Each case is a directory with model.safetensors, config.json and expected.safetensors. The expected
+Each case is a directory with model.safetensors and config.json, or model.gguf, and
+expected.safetensors. The expected
 tensors come from the dequantization of the packages that write the format, where a package can run
 on a CPU; those of GPTQ, AWQ and ModelOpt's NVFP4 come from the formulas of their documentation, in
 NumPy. test_sources.c compares all bits.
@@ -344,6 +345,110 @@ def stacked():
          {"model_type": "gpt2"})
 
 
+# ---- GGUF ---------------------------------------------------------------------------------------
+
+# Offsets of F16 numbers in a block; the other bytes may have any value.
+F16_AT = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82],
+          "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0],
+          "IQ4_XS": [0], "MXFP4": []}
+
+
+def blocks(kind, rows, cols):
+    """Random rows of a type, and what the gguf package makes of them."""
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[kind]
+    count, size = gguf.GGML_QUANT_SIZES[kind]
+    data = np.random.randint(0, 256, (rows * cols // count, size), dtype=np.uint8)
+    for at in F16_AT[kind.name]:
+        scale = (np.random.randn(len(data)) * 1e-3).astype(np.float16)
+        data[:, at:at + 2] = scale.view(np.uint8).reshape(-1, 2)
+    if kind.name == "MXFP4":
+        data[:, 0] = np.random.randint(115, 125, len(data))
+    data = data.reshape(rows, cols // count * size)
+    return data, torch.from_numpy(gguf.dequantize(data, kind).astype(np.float16)), kind
+
+
+def gguf_case(name, arch, keys, tensors, expected):
+    """tensors: name -> values, or (bytes, type)."""
+    import gguf
+
+    path = os.path.join(OUT, name)
+    os.makedirs(path, exist_ok=True)
+    w = gguf.GGUFWriter(f"{path}/model.gguf", arch)
+    for key, value in keys.items():
+        (w.add_float32 if isinstance(value, float) else w.add_uint32)(f"{arch}.{key}", value)
+    for tensor, value in tensors.items():
+        if isinstance(value, tuple):
+            w.add_tensor(tensor, value[0], raw_dtype=value[1])
+        elif value.dtype == BF16:
+            w.add_tensor(tensor, value.contiguous().view(torch.uint16).numpy(),
+                         raw_dtype=gguf.GGMLQuantizationType.BF16)
+        else:
+            w.add_tensor(tensor, value.numpy())
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+    save_file({k: v.contiguous() for k, v in expected.items()}, f"{path}/expected.safetensors")
+
+
+def permuted(w, heads):
+    """Rows as convert_hf_to_gguf.py orders those of queries and keys."""
+    return (w.reshape(heads, 2, w.shape[0] // heads // 2, *w.shape[1:]).swapaxes(1, 2)
+            .reshape(w.shape))
+
+
+def gguf_files():
+    keys = {"context_length": 64, "embedding_length": 256, "block_count": 16,
+            "feed_forward_length": 4, "attention.head_count": 2, "attention.head_count_kv": 1,
+            "attention.key_length": 8, "attention.layer_norm_rms_epsilon": 1e-5}
+    embedding = normal(4, 256).half()
+    tensors, expected = {"token_embd.weight": embedding}, {"model.embed_tokens.weight": embedding}
+    for i, kind in enumerate(F16_AT):
+        data, values, kind = blocks(kind, 4, 256)
+        tensors[f"blk.{i}.ffn_up.weight"] = (data, kind)
+        expected[f"model.layers.{i}.mlp.up_proj.weight"] = values
+    q, bias, k = normal(16, 256), normal(16), normal(8, 256).to(BF16)
+    tensors.update({"blk.0.attn_q.weight": permuted(q, 2), "blk.0.attn_q.bias": permuted(bias, 2),
+                    "blk.0.attn_k.weight": permuted(k, 1)})
+    expected.update({LAYER + "self_attn.q_proj.weight": q, LAYER + "self_attn.q_proj.bias": bias,
+                     LAYER + "self_attn.k_proj.weight": k})
+    # The rows of a quantized matrix are reordered, too.
+    data, values, kind = blocks("Q4_0", 16, 256)
+    tensors["blk.1.attn_q.weight"] = (permuted(data, 2), kind)
+    expected["model.layers.1.self_attn.q_proj.weight"] = values
+    gguf_case("gguf_types", "llama", keys, tensors, expected)
+
+    norm, last, head_norm = torch.randn(256), torch.randn(256), torch.randn(8)
+    gguf_case("gguf_gemma", "gemma3", {**keys, "attention.sliding_window": 32},
+              {"token_embd.weight": embedding, "blk.0.attn_q.weight": q, "blk.0.attn_norm.weight":
+               norm + 1, "blk.0.attn_q_norm.weight": head_norm + 1, "output_norm.weight": last + 1},
+              {"model.embed_tokens.weight": embedding, LAYER + "self_attn.q_proj.weight": q,
+               LAYER + "input_layernorm.weight": (norm + 1) - 1,
+               LAYER + "self_attn.q_norm.weight": (head_norm + 1) - 1,
+               "model.norm.weight": (last + 1) - 1})
+
+    for name, arch, prefix, names in (
+            ("gguf_qwen", "qwen3moe", "mlp", ("gate_proj", "up_proj", "down_proj")),
+            ("gguf_mixtral", "llama", "block_sparse_moe", ("w1", "w3", "w2"))):
+        gate, gate_w, kind = blocks("Q5_0", 6, 64)
+        up, up_w, _ = blocks("Q5_0", 6, 64)
+        down, router = normal(2, 64, 3), normal(2, 64)
+        p = f"{LAYER}{prefix}."
+        want = {"model.embed_tokens.weight": embedding[:, :64], p + "gate.weight": router}
+        for e in range(2):
+            for key, w in zip(names, (gate_w.reshape(2, 3, 64), up_w.reshape(2, 3, 64), down)):
+                want[f"{p}experts.{e}.{key}.weight"] = w[e]
+        gguf_case(name, arch, {**keys, "embedding_length": 64, "expert_count": 2,
+                               "expert_used_count": 1, "expert_feed_forward_length": 3},
+                  {"token_embd.weight": embedding[:, :64].contiguous(),
+                   "blk.0.ffn_gate_inp.weight": router,
+                   "blk.0.ffn_gate_exps.weight": (gate.reshape(2, 3, -1), kind),
+                   "blk.0.ffn_up_exps.weight": (up.reshape(2, 3, -1), kind),
+                   "blk.0.ffn_down_exps.weight": down}, want)
+
+
 torch.manual_seed(1)
 np.random.seed(1)
 fp8_transformers()
@@ -357,3 +462,4 @@ awq()
 bitsandbytes()
 stacked()
 fp8_transposed()
+gguf_files()

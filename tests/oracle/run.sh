@@ -62,7 +62,7 @@ check() {
         ;;
     sources)
         into_venv "torch==2.*" "transformers==5.*" compressed-tensors==0.20.1 \
-            bitsandbytes==0.50.2 numpy safetensors || return 77
+            bitsandbytes==0.50.2 gguf==0.19.0 numpy safetensors || return 77
         rm -rf "$build/sources" &&
             "$python" tests/oracle/make_source_golden.py "$build/sources" &&
             diff -r "$build/sources" tests/golden/sources

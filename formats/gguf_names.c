@@ -1,0 +1,304 @@
+/* Names in GGUF files: architectures, tensors, splittings of text. */
+#include "formats/gguf.h"
+
+#include <ctype.h>
+#include <stdio.h>
+
+/* ---- families ------------------------------------------------------------------------------- */
+
+enum { BIAS = QT_GGUF_BIAS, ROTARY = QT_GGUF_ROTARY, EXACT = QT_GGUF_EXACT };
+
+#define LLAMA_QKV(flags)                                                                           \
+    {"self_attn.q_proj", "attn_q", BIAS | ROTARY}, {"self_attn.k_proj", "attn_k", BIAS | ROTARY},  \
+        {"self_attn.v_proj", "attn_v", BIAS},                                                      \
+    {                                                                                              \
+        "self_attn.o_proj", "attn_output", flags                                                   \
+    }
+#define LLAMA_NORMS                                                                                \
+    {"input_layernorm", "attn_norm", 0},                                                           \
+    {                                                                                              \
+        "post_attention_layernorm", "ffn_norm", 0                                                  \
+    }
+#define HEAD_NORMS                                                                                 \
+    {"self_attn.q_norm", "attn_q_norm", 0},                                                        \
+    {                                                                                              \
+        "self_attn.k_norm", "attn_k_norm", 0                                                       \
+    }
+#define LLAMA_MLP(flags)                                                                           \
+    {"mlp.gate_proj", "ffn_gate", flags}, {"mlp.up_proj", "ffn_up", flags},                        \
+    {                                                                                              \
+        "mlp.down_proj", "ffn_down", flags                                                         \
+    }
+#define FUSED_MLP                                                                                  \
+    {"mlp.gate_up_proj", "ffn_up", 0},                                                             \
+    {                                                                                              \
+        "mlp.down_proj", "ffn_down", 0                                                             \
+    }
+#define EXPERTS                                                                                    \
+    {"mlp.gate", "ffn_gate_inp", EXACT}, {"mlp.experts.#.gate_proj", "ffn_gate_exps", 0},          \
+        {"mlp.experts.#.up_proj", "ffn_up_exps", 0},                                               \
+    {                                                                                              \
+        "mlp.experts.#.down_proj", "ffn_down_exps", 0                                              \
+    }
+
+static const struct qt_gguf_part llama_parts[] = {
+    LLAMA_QKV(BIAS), LLAMA_NORMS, LLAMA_MLP(BIAS), {0}};
+static const struct qt_gguf_part mixtral_parts[] = {
+    LLAMA_QKV(BIAS),
+    LLAMA_NORMS,
+    {"block_sparse_moe.gate", "ffn_gate_inp", EXACT},
+    {"block_sparse_moe.experts.#.w1", "ffn_gate_exps", 0},
+    {"block_sparse_moe.experts.#.w3", "ffn_up_exps", 0},
+    {"block_sparse_moe.experts.#.w2", "ffn_down_exps", 0},
+    {0},
+};
+static const struct qt_gguf_part qwen_parts[] = {
+    LLAMA_QKV(0), LLAMA_NORMS, HEAD_NORMS, LLAMA_MLP(0), {0}};
+static const struct qt_gguf_part qwen2_moe_parts[] = {
+    LLAMA_QKV(0),
+    LLAMA_NORMS,
+    EXPERTS,
+    {"mlp.shared_expert_gate", "ffn_gate_inp_shexp", EXACT},
+    {"mlp.shared_expert.gate_proj", "ffn_gate_shexp", 0},
+    {"mlp.shared_expert.up_proj", "ffn_up_shexp", 0},
+    {"mlp.shared_expert.down_proj", "ffn_down_shexp", 0},
+    {0},
+};
+static const struct qt_gguf_part qwen3_moe_parts[] = {
+    LLAMA_QKV(0), LLAMA_NORMS, HEAD_NORMS, EXPERTS, {0}};
+static const struct qt_gguf_part gemma_parts[] = {
+    LLAMA_QKV(0),
+    HEAD_NORMS,
+    LLAMA_MLP(0),
+    {"input_layernorm", "attn_norm", 0},
+    {"post_attention_layernorm", "post_attention_norm", 0},
+    {"pre_feedforward_layernorm", "ffn_norm", 0},
+    {"post_feedforward_layernorm", "post_ffw_norm", 0},
+    {0},
+};
+static const struct qt_gguf_part olmo2_parts[] = {
+    LLAMA_QKV(0),
+    HEAD_NORMS,
+    LLAMA_MLP(0),
+    {"post_attention_layernorm", "post_attention_norm", 0},
+    {"post_feedforward_layernorm", "post_ffw_norm", 0},
+    {0},
+};
+static const struct qt_gguf_part phi3_parts[] = {{"self_attn.qkv_proj", "attn_qkv", 0},
+                                                 {"self_attn.o_proj", "attn_output", 0},
+                                                 LLAMA_NORMS,
+                                                 FUSED_MLP,
+                                                 {0}};
+static const struct qt_gguf_part glm4_parts[] = {
+    LLAMA_QKV(0),
+    LLAMA_NORMS,
+    FUSED_MLP,
+    {"post_self_attn_layernorm", "post_attention_norm", 0},
+    {"post_mlp_layernorm", "post_ffw_norm", 0},
+    {0},
+};
+
+static const struct qt_gguf_family families[] = {
+    {"llama", "llama", "LlamaForCausalLM", llama_parts, true, false},
+    {"mistral", "llama", "MistralForCausalLM", llama_parts, true, false},
+    {"mixtral", "llama", "MixtralForCausalLM", mixtral_parts, true, false},
+    {"qwen2", "qwen2", "Qwen2ForCausalLM", qwen_parts, false, false},
+    {"qwen3", "qwen3", "Qwen3ForCausalLM", qwen_parts, false, false},
+    {"qwen2_moe", "qwen2moe", "Qwen2MoeForCausalLM", qwen2_moe_parts, false, false},
+    {"qwen3_moe", "qwen3moe", "Qwen3MoeForCausalLM", qwen3_moe_parts, false, false},
+    {"gemma2", "gemma2", "Gemma2ForCausalLM", gemma_parts, false, true},
+    {"gemma3_text", "gemma3", "Gemma3ForCausalLM", gemma_parts, false, true},
+    {"phi3", "phi3", "Phi3ForCausalLM", phi3_parts, false, false},
+    {"olmo2", "olmo2", "Olmo2ForCausalLM", olmo2_parts, false, false},
+    {"smollm3", "smollm3", "SmolLM3ForCausalLM", llama_parts, true, false},
+    {"granite", "granite", "GraniteForCausalLM", llama_parts, true, false},
+    {"glm4", "glm4", "Glm4ForCausalLM", glm4_parts, false, false},
+};
+
+const struct qt_gguf_family *qt_gguf_family_at(size_t i)
+{
+    return i < sizeof families / sizeof *families ? &families[i] : NULL;
+}
+
+const struct qt_gguf_family *qt_gguf_family_find(const char *family)
+{
+    const struct qt_gguf_family *f;
+    for (size_t i = 0; (f = qt_gguf_family_at(i)) != NULL; i++)
+        if (strcmp(f->family, family) == 0)
+            return f;
+    return NULL;
+}
+
+/* ---- names of tensors ----------------------------------------------------------------------- */
+
+/* Reads decimal digits at *s; false if there are none or too many. */
+static bool number(size_t *out, const char **s)
+{
+    size_t digits = 0;
+    *out = 0;
+    for (; isdigit((unsigned char)**s) && digits < 7; digits++)
+        *out = *out * 10 + (size_t)(*(*s)++ - '0');
+    return digits > 0 && !isdigit((unsigned char)**s);
+}
+
+/* Compares module[size] with a name that may have a '#'. */
+static bool matches(struct qt_gguf_place *out, const char *name, const char *module, size_t size)
+{
+    const char *at = module, *hash = strchr(name, '#');
+    if (!hash)
+        return strlen(name) == size && strncmp(name, module, size) == 0;
+    const size_t before = (size_t)(hash - name), after = strlen(hash + 1);
+    if (size <= before || strncmp(name, module, before) != 0)
+        return false;
+    at += before;
+    out->stacked = true;
+    return number(&out->expert, &at) && (size_t)(at - module) + after == size &&
+           strncmp(hash + 1, at, after) == 0;
+}
+
+static bool place_part(struct qt_gguf_place *out, const struct qt_gguf_family *f, const char *rest)
+{
+    const char *dot = strrchr(rest, '.');
+    size_t layer;
+    const char *module = rest;
+    if (!dot || !number(&layer, &module) || *module != '.' || module >= dot)
+        return false;
+    module++;
+    const bool bias = strcmp(dot, ".bias") == 0;
+    if (!bias && strcmp(dot, ".weight") != 0)
+        return false;
+    for (const struct qt_gguf_part *p = f->parts; p->source; p++) {
+        *out = (struct qt_gguf_place){0};
+        if (!matches(out, p->source, module, (size_t)(dot - module)) ||
+            (bias && !(p->flags & BIAS)))
+            continue;
+        out->layer = layer;
+        out->rotary = f->permuted && (p->flags & ROTARY);
+        out->exact = p->flags & EXACT;
+        out->plus_1 = f->norms_plus_1 && strstr(p->target, "norm");
+        snprintf(out->name, sizeof out->name, "blk.%zu.%s%s", layer, p->target, dot);
+        return true;
+    }
+    return false;
+}
+
+enum { GLOBALS = 3 };
+static const char *const globals[GLOBALS][2] = {{"embed_tokens.weight", "token_embd.weight"},
+                                                {"norm.weight", "output_norm.weight"},
+                                                {"lm_head.weight", "output.weight"}};
+
+bool qt_gguf_place(struct qt_gguf_place *out, const struct qt_gguf_family *f, const char *tensor,
+                   bool tied)
+{
+    const char *name = strncmp(tensor, "model.", 6) == 0 ? tensor + 6 : tensor;
+    *out = (struct qt_gguf_place){0};
+    for (size_t i = 0; i < GLOBALS; i++)
+        if (strcmp(name, globals[i][0]) == 0) {
+            snprintf(out->name, sizeof out->name, "%s", globals[i][1]);
+            out->skip = i == 2 && tied;
+            out->plus_1 = i == 1 && f->norms_plus_1;
+            return true;
+        }
+    return strncmp(name, "layers.", 7) == 0 && place_part(out, f, name + 7);
+}
+
+size_t qt_gguf_row(size_t row, size_t head)
+{
+    if (!head)
+        return row;
+    const size_t r = row % head, half = head / 2;
+    return row - r + 2 * (r % half) + r / half;
+}
+
+/* The part whose tensors are named "TARGET.weight" or "TARGET.bias". */
+static const struct qt_gguf_part *part_of(const struct qt_gguf_family *f, const char *target,
+                                          size_t size, bool bias)
+{
+    for (const struct qt_gguf_part *p = f->parts; p->source; p++)
+        if (strlen(p->target) == size && memcmp(p->target, target, size) == 0 &&
+            (!bias || p->flags & BIAS))
+            return p;
+    return NULL;
+}
+
+/* The stack of all experts, as transformers 5 names it; stacked.c knows the names of a family. */
+static const char *stack_name(const char *target)
+{
+    return strcmp(target, "ffn_gate_exps") == 0 ? "mlp.experts.gate_proj"
+           : strcmp(target, "ffn_up_exps") == 0 ? "mlp.experts.up_proj"
+                                                : "mlp.experts.down_proj";
+}
+
+bool qt_gguf_origin(struct qt_gguf_origin *out, const struct qt_gguf_family *f, const char *name)
+{
+    *out = (struct qt_gguf_origin){0};
+    for (size_t i = 0; i < GLOBALS; i++)
+        if (strcmp(name, globals[i][1]) == 0) {
+            snprintf(out->name, sizeof out->name, "%s%s", i < 2 ? "model." : "", globals[i][0]);
+            out->plus_1 = i == 1 && f->norms_plus_1;
+            return true;
+        }
+    const char *at = name + 4, *dot = strrchr(name, '.');
+    if (strncmp(name, "blk.", 4) != 0 || !number(&out->layer, &at) || *at != '.' || dot <= at)
+        return false;
+    const bool bias = strcmp(dot, ".bias") == 0;
+    const struct qt_gguf_part *p = part_of(f, at + 1, (size_t)(dot - at - 1), bias);
+    if (!p || (!bias && strcmp(dot, ".weight") != 0))
+        return false;
+    out->stacked = strchr(p->source, '#') != NULL;
+    out->rotary = f->permuted && p->flags & ROTARY;
+    out->plus_1 = f->norms_plus_1 && strstr(p->target, "norm");
+    snprintf(out->name, sizeof out->name, "model.layers.%zu.%s%s", out->layer,
+             out->stacked ? stack_name(p->target) : p->source, dot);
+    return true;
+}
+
+/* ---- splittings ----------------------------------------------------------------------------- */
+
+#define LLAMA3(contractions, letters, digits, others)                                              \
+    contractions "|[^\\r\\n\\p{L}\\p{N}]?" letters "|" digits "| ?" others                         \
+                 "+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define CONTRACTIONS "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+#define WORD                                                                                       \
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+"
+#define CAPITALS                                                                                   \
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*"
+#define REST "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+#define WORDS_1_3                                                                                  \
+    "split " LLAMA3(CONTRACTIONS, "\\p{L}+", "\\p{N}{1,3}", "[^\\s\\p{L}\\p{N}]") "\nbytes\n"
+#define WORDS_1 "split " LLAMA3(CONTRACTIONS, "\\p{L}+", "\\p{N}", "[^\\s\\p{L}\\p{N}]") "\nbytes\n"
+#define GPT_4O                                                                                     \
+    "split " WORD CONTRACTIONS "?|" CAPITALS CONTRACTIONS "?|\\p{N}{1,3}" REST "\nbytes\n"
+
+static const struct qt_gguf_pre pres[] = {
+    {"gpt-2", "words\n", false, false},
+    {"olmo", "words\n", false, false},
+    {"phi-2", "words\n", false, false},
+    {"smollm", "digits\nwords\n", false, false},
+    {"starcoder", "digits\nwords\n", false, false},
+    {"llama-bpe", WORDS_1_3, true, true},
+    {"llama3", WORDS_1_3, true, true},
+    {"llama-v3", WORDS_1_3, true, true},
+    {"pixtral", WORDS_1_3, true, true},
+    {"glm4", WORDS_1_3, true, false},
+    {"dbrx", WORDS_1_3, false, false},
+    {"smaug-bpe", WORDS_1_3, false, false},
+    {"chatglm-bpe", WORDS_1_3, false, false},
+    {"qwen2", WORDS_1, false, false},
+    {"deepseek-r1-qwen", WORDS_1, false, false},
+    {"megrez", WORDS_1, false, false},
+    {"stablelm2", WORDS_1, false, false},
+    {"qwen35",
+     "split " LLAMA3(CONTRACTIONS, "[\\p{L}\\p{M}]+", "\\p{N}",
+                     "[^\\s\\p{L}\\p{M}\\p{N}]") "\nbytes\n",
+     false, false},
+    {"tekken", "split " WORD "|" CAPITALS "|\\p{N}" REST "\nbytes\n", true, true},
+    {"gpt-4o", GPT_4O, false, false},
+    {"llama4", GPT_4O, false, false},
+};
+
+const struct qt_gguf_pre *qt_gguf_pre_at(size_t i)
+{
+    return i < sizeof pres / sizeof *pres ? &pres[i] : NULL;
+}
