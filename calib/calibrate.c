@@ -17,7 +17,7 @@ static int describe_model(struct qt_qcal_info *out, size_t (**k)[QT_INPUTS],
     const char *part = qt_model_cannot(model, QT_USE_CALIB_FILE);
     int rc;
     if (part)
-        return qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_dir(ckpt), NULL,
+        return qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_path(ckpt), NULL,
                        "calibration files do not support %s; quantize with --data instead", part);
     *out = (struct qt_qcal_info){
         .family = info->family, .layers = info->layers, .hidden = info->hidden};
@@ -41,7 +41,7 @@ int qt_calibrate_check(const struct qt_qcal *q, const struct qt_ckpt *ckpt,
     size_t(*k)[QT_INPUTS] = NULL;
     int rc = describe_model(&info, &k, ckpt, model, err);
     if (rc == QT_OK)
-        rc = qt_qcal_check_model(q, &info, qt_ckpt_dir(ckpt), err);
+        rc = qt_qcal_check_model(q, &info, qt_ckpt_path(ckpt), err);
     qt_free(k);
     return rc;
 }

@@ -545,6 +545,11 @@ const char *qt_ckpt_dir(const struct qt_ckpt *ckpt)
     return ckpt->made ? ckpt->made : ckpt->dir;
 }
 
+const char *qt_ckpt_path(const struct qt_ckpt *ckpt)
+{
+    return ckpt->made ? ckpt->shards[0].path : ckpt->dir;
+}
+
 size_t qt_ckpt_count(const struct qt_ckpt *ckpt)
 {
     return ckpt->count;

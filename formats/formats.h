@@ -210,6 +210,8 @@ void qt_ckpt_close(struct qt_ckpt *ckpt);
 /* Directory of config.json and the tokenizer files: the path itself, the parent of the file, or for
  * GGUF the temporary directory. */
 const char *qt_ckpt_dir(const struct qt_ckpt *ckpt);
+/* The directory or file that was opened, for messages. */
+const char *qt_ckpt_path(const struct qt_ckpt *ckpt);
 /* The index of a sharded checkpoint: maps tensors to files. */
 #define QT_INDEX_NAME "model.safetensors.index.json"
 /* A member of config.json that says how weights are quantized. */

@@ -228,7 +228,7 @@ static int read_shape(struct qt_slot *slot, struct cursor *c)
                        "has GGUF's type %u, which is not supported", type);
     t->dtype = block->dtype;
     if (block->decode) {
-        size_t *k = &t->shape[t->ndim - 1];
+        size_t *k = &t->shape[t->ndim ? t->ndim - 1 : 0];
         if (t->ndim == 0 || *k % block->count)
             return qt_fail(c->err, QT_E_INPUT, c->path, t->name,
                            "its rows are no multiples of the %zu weights of a block of %s",

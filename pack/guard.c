@@ -262,7 +262,7 @@ static int fail_no_linears(const struct guard *g, struct qt_err *err)
     for (size_t i = 0; i < n && at < sizeof text - 1; i++)
         at += (size_t)snprintf(text + at, sizeof text - at, "%s%zu %s", i ? ", " : "",
                                left[i].count, left[i].why);
-    return qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_dir(g->ckpt), NULL,
+    return qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_path(g->ckpt), NULL,
                    "nothing to quantize: no tensor is a matrix of a decoder layer, like "
                    "model.layers.0.self_attn.q_proj.weight (%s); --tensor names others",
                    n ? text : "there are no tensors");

@@ -35,7 +35,7 @@ static int plan_kv(struct qt_plan *plan, const struct qt_ckpt *ckpt, const struc
     const char *part = qt_model_cannot(model, QT_USE_KV4);
     int rc = QT_OK;
     if (part)
-        return qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_dir(ckpt), NULL, "--kv does not support %s",
+        return qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_path(ckpt), NULL, "--kv does not support %s",
                        part);
     plan->kv.layers = info->layers;
     plan->kv.heads = info->kv_heads;
@@ -48,7 +48,7 @@ static int plan_kv(struct qt_plan *plan, const struct qt_ckpt *ckpt, const struc
         char *name;
         rc = qt_kv_tensor_name(&name, i / 2, i % 2 ? "zero" : "scale", err);
         if (rc == QT_OK && qt_ckpt_find(ckpt, name))
-            rc = qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_dir(ckpt), name,
+            rc = qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_path(ckpt), name,
                          "its name collides with a key scale that --kv stores");
         qt_free(name);
     }

@@ -101,7 +101,7 @@ static int review_share(const struct qt_plan *plan, const char *dir, bool strict
 int qt_plan_review(const struct qt_plan *plan, const struct qt_ckpt *ckpt, bool strict,
                    const struct qt_log *log, struct qt_err *err)
 {
-    int rc = review_share(plan, qt_ckpt_dir(ckpt), strict, log, err);
+    int rc = review_share(plan, qt_ckpt_path(ckpt), strict, log, err);
     for (size_t i = 0; i < plan->count && rc == QT_OK; i++) {
         const struct qt_plan_item *item = &plan->items[i];
         const struct qt_tensor *t = item->tensor;

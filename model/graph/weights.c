@@ -22,7 +22,7 @@ static int ckpt_load(void *ctx, const char *name, float *dst, struct qt_err *err
     const struct qt_tensor *t = find(ctx, name);
     struct qt_blob blob;
     if (!t)
-        return qt_fail(err, QT_E_INPUT, qt_ckpt_dir(ctx), name, "missing");
+        return qt_fail(err, QT_E_INPUT, qt_ckpt_path(ctx), name, "missing");
     if (!qt_dtype_is_weight(t->dtype))
         return qt_fail(err, QT_E_UNSUPPORTED, t->file, name,
                        "dtype %s is not supported for weights", qt_dtype_name(t->dtype));

@@ -41,7 +41,7 @@ compare() {
     plan=$((${plan:-0} / 1048576)) peak=${peak:-0}
     apart=$((plan > peak ? plan - peak : peak - plan))
     echo "$*: predicted $plan MiB, measured $peak MiB"
-    if [ "$peak" -gt 0 ] && [ $apart -le $((peak / 10 + 64)) ]; then
+    if [ "$plan" -gt 0 ] && [ "$peak" -gt 0 ] && [ $apart -le $((peak / 10 + 64)) ]; then
         passed=$((passed + 1))
     else
         failed=$((failed + 1))
