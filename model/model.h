@@ -280,6 +280,10 @@ struct qt_hook {
     int (*fn)(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err);
 };
 
+/* Working memory of a decoder layer, in FP32 numbers per token, without experts and without that of
+ * simulated quantization. */
+size_t qt_model_working_floats(const struct qt_model *model);
+
 /* Loads the weights of one decoder layer into backend memory. model and be must outlive *out. */
 int qt_layer_open(struct qt_layer **out, const struct qt_model *model, size_t layer,
                   const struct qt_weights *w, struct qt_backend *be, struct qt_err *err);

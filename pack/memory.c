@@ -102,10 +102,9 @@ static void find_shapes(struct phases *p, const struct qt_plan *plan, const stru
     uint64_t mlp = 0;
     for (size_t l = 0; l < info->layers; l++)
         mlp = max_u64(mlp, layer_shapes(p, plan, model, l, acts));
-    p->s.scratch = max_u64(mlp, 2 * (heads + kv));
+    p->s.scratch = qt_model_working_floats(model);
     /* Activations that the gradients need, with normed queries and keys, and the gradients. */
-    p->s.backward = 6 * info->hidden + 3 * (heads + kv) + 3 * mlp / 2 + p->s.scratch;
-    p->s.scratch += info->hidden;
+    p->s.backward = 5 * info->hidden + 3 * (heads + kv) + 3 * mlp / 2 + p->s.scratch;
 }
 
 static void find_phases(struct phases *p, const struct qt_plan *plan, const struct qt_model *model,

@@ -283,13 +283,18 @@ const struct mixer *mixer_of(const struct qt_layer *l)
     return mixers[l->def->mixer];
 }
 
-static size_t scratch_floats(const struct qt_layer *l)
+static size_t scratch_floats(const struct config *cfg, bool gated)
 {
-    const struct config *cfg = &l->model->cfg;
-    size_t most = (l->parts[ROLE_GATE].weight ? 2 : 1) * widest_mlp(cfg);
+    size_t most = (gated ? 2 : 1) * widest_mlp(cfg);
     for (size_t i = 0; i < cfg->info.layers; i++)
         most = qt_max_size(most, mixers[cfg->mixers[i]]->scratch_floats(cfg));
     return most;
+}
+
+size_t qt_model_working_floats(const struct qt_model *model)
+{
+    const struct config *cfg = &model->cfg;
+    return scratch_floats(cfg, true) + (cfg->parallel ? 2 : 1) * cfg->info.hidden;
 }
 
 int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err *err)
@@ -304,7 +309,8 @@ int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err 
     QT_TRY(qt_backend_floats(&l->x, l->be, rows, info->hidden, err));
     if (cfg->parallel)
         QT_TRY(qt_backend_floats(&l->mixed, l->be, rows, info->hidden, err));
-    QT_TRY(qt_backend_floats(&l->scratch, l->be, rows, scratch_floats(l), err));
+    QT_TRY(qt_backend_floats(&l->scratch, l->be, rows,
+                             scratch_floats(cfg, l->parts[ROLE_GATE].weight), err));
     if (l->fake_quant.input)
         QT_TRY(qt_backend_floats(&l->quantized_input, l->be, rows, widest_input(cfg), err));
     if (l->fake_quant.cache)
