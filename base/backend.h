@@ -114,6 +114,50 @@ struct qt_channels {
     uint32_t *hist; /* [k][QT_HIST_BINS] number of tokens per bin of |x|; NULL: not counted */
 };
 
+/* What a scale can be: any FP16 value; a power of two; 8 times a positive value of E4M3FN. */
+enum qt_scales { QT_SCALES_F16, QT_SCALES_POWERS, QT_SCALES_E4M3 };
+
+/* Values that weights are rounded to: scale * (value[i] - zero), with a scale and a zero-point for
+ * each row and group of columns. */
+enum { QT_ROUND_VALUES = 256 };
+struct qt_round_values {
+    unsigned count;
+    float value[QT_ROUND_VALUES]; /* ascending */
+    uint8_t code[QT_ROUND_VALUES];
+    float largest; /* nominal scale: largest weight / largest */
+    enum qt_scales scales;
+    bool zeros; /* value[i] = code[i] = i, and zero-points are such values; else they are 0 */
+    float first_scale; /* scale of a group of zeros, and while the search finds no other */
+    /* Search: the nominal scale times from + (to - from) i / steps for i = 0..steps, also negated if
+     * `mirrored`, then least-squares refinement. steps = 0: the nominal scale. */
+    unsigned steps;
+    float from, to;
+    bool mirrored;
+};
+
+/*
+ * One matrix to be rounded; arrays are in host memory unless stated otherwise. With h and v (as in
+ * struct qt_factor of hessian/, in backend memory) by error compensation and coordinate descent;
+ * with h = NULL each group separately.
+ */
+struct qt_round {
+    size_t n, k, group; /* columns [i * group, (i + 1) * group) share parameters */
+    const struct qt_round_values *values;
+    const float *w;                 /* [n][k] */
+    const float *importance;        /* [k] weights of squared errors, for h = NULL; NULL: all 1 */
+    const float *h, *v;             /* [k][k] */
+    const size_t *order, *group_at; /* [k] column and group at each position of h and v */
+    int descent_rounds;
+    double min_gain; /* relative gain of a round at which descent stops, for panels of 128 rows */
+    /* Results. stride: at least n. */
+    size_t stride;
+    uint8_t *code;                                    /* [k][stride] */
+    float *scale;                                     /* [groups][stride] */
+    uint8_t *zero;                                    /* [groups][stride] */
+    double before, after_compensation, after_descent; /* with h: E of hessian/; `before`: rounded
+                                                       * with the diagonal of h as importance */
+};
+
 struct qt_backend {
     /* Hardware and libraries that the bits of results depend on: "OpenBLAS 0.3.21 Haswell",
      * "NVIDIA H200, cuBLAS 13.0.2, OpenBLAS 0.3.21 Haswell". */
@@ -245,6 +289,12 @@ struct qt_backend {
     /* Replaces x[m][k] by x V^-1, or x V^-T if `transposed`, for an upper triangular v[k][k]. */
     int (*solve_upper)(struct qt_backend *be, float *x, const float *v, bool transposed, size_t m,
                        size_t k, struct qt_err *err);
+
+    /* ---- rounding; NULL if not implemented: the scheme then rounds on the host ---- */
+
+    /* Chooses codes, scales and zero-points. QT_E_UNSUPPORTED for groups that are longer than 256
+     * columns, unless one group spans the row. */
+    int (*round)(struct qt_backend *be, struct qt_round *job, struct qt_err *err);
 
     /* Frees the backend itself. */
     void (*close)(struct qt_backend *be);

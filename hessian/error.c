@@ -73,22 +73,19 @@ static int error_on_backend(struct job *s, struct qt_err *err)
 {
     struct qt_backend *be = s->f->backend;
     const size_t k = s->f->k, row_bytes = k * sizeof *s->d, bytes = s->n * row_bytes;
-    void *d = NULL, *h = NULL, *dh = NULL;
+    void *d = NULL, *dh = NULL;
     int rc;
     QT_TRY(qt_array_new(&s->d, s->n, row_bytes, err));
     QT_TRY(qt_array_new(&s->dh, s->n, row_bytes, err));
     qt_parallel_for(s->n, subtract_row, s);
     QT_TRY(be->alloc(be, &d, bytes, err));
-    QT_TRY(be->alloc(be, &h, k * row_bytes, err));
     QT_TRY(be->alloc(be, &dh, bytes, err));
     QT_TRY(be->upload(be, d, s->d, bytes, err));
-    QT_TRY(be->upload(be, h, s->f->h, k * row_bytes, err));
-    QT_TRY(be->linear(be, dh, d, h, NULL, s->n, k, k, err)); /* H is symmetric */
+    QT_TRY(be->linear(be, dh, d, s->f->backend_h, NULL, s->n, k, k, err)); /* H is symmetric */
     QT_TRY(be->download(be, s->dh, dh, bytes, err));
     qt_parallel_for(s->n, sum_row, s);
 done:
     be->free(be, d);
-    be->free(be, h);
     be->free(be, dh);
     return rc;
 }

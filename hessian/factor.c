@@ -177,6 +177,19 @@ static int gather_row(void *ctx, size_t i, int thread, struct qt_err *err)
     return QT_OK;
 }
 
+static int copy_to_backend(struct qt_factor *f, struct qt_err *err)
+{
+    struct qt_backend *be = f->backend;
+    const size_t bytes = f->k * f->k * sizeof *f->h;
+    int rc;
+    QT_TRY(be->alloc(be, &f->backend_h, bytes, err));
+    QT_TRY(be->alloc(be, &f->backend_v, bytes, err));
+    QT_TRY(be->upload(be, f->backend_h, f->h, bytes, err));
+    QT_TRY(be->upload(be, f->backend_v, f->v, bytes, err));
+done:
+    return rc;
+}
+
 int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
                   const struct qt_factor_options *opt, struct qt_err *err)
 {
@@ -209,6 +222,8 @@ int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
     QT_TRY(order_new(out, diag, opt, err));
     QT_TRY(qt_parallel(k, gather_row, &(struct gather){out, h}, err));
     QT_TRY(factor_with_damping_retry(out, a, opt->damp, err));
+    if (out->backend)
+        QT_TRY(copy_to_backend(out, err));
 done:
     qt_free(diag);
     qt_free(a);
@@ -285,6 +300,11 @@ void qt_factor_free(struct qt_factor *f)
     qt_free(f->v);
     qt_free(f->input_correction);
     qt_free(f->residual_correction);
+    if (f->backend) {
+        f->backend->free(f->backend, f->backend_h);
+        f->backend->free(f->backend, f->backend_v);
+    }
+    f->backend_h = f->backend_v = NULL;
     f->order = f->group = NULL;
     f->h = f->v = f->input_correction = f->residual_correction = NULL;
     f->k = 0;

@@ -27,10 +27,11 @@ enum qt_damping { QT_DAMP_PLAIN, QT_DAMP_RAISED, QT_DAMP_FAILED };
 /* H in processing order, factored. Position p of the processing order is column order[p]. */
 struct qt_factor {
     size_t k, group_size;
-    size_t *order; /* [k]; the columns of a group are consecutive in it */
-    size_t *group; /* [k] group number at position p */
-    float *h;      /* [k][k] damped H, symmetric, mean diagonal 1 */
-    float *v;      /* [k][k] upper triangular, h = v v^T */
+    size_t *order;                /* [k]; the columns of a group are consecutive in it */
+    size_t *group;                /* [k] group number at position p */
+    float *h;                     /* [k][k] damped H, symmetric, mean diagonal 1 */
+    float *v;                     /* [k][k] upper triangular, h = v v^T */
+    float *backend_h, *backend_v; /* copies in backend memory; NULL without a backend */
     /* Corrections of the targets in storage order, or NULL: [k][k] and [n][k]. */
     float *input_correction, *residual_correction;
     double input_shrink, residual_shrink; /* factors applied to the corrections, 0 to 1 */
@@ -143,10 +144,11 @@ struct qt_rounder {
 struct qt_solve_options {
     int descent_rounds; /* most rounds of coordinate descent and refits; 0 = none */
 };
+#define QT_SOLVE_MIN_GAIN 1e-3 /* relative gain of a round at which descent stops */
 
 /* E summed over all rows, for the normalized H. */
 struct qt_solve_report {
-    double before;             /* rounding to nearest; filled by the caller (pack) */
+    double before;             /* rounding to nearest; NAN: the caller (pack) has to compute it */
     double after_compensation; /* after error compensation */
     double after_descent;      /* after coordinate descent; without: after_compensation */
 };

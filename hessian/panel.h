@@ -86,8 +86,8 @@ struct qt_running_sums {
     const float *m; /* the matrix of the products: V or H */
     float *g;       /* without a backend: [k][R], owned by the caller; panels is 1 */
     struct qt_backend *be;
-    float *device_g, *device_m, *device_change; /* [k][panels * R], [k][k], [longest][panels * R] */
-    float *staged;                              /* rows of a column block in host memory */
+    float *device_g, *device_change; /* [k][panels * R], [longest][panels * R] */
+    float *staged;                   /* rows of a column block in host memory */
 };
 
 /* Allocates G on be; `longest` is the length of the longest column block. */

@@ -76,8 +76,9 @@ static int block_on_backend(struct qt_running_sums *s, struct column_block *b, s
     if (b->use == QT_SUMS_ADD &&
         changed) { /* all columns even of V, which is 0 below its diagonal */
         QT_TRY(be->upload(be, s->device_change, s->staged, bytes, err));
-        QT_TRY(be->linear_grad_w(be, s->device_g, s->device_m + b->at * k, s->device_change, b->n,
-                                 k, width, err));
+        const float *m = s->m == s->f->v ? s->f->backend_v : s->f->backend_h;
+        QT_TRY(be->linear_grad_w(be, s->device_g, m + b->at * k, s->device_change, b->n, k, width,
+                                 err));
     }
 done:
     return rc;
@@ -92,7 +93,6 @@ int qt_running_sums_on_backend(struct qt_running_sums *s, struct qt_backend *be,
     QT_TRY(qt_array_new(&s->staged, longest, width * sizeof *s->staged, err));
     be->pin(be, s->staged, longest * width * sizeof *s->staged);
     QT_TRY(be->alloc(be, &s->device_change, longest * width * sizeof *s->staged, err));
-    QT_TRY(be->alloc(be, &s->device_m, k * k * sizeof *s->m, err));
     QT_TRY(be->alloc(be, &s->device_g, k * width * sizeof *s->g, err));
 done:
     return rc;
@@ -103,7 +103,6 @@ void qt_running_sums_free(struct qt_running_sums *s)
     if (!s->be)
         return;
     s->be->free(s->be, s->device_g);
-    s->be->free(s->be, s->device_m);
     s->be->free(s->be, s->device_change);
     s->be->unpin(s->be, s->staged);
     qt_free(s->staged);
@@ -115,18 +114,11 @@ void qt_running_sums_free(struct qt_running_sums *s)
 int qt_running_sums_start(struct qt_running_sums *s, const float *m, struct qt_err *err)
 {
     const size_t k = s->f->k;
-    const float *before = s->m;
-    int rc = QT_OK;
     s->m = m;
-    if (!s->be) {
-        memset(s->g, 0, k * R * sizeof *s->g);
-        return QT_OK;
-    }
-    QT_TRY(s->be->zero(s->be, s->device_g, k * s->panels * R * sizeof *s->g, err));
-    if (m != before)
-        QT_TRY(s->be->upload(s->be, s->device_m, m, k * k * sizeof *m, err));
-done:
-    return rc;
+    if (s->be)
+        return s->be->zero(s->be, s->device_g, k * s->panels * R * sizeof *s->g, err);
+    memset(s->g, 0, k * R * sizeof *s->g);
+    return QT_OK;
 }
 
 int qt_running_sums_block(struct qt_running_sums *s, qt_panel_step *step,

@@ -2,6 +2,7 @@
  * too small. */
 #include "hessian/panel.h"
 
+#include <math.h>
 #include <string.h>
 
 enum {
@@ -9,8 +10,6 @@ enum {
     BLOCK = 128, /* columns of a column block, unless a group is longer */
     WIDE = 512,  /* the same for steps that treat all columns alike */
 };
-
-static const double MIN_GAIN = 1e-3; /* relative gain of a round at which descent stops */
 
 /* ---- column blocks -------------------------------------------------------------------------- */
 
@@ -144,7 +143,7 @@ static int descent_round(bool *active, struct panel_set *s, struct qt_err *err)
     *active = false;
     for (size_t i = 0; i < s->count; i++) {
         struct panel *p = &s->panel[i];
-        p->converged |= !(p->before - p->error > MIN_GAIN * p->before);
+        p->converged |= !(p->before - p->error > QT_SOLVE_MIN_GAIN * p->before);
         *active |= !p->converged;
     }
 done:
@@ -312,7 +311,7 @@ int qt_solve(struct qt_solve_report *out, const struct qt_factor *f, const float
     };
     const size_t panels = qt_ceil_div(n, R);
     int rc = QT_OK;
-    *out = (struct qt_solve_report){0};
+    *out = (struct qt_solve_report){.before = NAN};
     openblas_set_num_threads(1); /* threads work on panels instead */
     s.longest = longest_block(f, s.refits_groups);
     QT_TRY(qt_array_new(&s.panels, panels, sizeof *s.panels, err));

@@ -78,21 +78,19 @@ static int solve_on_backend(struct job *s, struct qt_err *err)
 {
     const size_t k = s->f->k, row_bytes = k * sizeof *s->work, bytes = s->rows * row_bytes;
     struct qt_backend *be = s->f->backend;
-    void *x = NULL, *v = NULL;
+    const float *v = s->f->backend_v;
+    void *x = NULL;
     int rc;
     QT_TRY(qt_array_new(&s->work, s->rows, row_bytes, err));
     qt_parallel_for(s->rows, gather_row, s);
     QT_TRY(be->alloc(be, &x, bytes, err));
-    QT_TRY(be->alloc(be, &v, k * row_bytes, err));
     QT_TRY(be->upload(be, x, s->work, bytes, err));
-    QT_TRY(be->upload(be, v, s->f->v, k * row_bytes, err));
     QT_TRY(be->solve_upper(be, x, v, true, s->rows, k, err));
     QT_TRY(be->solve_upper(be, x, v, false, s->rows, k, err));
     QT_TRY(be->download(be, s->work, x, bytes, err));
     qt_parallel_for(s->rows, scatter_row, s);
 done:
     be->free(be, x);
-    be->free(be, v);
     qt_free(s->work);
     return rc;
 }

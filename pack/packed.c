@@ -462,8 +462,10 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
     QT_TRY(qt_parallel(strip_count(out), scan_strip, &walk, err));
     QT_TRY(quantize_prepare(&walk, out, err));
     scale_by(rows, w->n * w->k, -out->scale_exp2);
+    report->before = NAN;
     QT_TRY(spec->scheme->solve(report, out, rows, factor, &opt, err));
-    QT_TRY(error_before(&report->before, spec, rows, w->n, factor, importance, err));
+    if (isnan(report->before))
+        QT_TRY(error_before(&report->before, spec, rows, w->n, factor, importance, err));
     report_unscale(report, out->scale_exp2);
     if (error) {
         QT_TRY(qt_packed_compare(error, out, w, err));

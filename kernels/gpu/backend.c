@@ -507,6 +507,13 @@ static int cuda_solve_upper(struct qt_backend *be, float *x, const float *v, boo
         gpu_cublas_solve_upper(self(be)->cublas, x, v, transposed, (int)m, (int)k), err);
 }
 
+/* ---- rounding ------------------------------------------------------------------------------- */
+
+static int cuda_round(struct qt_backend *be, struct qt_round *job, struct qt_err *err)
+{
+    return gpu_round(&self(be)->products, job, err);
+}
+
 /* ---- gradients on the CPU ------------------------------------------------------------------- */
 
 /* *out: copy of x[count] in host memory, owned by the caller; NULL if x is NULL. */
@@ -740,6 +747,7 @@ static const struct qt_backend functions = {
     .square_grad = cuda_square_grad,
     .cholesky = cuda_cholesky,
     .solve_upper = cuda_solve_upper,
+    .round = cuda_round,
     .close = cuda_close,
 };
 

@@ -41,4 +41,7 @@ int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_e
 int gpu_gram(struct gpu_products *g, double *h, const float *x, size_t m, size_t k,
              struct qt_err *err);
 
+/* round.c: the function round of struct qt_backend. */
+int gpu_round(struct gpu_products *g, struct qt_round *job, struct qt_err *err);
+
 #endif

@@ -174,8 +174,14 @@ static void fit_refine(struct fit *f)
     }
 }
 
+struct search {
+    float from, to; /* first and last factor */
+    int steps;
+    bool mirrored; /* negative scales, too */
+};
+
 /*
- * Tries multiples of the nominal scale, which maps the largest weight to the largest value.
+ * The search tries multiples of the nominal scale, which maps the largest weight to the largest value.
  *
  * Tables and integers: a smaller scale clips the largest weights and resolves the others better. A
  * factor below 1/2 never helps. A factor slightly above 1 helps if the two ends of the range
@@ -189,16 +195,29 @@ static void fit_refine(struct fit *f)
  * of docs/accuracy.md, with clipping / without: fp4 45.67 / 44.92, fp6 43.18 / 43.11; rtn 45.21,
  * 43.28.
  */
+static struct search search_of(const struct qt_codebook *cb, bool weighted)
+{
+    const bool table = cb->grid.exp_bits == 0;
+    return (struct search){
+        .from = table      ? 1.05f
+                : weighted ? 1.3f
+                           : 1.5f,
+        .to = table      ? 0.5f
+              : weighted ? 0.4f
+                         : 1.0f,
+        .steps = table ? 12 : 60,
+        .mirrored = table && !cb->asymmetric && !cb->multiples,
+    };
+}
+
 static void fit_search(struct fit *f, float nominal)
 {
-    bool table = f->grid.exp_bits == 0;
-    const float from = table ? 1.05f : f->h ? 1.3f : 1.5f;
-    const float to = table ? 0.5f : f->h ? 0.4f : 1.0f;
-    const int steps = table ? 12 : 60;
-    for (int i = 0; i <= steps; i++) {
-        float s = nominal * (from + (to - from) * (float)i / (float)steps);
+    const struct search search = search_of(f->cb, f->h);
+    for (int i = 0; i <= search.steps; i++) {
+        float s =
+            nominal * (search.from + (search.to - search.from) * (float)i / (float)search.steps);
         fit_try(f, s);
-        if (table && !f->cb->asymmetric && !f->cb->multiples)
+        if (search.mirrored)
             fit_try(f, -s);
     }
     fit_refine(f);
@@ -257,6 +276,43 @@ struct qt_codebook_group qt_codebook_fit(const struct qt_codebook *cb, const str
     if (cb->multiples && f.best.scale == 0)
         f.best.scale = 1;
     return f.best;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* Code of a value; of 0 the one without a sign. */
+static uint8_t code_of(const struct qt_codebook *cb, float value)
+{
+    unsigned code = 0;
+    while (cb->value[code] != value || (value == 0 && signbit(cb->value[code])))
+        code++;
+    return (uint8_t)code;
+}
+
+void qt_codebook_round_values(struct qt_round_values *out, const struct qt_codebook *cb,
+                              bool weighted)
+{
+    const struct search search = search_of(cb, weighted);
+    *out = (struct qt_round_values){
+        .largest = cb->grid.max,
+        .scales = cb->scales,
+        .zeros = cb->asymmetric,
+        .first_scale = cb->value[cb->zero_code] == 0,
+        .steps = cb->search ? (unsigned)search.steps : 0,
+        .from = search.from,
+        .to = search.to,
+        .mirrored = search.mirrored,
+    };
+    for (unsigned i = 0; i < 1u << cb->bits; i++) /* codes of infinity are not used */
+        if (isfinite(cb->value[i]) && !(cb->value[i] == 0 && signbit(cb->value[i])))
+            out->value[out->count++] = cb->value[i];
+    qsort(out->value, out->count, sizeof *out->value, by_value);
+    for (unsigned i = 0; i < out->count; i++)
+        out->code[i] = code_of(cb, out->value[i]);
 }
 
 /* ---- strips --------------------------------------------------------------------------------- */

@@ -12,15 +12,12 @@
 
 #include "pack/schemes/scheme.h"
 
-/* What a scale can be: any FP16 value; a power of two; 8 times a positive value of E4M3FN. */
-enum qt_codebook_scales { QT_SCALES_F16, QT_SCALES_POWERS, QT_SCALES_E4M3 };
-
 struct qt_codebook {
     unsigned bits;
     size_t group; /* channels per scale; k for one per row */
     enum qt_frag_order order;
     bool search; /* search for the scale instead of absmax */
-    enum qt_codebook_scales scales;
+    enum qt_scales scales;
     unsigned multiples;  /* 0, or: scales are 1..multiples times a scale per row */
     bool asymmetric;     /* value[code] = code; each group has a zero-point, which is a code */
     float value[256];    /* by code */
@@ -71,6 +68,10 @@ uint16_t qt_codebook_nearest_scale(const struct qt_codebook *cb, float s, uint16
 struct qt_codebook_group qt_codebook_fit(const struct qt_codebook *cb, const struct qt_rowops *ops,
                                          const float *w, const float *h, size_t n,
                                          uint16_t row_scale);
+/* The same values, scales and search for qt_backend.round. weighted: squared errors have weights.
+ * Not for multiples. */
+void qt_codebook_round_values(struct qt_round_values *out, const struct qt_codebook *cb,
+                              bool weighted);
 /* 1 / scale; 0 for scale 0, so that all codes round to the value nearest to 0. */
 float qt_codebook_inverse(float scale);
 /* The grid of a group with this zero-point. */

@@ -121,6 +121,37 @@ static int store_strip(void *ctx, size_t item, int thread, struct qt_err *err)
     return QT_OK;
 }
 
+/* Computes codes and scales on the backend. */
+static int solve_on_backend(struct qt_solve_report *out, struct solver *s, const float *w,
+                            const struct qt_factor *f, const struct qt_solve_options *opt,
+                            struct qt_err *err)
+{
+    struct qt_round_values values;
+    struct qt_round job = {
+        .n = s->p->n,
+        .k = s->p->k,
+        .group = s->cb.group,
+        .values = &values,
+        .w = w,
+        .h = f->backend_h,
+        .v = f->backend_v,
+        .order = f->order,
+        .group_at = f->group,
+        .descent_rounds = opt->descent_rounds,
+        .min_gain = QT_SOLVE_MIN_GAIN,
+        .stride = s->codes.stride,
+        .code = s->codes.code,
+        .scale = s->scale,
+        .zero = s->codes.zero,
+    };
+    qt_codebook_round_values(&values, &s->cb, true);
+    int rc = f->backend->round(f->backend, &job, err);
+    for (size_t i = 0; i < s->groups * s->codes.stride; i++)
+        s->codes.scale[i] = qt_f32_to_f16(s->scale[i]);
+    *out = (struct qt_solve_report){job.before, job.after_compensation, job.after_descent};
+    return rc;
+}
+
 int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const float *w,
                       const struct qt_factor *f, const struct qt_solve_options *opt,
                       struct qt_err *err)
@@ -143,7 +174,9 @@ int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const fl
     for (size_t i = 0; i < p->n; i++)
         s.codes.row_scale[i] = qt_codebook_row_scale(&s.cb, s.ops, w + i * p->k, p->k);
     QT_TRY(qt_array_new(&s.scratch, stride / R, 2 * s.longest * sizeof *s.scratch, err));
-    QT_TRY(qt_solve(out, f, w, p->n, &rounder, opt, err));
+    QT_TRY(f->backend && f->backend->round && !s.cb.multiples
+               ? solve_on_backend(out, &s, w, f, opt, err)
+               : qt_solve(out, f, w, p->n, &rounder, opt, err));
     QT_TRY(qt_parallel(qt_ceil_div(p->n, QT_FRAG_ROWS), store_strip, &s, err));
 done:
     qt_free(s.codes.code);

@@ -160,7 +160,7 @@ static void store_table(struct qt_packed *p, const float *table)
         dst[i] = qt_f32_to_f16(table[i]);
 }
 
-static enum qt_codebook_scales scales_of(enum table table)
+static enum qt_scales scales_of(enum table table)
 {
     return table == TABLE_MXFP4   ? QT_SCALES_POWERS
            : table == TABLE_NVFP4 ? QT_SCALES_E4M3

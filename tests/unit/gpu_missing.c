@@ -9,13 +9,11 @@
         abort();                                                                                   \
     }
 
-MISSING(gpu_cublas_cholesky_step)
 MISSING(gpu_cublas_solve_upper)
 MISSING(gpu_math_activate)
 MISSING(gpu_math_add)
 MISSING(gpu_math_bias)
 MISSING(gpu_math_channels)
-MISSING(gpu_math_cholesky_tile)
 MISSING(gpu_math_copy_columns)
 MISSING(gpu_math_gather)
 MISSING(gpu_math_norm)

@@ -118,6 +118,15 @@ static inline struct qt_backend elsewhere(const struct qt_backend *cpu)
     return other;
 }
 
+/* Moves a factor to a backend whose memory is that of the host, or from there (NULL) before it is
+ * freed. */
+static inline void put_on(struct qt_factor *f, struct qt_backend *be)
+{
+    f->backend = be;
+    f->backend_h = be ? f->h : NULL;
+    f->backend_v = be ? f->v : NULL;
+}
+
 static inline struct qt_factor factor_of(const double *h, size_t k, size_t group, bool natural,
                                          double damp)
 {

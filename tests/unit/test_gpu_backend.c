@@ -6,7 +6,10 @@
  */
 #include "backend_fixture.h"
 
+#include "hessian/hessian.h"
 #include "kernels/gpu/product.h"
+#include "pack/pack.h"
+#include "simulated_round.h"
 
 #include <cblas.h>
 
@@ -40,6 +43,15 @@ static int simulated_fill(struct qt_gpu *gpu, void *dst, int byte, size_t bytes,
     return QT_OK;
 }
 
+static int simulated_copy(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
+                          struct qt_err *err)
+{
+    (void)gpu;
+    (void)err;
+    memcpy(dst, src, bytes);
+    return QT_OK;
+}
+
 static void simulated_close(struct qt_gpu *gpu)
 {
     closed++;
@@ -58,6 +70,9 @@ int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
                             .alloc = simulated_alloc,
                             .free = simulated_free,
                             .fill = simulated_fill,
+                            .upload = simulated_copy,
+                            .download = simulated_copy,
+                            .copy = simulated_copy,
                             .close = simulated_close};
     strcpy((*out)->cublas, with_cublas ? "cuBLAS 13.0.2" : "no cuBLAS: a test");
     return rc;
@@ -84,6 +99,17 @@ int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)
                     p->b_transposed ? CblasTrans : CblasNoTrans, p->m, p->n, p->k, p->alpha,
                     p->a + i * p->step_a, p->lda, p->b + i * p->step_b, p->ldb, p->beta,
                     p->c + i * p->step_c, p->ldc);
+    return 0;
+}
+
+int gpu_cublas_cholesky_step(struct gpu_cublas *c, double *a, int k, int p, int n)
+{
+    const size_t width = (size_t)k, rest = (size_t)(p + n);
+    (void)c;
+    cblas_dtrsm(CblasRowMajor, CblasRight, CblasLower, CblasTrans, CblasNonUnit, k - p - n, n, 1,
+                a + (size_t)p * (width + 1), k, a + rest * width + p, k);
+    cblas_dsyrk(CblasRowMajor, CblasLower, CblasNoTrans, k - p - n, n, -1, a + rest * width + p, k,
+                1, a + rest * (width + 1), k);
     return 0;
 }
 
@@ -128,6 +154,20 @@ int gpu_math_add_lower(double *h, const float *product, size_t i0, size_t rows, 
     for (size_t i = 0; i < rows; i++)
         for (size_t j = 0; j <= i0 + i; j++)
             h[(i0 + i) * k + j] += (double)product[i * cols + j];
+    return 0;
+}
+
+int gpu_math_cholesky_tile(double *a, int n, size_t pitch, int *failed, void *stream)
+{
+    (void)stream;
+    for (size_t j = 0; j < (size_t)n; j++)
+        for (size_t i = j; i < (size_t)n; i++) {
+            double sum = a[i * pitch + j];
+            for (size_t l = 0; l < j; l++)
+                sum -= a[i * pitch + l] * a[j * pitch + l];
+            *failed |= i == j && !(sum > 0);
+            a[i * pitch + j] = i == j ? sqrt(sum) : sum / a[j * pitch + j];
+        }
     return 0;
 }
 
@@ -376,6 +416,105 @@ static void attention(void **state)
     }
 }
 
+/* ---- rounding ------------------------------------------------------------------------------- */
+
+enum kind { PLAIN, ZERO_ROWS, ZERO_GROUP, DEAD_CHANNELS, HUGE_VALUES, TINY_VALUES, KINDS };
+
+static double *random_hessian(size_t k, enum kind kind)
+{
+    const size_t m = k + k / 2 + 8;
+    float *x = random_floats(m * k, 1);
+    double *h;
+    assert_int_equal(qt_array_new(&h, k * k, sizeof *h, NULL), QT_OK);
+    for (size_t i = 0; i < m; i++) /* neighbours are correlated, channels differ in size */
+        for (size_t j = k; j-- > 0;)
+            x[i * k + j] = (x[i * k + j] + (j ? x[i * k + j - 1] : 0)) *
+                           (j % 7 == 0 ? 4.0f : 1.0f) *
+                           (kind == DEAD_CHANNELS && j % 5 == 2 && k > 5 ? 0.0f : 1.0f);
+    for (size_t i = 0; i < k; i++)
+        for (size_t j = 0; j <= i; j++)
+            for (size_t t = 0; t < m; t++)
+                h[i * k + j] += (double)x[t * k + i] * (double)x[t * k + j];
+    qt_free(x);
+    return h;
+}
+
+static float *random_weights(size_t n, size_t k, enum kind kind)
+{
+    float *w = random_floats(n * k, kind == HUGE_VALUES ? 1e30 : kind == TINY_VALUES ? 1e-30 : 0.1);
+    for (size_t i = 0; i < n * k; i++)
+        if ((kind == ZERO_ROWS && i / k % 3 == 0) || (kind == ZERO_GROUP && i % k < 32))
+            w[i] = 0;
+    return w;
+}
+
+/* Rounds a matrix on the CPU and on the simulated device, and compares their errors. */
+static void round_case(const char *text, size_t n, size_t k, enum kind kind)
+{
+    struct qt_backend *be = open_simulated();
+    double *h = random_hessian(k, kind);
+    float *w = random_weights(n, k, kind);
+    const struct qt_matrix m = {w, QT_F32, n, k, "test", "w"};
+    struct qt_solve_report report[2];
+    struct qt_packed p[2];
+    for (int on = 0; on < 2; on++) {
+        struct qt_spec spec;
+        struct qt_factor f;
+        struct qt_err err = {0};
+        double stored;
+        float *q;
+        assert_int_equal(qt_spec_parse(&spec, text, &err), QT_OK);
+        assert_int_equal(qt_packed_describe(&p[on], &spec, n, k, &err), QT_OK);
+        const struct qt_factor_options opt = {
+            .damp = 0.01, .group = qt_packed_group(&p[on]), .backend = on ? be : NULL};
+        assert_int_equal(qt_factor_new(&f, h, k, &opt, &err), QT_OK);
+        assert_int_equal(qt_packed_solve(&p[on], &spec, &m, &f, NULL, &report[on], &err), QT_OK);
+        /* The reported error is that of the stored values. */
+        q = random_floats(n * k, 1);
+        assert_int_equal(qt_packed_weights(q, &p[on], &err), QT_OK);
+        assert_int_equal(qt_solve_error(&stored, &f, w, q, n, &err), QT_OK);
+        if (!(fabs(stored - report[on].after_descent) <= 1e-3 * report[on].after_descent))
+            fail_msg("%s, %zu x %zu, kind %d: %g is reported, %g stored", text, n, k, (int)kind,
+                     report[on].after_descent, stored);
+        qt_free(q);
+        qt_factor_free(&f);
+    }
+    if (!(fabs(report[1].before - report[0].before) <= 2e-3 * report[0].before &&
+          report[1].after_compensation <= 1.1 * report[0].after_compensation &&
+          report[1].after_descent <= (n * k < 4000 ? 1.1 : 1.02) * report[0].after_descent))
+        fail_msg("%s, %zu x %zu, kind %d: errors %g, %g, %g, not %g, %g, %g", text, n, k, (int)kind,
+                 report[1].before, report[1].after_compensation, report[1].after_descent,
+                 report[0].before, report[0].after_compensation, report[0].after_descent);
+    for (int on = 0; on < 2; on++)
+        qt_packed_free(&p[on]);
+    qt_free(h);
+    qt_free(w);
+    be->close(be);
+}
+
+static void rounding(void **state)
+{
+    static const char *const specs[] = {"nf4",      "nf3:g=32",
+                                        "nf2:g=64", "lut3",
+                                        "int2",     "iq4nl",
+                                        "mxfp4",    "nvfp4",
+                                        "int4",     "int4:zero=group,g=32",
+                                        "int8",     "int8:zero=group,g=256",
+                                        "fp6",      "fp4",
+                                        "fp8",      "nf4:g=256"};
+    (void)state;
+    for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
+        round_case(specs[i], 130, 132 + random_size(0, 9), PLAIN);
+        round_case(specs[i], 1, 128, PLAIN);
+        round_case(specs[i], 3, 7, PLAIN);
+        round_case(specs[i], 33, 64 + random_size(0, 100), (enum kind)(1 + i % (KINDS - 1)));
+        round_case(specs[i], 9, 96, (enum kind)random_size(0, KINDS - 1));
+    }
+    round_case("nf3", 5, 300, PLAIN);
+    round_case("fp5", 5, 300, PLAIN);
+    round_case("int4:g=256", 5, 600, PLAIN);
+}
+
 static void without_cublas(void **state)
 {
     struct qt_backend *be;
@@ -391,8 +530,8 @@ static void without_cublas(void **state)
 int main(void)
 {
     seed_init();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(products), cmocka_unit_test(panels),
-                                       cmocka_unit_test(gram_matrices), cmocka_unit_test(attention),
-                                       cmocka_unit_test(without_cublas)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products),  cmocka_unit_test(panels),   cmocka_unit_test(gram_matrices),
+        cmocka_unit_test(attention), cmocka_unit_test(rounding), cmocka_unit_test(without_cublas)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -268,7 +268,7 @@ static void targets_case(struct qt_backend *be)
     enum { N = 140, K = TARGETS_K };
     double *h = random_hessian(K, 400), *d = damped(h, K, 0.01);
     struct qt_factor f = factor_of(h, K, 64, false, 0.01);
-    f.backend = be;
+    put_on(&f, be);
     float *cross = random_weights(K, K), *lack = random_weights(N, K), *w = random_weights(N, K);
     float *t = must_alloc((size_t)N * K, sizeof *t);
     for (size_t i = 0; i < (size_t)K * K; i++)
@@ -291,6 +291,7 @@ static void targets_case(struct qt_backend *be)
                 sum += (double)w[r * K + l] * (double)f.input_correction[l * K + j];
             assert_true(fabs(sum - (double)t[r * K + j]) < 1e-4 * (1 + fabs(sum)));
         }
+    put_on(&f, NULL);
     qt_factor_free(&f);
     free(h);
     free(d);

@@ -32,7 +32,7 @@ static struct solved solve_on(struct qt_backend *be, const char *text, const flo
     struct solved s = {.f = factor_for(&spec, h, n, k)};
     struct qt_matrix m = matrix_of(w, n, k);
     struct qt_err err = {0};
-    s.f.backend = be;
+    put_on(&s.f, be);
     if (qt_packed_solve(&s.p, &spec, &m, &s.f, &s.error, &s.report, &err) < 0)
         fail_msg("%s, %zu x %zu: %s", text, n, k, err.reason);
     return s;
@@ -45,6 +45,7 @@ static struct solved solve(const char *text, const float *w, const double *h, si
 
 static void solved_free(struct solved *s)
 {
+    put_on(&s->f, NULL);
     qt_factor_free(&s->f);
     qt_packed_free(&s->p);
 }

@@ -591,7 +591,7 @@ static void together_as_apart(void **state)
             float *q = must_alloc(n * k, sizeof *q); /* rounded to 0 */
             const double all = naive_error(p.damped, p.w, q, n, k), tiny = 1e-6 * all;
             free(q);
-            p.f.backend = &other;
+            put_on(&p.f, &other);
             for (int run = 0; run < 2; run++) {
                 struct grid g = grid_new(n, k, group);
                 g.half = true;
@@ -616,6 +616,7 @@ static void together_as_apart(void **state)
             expect_close("qt_solve_error", error, exact, all);
             free(q);
             grid_free(&again);
+            put_on(&p.f, NULL);
             problem_free(&p);
         }
     qt_threads_set(0);
@@ -627,7 +628,7 @@ static void allocations_fail(struct qt_backend *be)
     enum { N = 200, K = 70 };
     bool failed = true;
     struct problem p = problem_new(N, K, 32);
-    p.f.backend = be;
+    put_on(&p.f, be);
     for (long n = 0; failed; n++) {
         struct qt_rounder rounder = {.ctx = &p.g,
                                      .begin = grid_begin,
@@ -643,6 +644,7 @@ static void allocations_fail(struct qt_backend *be)
         assert_int_equal(rc, failed ? QT_E_RESOURCE : QT_OK);
         assert_true(n < 100);
     }
+    put_on(&p.f, NULL);
     problem_free(&p);
 }
 

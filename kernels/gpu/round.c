@@ -1,0 +1,392 @@
+/* The function `round` of the CUDA backend (round.h): passes over column blocks. The kernels round
+ * a column block; a product spreads its errors to the sums of all others. Reference:
+ * hessian/solve.c. */
+#include "kernels/gpu/round.h"
+#include "kernels/gpu/product.h"
+
+#include <string.h>
+
+enum {
+    BLOCK = 128, /* positions of a column block, unless a group is longer */
+    PANEL = 128, /* rows that converge together */
+};
+
+struct rounding {
+    struct gpu_products *products;
+    struct qt_gpu *gpu;
+    struct qt_round *job;
+    struct gpu_round r;
+    void *memory[24]; /* of r, and of the results */
+    size_t allocated;
+    size_t staged_bytes;
+    float *staged;             /* device [n][k]: weights in storage order */
+    uint32_t *host;            /* [3 k + 2 groups] the tables of r */
+    struct row_values *values; /* host */
+    double *sum, *error;       /* host [n]; [panels] */
+    uint8_t *skip;             /* host [n] */
+    uint8_t *code, *zero;      /* device: results */
+    float *scale;
+};
+
+static int launched(int status, struct qt_err *err)
+{
+    return gpu_check_launch(status, "rounding", err);
+}
+
+/* ---- tables --------------------------------------------------------------------------------- */
+
+static int scales_of(enum qt_scales scales)
+{
+    return scales == QT_SCALES_F16 ? ROW_F16 : scales == QT_SCALES_POWERS ? ROW_POWERS : ROW_E4M3;
+}
+
+static void fill_values(struct row_values *to, const struct qt_round_values *from)
+{
+    int levels = 16;
+    while (levels < (int)from->count)
+        levels *= 2;
+    *to = (struct row_values){.levels = levels,
+                              .largest = from->largest,
+                              .first_scale = from->first_scale,
+                              .from = from->from,
+                              .to = from->to,
+                              .scales = scales_of(from->scales),
+                              .steps = (int)from->steps,
+                              .zeros = from->zeros,
+                              .mirrored = from->mirrored};
+    for (unsigned i = 0; i < ROW_VALUES; i++) {
+        to->value[i] = from->value[i < from->count ? i : from->count - 1];
+        to->mid[i] = i + 1 < from->count ? (from->value[i] + from->value[i + 1]) / 2 : INFINITY;
+    }
+}
+
+/* Without h, columns are processed in storage order. */
+static void fill_tables(struct rounding *s)
+{
+    const struct qt_round *job = s->job;
+    uint32_t *order = s->host, *group = order + job->k, *end = group + job->k,
+             *first = end + job->k, *length = first + s->r.groups;
+    for (size_t p = 0; p < job->k; p++) {
+        order[p] = (uint32_t)(job->h ? job->order[p] : p);
+        group[p] = (uint32_t)(job->h ? job->group_at[p] : p / job->group);
+    }
+    for (size_t p = job->k; p-- > 0;) {
+        const bool is_last = p + 1 == job->k || group[p + 1] != group[p];
+        end[p] = is_last ? (uint32_t)p + 1 : end[p + 1];
+        first[group[p]] = (uint32_t)p;
+        length[group[p]] = end[p] - (uint32_t)p;
+    }
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static int device_new(void *out, struct rounding *s, size_t count, size_t size, struct qt_err *err)
+{
+    size_t bytes;
+    void *p;
+    if (qt_mul_overflow(&bytes, count, size))
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory");
+    int rc = s->gpu->alloc(s->gpu, &p, bytes, err);
+    if (rc < 0)
+        return rc;
+    s->memory[s->allocated++] = p;
+    memcpy(out, &p, sizeof p);
+    return QT_OK;
+}
+
+static int upload_new(void *out, struct rounding *s, const void *from, size_t count, size_t size,
+                      struct qt_err *err)
+{
+    void *p = NULL;
+    int rc = device_new(&p, s, count, size, err);
+    memcpy(out, &p, sizeof p);
+    return rc < 0 ? rc : s->gpu->upload(s->gpu, p, from, count * size, err);
+}
+
+static void rounding_free(struct rounding *s)
+{
+    for (size_t i = 0; i < s->allocated; i++)
+        s->gpu->free(s->gpu, s->memory[i]);
+    qt_free(s->host);
+    qt_free(s->values);
+    qt_free(s->sum);
+    qt_free(s->error);
+    qt_free(s->skip);
+}
+
+static bool is_one_group(const struct rounding *s)
+{
+    return s->r.groups == 1;
+}
+
+static int rounding_new(struct rounding *s, struct qt_err *err)
+{
+    const struct qt_round *job = s->job;
+    const size_t n = job->n, k = job->k, groups = qt_ceil_div(k, job->group);
+    size_t cells;
+    int rc = QT_OK;
+    if (qt_mul_overflow(&cells, n, k))
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory");
+    s->r.n = n;
+    s->r.k = k;
+    s->r.groups = groups;
+    QT_TRY(qt_array_new(&s->host, 3 * k + 2 * groups, sizeof *s->host, err));
+    QT_TRY(qt_array_new(&s->values, 1, sizeof *s->values, err));
+    QT_TRY(qt_array_new(&s->sum, n, sizeof *s->sum, err));
+    QT_TRY(qt_array_new(&s->error, qt_ceil_div(n, PANEL), sizeof *s->error, err));
+    QT_TRY(qt_array_new(&s->skip, n, 1, err));
+    fill_values(s->values, job->values);
+    fill_tables(s);
+    QT_TRY(upload_new(&s->r.values, s, s->values, 1, sizeof *s->values, err));
+    QT_TRY(upload_new(&s->r.code, s, job->values->code, ROW_VALUES, 1, err));
+    QT_TRY(upload_new(&s->r.order, s, s->host, 3 * k + 2 * groups, sizeof *s->host, err));
+    s->r.group = s->r.order + k;
+    s->r.end = s->r.group + k;
+    s->r.first = s->r.end + k;
+    s->r.length = s->r.first + groups;
+    QT_TRY(device_new(&s->r.w, s, cells, sizeof *s->r.w, err));
+    QT_TRY(device_new(&s->staged, s, cells, sizeof *s->staged, err));
+    s->r.g = s->staged; /* the weights are loaded before sums begin */
+    QT_TRY(device_new(&s->r.rank, s, cells, 1, err));
+    QT_TRY(device_new(&s->r.scale, s, n * groups, sizeof *s->r.scale, err));
+    QT_TRY(device_new(&s->r.zero, s, n * groups, 1, err));
+    QT_TRY(device_new(&s->r.sum, s, n, sizeof *s->r.sum, err));
+    QT_TRY(device_new(&s->r.skip, s, n, 1, err));
+    if (job->h)
+        QT_TRY(device_new(&s->r.d, s, cells, sizeof *s->r.d, err));
+    if (job->h && is_one_group(s) && job->descent_rounds > 0)
+        QT_TRY(device_new(&s->r.hw, s, cells, sizeof *s->r.hw, err));
+    QT_TRY(device_new(&s->code, s, k * job->stride, 1, err));
+    QT_TRY(device_new(&s->scale, s, groups * job->stride, sizeof *s->scale, err));
+    QT_TRY(device_new(&s->zero, s, groups * job->stride, 1, err));
+done:
+    return rc;
+}
+
+/* ---- passes --------------------------------------------------------------------------------- */
+
+/* Number of positions of the column block that begins at `at`: one or more whole groups. A single
+ * group that spans the matrix is split. */
+static size_t block_columns(const struct rounding *s, size_t at)
+{
+    const uint32_t *group_end = s->host + 2 * s->r.k;
+    size_t end = group_end[at];
+    if (is_one_group(s))
+        return qt_min_size(BLOCK, s->r.k - at);
+    while (end < s->r.k && group_end[end] - at <= BLOCK)
+        end = group_end[end];
+    return end - at;
+}
+
+/* g of positions from `first` on += d[n][columns] times rows [at, at + columns) of m. */
+static int spread(struct rounding *s, const float *m, size_t at, size_t columns, size_t first,
+                  struct qt_err *err)
+{
+    const size_t k = s->r.k;
+    const struct gpu_product p = {.m = (int)s->r.n,
+                                  .n = (int)(k - first),
+                                  .k = (int)columns,
+                                  .alpha = 1,
+                                  .beta = 1,
+                                  .a = s->r.d,
+                                  .b = m + at * k + first,
+                                  .c = s->r.g + first,
+                                  .lda = (int)columns,
+                                  .ldb = (int)k,
+                                  .ldc = (int)k,
+                                  .count = 1};
+    return first < k ? gpu_product(s->products, &p, err) : QT_OK;
+}
+
+/* out[n][k] = x h, for the symmetric h. */
+static int times_h(struct rounding *s, float *out, const float *x, struct qt_err *err)
+{
+    const int k = (int)s->r.k;
+    return gpu_product(s->products,
+                       &(struct gpu_product){.m = (int)s->r.n,
+                                             .n = k,
+                                             .k = k,
+                                             .alpha = 1,
+                                             .a = x,
+                                             .b = s->job->h,
+                                             .c = out,
+                                             .b_transposed = true,
+                                             .lda = k,
+                                             .ldb = k,
+                                             .ldc = k,
+                                             .count = 1},
+                       err);
+}
+
+/* error[panel] = sum over the rows of the panel. Returns the total. */
+static int download_sums(double *total, struct rounding *s, struct qt_err *err)
+{
+    const size_t n = s->r.n;
+    int rc = s->gpu->download(s->gpu, s->sum, s->r.sum, n * sizeof *s->sum, err);
+    *total = 0;
+    for (size_t row = 0; row < n && rc == QT_OK; row++) {
+        double *error = &s->error[row / PANEL];
+        *error = (row % PANEL ? *error : 0) + s->sum[row];
+    }
+    for (size_t i = 0; i < qt_ceil_div(n, PANEL); i++)
+        *total += s->error[i];
+    return rc;
+}
+
+/* Computes g = H (w - q) and the objective. */
+static int start_sums(double *total, struct rounding *s, struct qt_err *err)
+{
+    void *stream = gpu_stream_of(s->gpu);
+    int rc;
+    QT_TRY(launched(gpu_round_errors(&s->r, stream), err));
+    QT_TRY(times_h(s, s->r.g, s->r.d, err));
+    QT_TRY(launched(gpu_round_objective(&s->r, stream), err));
+    QT_TRY(download_sums(total, s, err));
+done:
+    return rc;
+}
+
+/* Searches the parameters of all groups, with squared errors weighted by the diagonal of m, or its
+ * squares. d is overwritten. */
+static int fit(struct rounding *s, const float *m, bool squared, struct qt_err *err)
+{
+    void *stream = gpu_stream_of(s->gpu);
+    int rc;
+    QT_TRY(launched(gpu_round_diagonal(s->r.d, m, s->r.k, squared, stream), err));
+    QT_TRY(launched(gpu_round_fit(&s->r, s->r.d, stream), err));
+done:
+    return rc;
+}
+
+/* The objective of rounding to nearest. */
+static int measure_before(struct rounding *s, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(fit(s, s->job->h, false, err));
+    QT_TRY(launched(gpu_round_assign(&s->r, gpu_stream_of(s->gpu)), err));
+    QT_TRY(start_sums(&s->job->before, s, err));
+done:
+    return rc;
+}
+
+static int compensate(double *total, struct rounding *s, struct qt_err *err)
+{
+    const size_t k = s->r.k;
+    int rc;
+    QT_TRY(s->gpu->fill(s->gpu, s->r.g, 0, s->r.n * k * sizeof *s->r.g, err));
+    QT_TRY(s->gpu->fill(s->gpu, s->r.sum, 0, s->r.n * sizeof *s->r.sum, err));
+    if (is_one_group(s))
+        QT_TRY(fit(s, s->job->v, true, err));
+    for (size_t at = 0, columns; at < k; at += columns) {
+        columns = block_columns(s, at);
+        QT_TRY(launched(gpu_round_compensate(&s->r, s->job->v, at, columns, gpu_stream_of(s->gpu)),
+                        err));
+        QT_TRY(spread(s, s->job->v, at, columns, at + columns, err));
+    }
+    QT_TRY(download_sums(total, s, err));
+done:
+    return rc;
+}
+
+/* *total: the objective before and after. *active: some panels have not converged. */
+static int descend(bool *active, double *total, struct rounding *s, struct qt_err *err)
+{
+    void *stream = gpu_stream_of(s->gpu);
+    const size_t n = s->r.n, panels = qt_ceil_div(n, PANEL);
+    double *before = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&before, panels, sizeof *before, err));
+    memcpy(before, s->error, panels * sizeof *before);
+    for (size_t at = 0, columns; at < s->r.k; at += columns) {
+        columns = block_columns(s, at);
+        QT_TRY(launched(gpu_round_descend(&s->r, s->job->h, at, columns, stream), err));
+        QT_TRY(spread(s, s->job->h, at, columns, 0, err));
+    }
+    if (s->r.hw)
+        QT_TRY(launched(gpu_round_rescale(&s->r, stream), err));
+    QT_TRY(launched(gpu_round_objective(&s->r, stream), err));
+    QT_TRY(download_sums(total, s, err));
+    *active = false;
+    for (size_t i = 0; i < panels; i++) {
+        const bool gains = before[i] - s->error[i] > s->job->min_gain * before[i];
+        *active |= gains;
+        for (size_t row = i * PANEL; row < qt_min_size(n, (i + 1) * PANEL) && !gains; row++)
+            s->skip[row] = 1;
+    }
+    QT_TRY(s->gpu->upload(s->gpu, s->r.skip, s->skip, n, err));
+done:
+    qt_free(before);
+    return rc;
+}
+
+static int solve(struct rounding *s, struct qt_err *err)
+{
+    struct qt_round *job = s->job;
+    bool active = true;
+    int rc;
+    QT_TRY(measure_before(s, err));
+    QT_TRY(compensate(&job->after_compensation, s, err));
+    job->after_descent = job->after_compensation;
+    if (job->descent_rounds > 0) {
+        QT_TRY(s->gpu->fill(s->gpu, s->r.skip, 0, job->n, err));
+        if (s->r.hw)
+            QT_TRY(times_h(s, s->r.hw, s->r.w, err));
+        QT_TRY(start_sums(&job->after_descent, s, err));
+    }
+    for (int round = 0; round < job->descent_rounds && active; round++) {
+        QT_TRY(qt_stop_check(err));
+        QT_TRY(descend(&active, &job->after_descent, s, err));
+    }
+done:
+    return rc;
+}
+
+/* Rounds each group separately. */
+static int round_groups(struct rounding *s, struct qt_err *err)
+{
+    void *stream = gpu_stream_of(s->gpu);
+    const float *importance = NULL;
+    int rc = QT_OK;
+    if (s->job->importance)
+        QT_TRY(upload_new(&importance, s, s->job->importance, s->r.k, sizeof *importance, err));
+    QT_TRY(launched(gpu_round_fit(&s->r, importance, stream), err));
+    QT_TRY(launched(gpu_round_assign(&s->r, stream), err));
+done:
+    return rc;
+}
+
+static int store(struct rounding *s, struct qt_err *err)
+{
+    const struct qt_round *job = s->job;
+    const size_t params = s->r.groups * job->stride;
+    int rc;
+    QT_TRY(launched(
+        gpu_round_store(&s->r, s->code, s->scale, s->zero, job->stride, gpu_stream_of(s->gpu)),
+        err));
+    QT_TRY(s->gpu->download(s->gpu, job->code, s->code, job->k * job->stride, err));
+    QT_TRY(s->gpu->download(s->gpu, job->scale, s->scale, params * sizeof *s->scale, err));
+    QT_TRY(s->gpu->download(s->gpu, job->zero, s->zero, params, err));
+done:
+    return rc;
+}
+
+int gpu_round(struct gpu_products *products, struct qt_round *job, struct qt_err *err)
+{
+    struct rounding s = {.products = products, .gpu = products->gpu, .job = job};
+    int rc;
+    if (job->n == 0 || job->k == 0)
+        return QT_OK;
+    if (job->n > INT32_MAX || job->k > INT32_MAX ||
+        (job->group > GPU_ROUND_WIDEST && job->group < job->k))
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "%zu x %zu in groups of %zu cannot be rounded on a GPU", job->n, job->k,
+                       job->group);
+    QT_TRY(rounding_new(&s, err));
+    QT_TRY(s.gpu->upload(s.gpu, s.staged, job->w, job->n * job->k * sizeof *job->w, err));
+    QT_TRY(launched(gpu_round_load(&s.r, s.staged, gpu_stream_of(s.gpu)), err));
+    QT_TRY(job->h ? solve(&s, err) : round_groups(&s, err));
+    QT_TRY(store(&s, err));
+done:
+    rounding_free(&s);
+    return rc;
+}

@@ -1,0 +1,148 @@
+/* The kernels of kernels/gpu/round.h as loops on the CPU, with the same functions for a row. */
+#ifndef QT_TESTS_SIMULATED_ROUND_H
+#define QT_TESTS_SIMULATED_ROUND_H
+
+#include "kernels/gpu/round.h"
+
+int gpu_round_load(const struct gpu_round *r, const float *from, void *stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < r->n * r->k; i++)
+        r->w[i] = from[i / r->k * r->k + r->order[i % r->k]];
+    return 0;
+}
+
+int gpu_round_diagonal(float *out, const float *m, size_t k, bool squared, void *stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < k; i++)
+        out[i] = m[i * k + i] * (squared ? m[i * k + i] : 1);
+    return 0;
+}
+
+int gpu_round_fit(const struct gpu_round *r, const float *h, void *stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < r->n * r->groups; i++) {
+        const uint32_t first = r->first[i % r->groups];
+        const struct row_targets a = {r->w + i / r->groups * r->k + first, h ? h + first : NULL,
+                                      (int)r->length[i % r->groups]};
+        const struct row_group best = row_fit(r->values, &a);
+        r->scale[i] = best.scale;
+        r->zero[i] = (uint8_t)best.zero;
+    }
+    return 0;
+}
+
+static struct row_whole whole_row(const struct gpu_round *r, size_t row)
+{
+    const size_t first = row * r->k;
+    return (struct row_whole){r->values,
+                              (int)r->k,
+                              r->group,
+                              r->w + first,
+                              r->hw ? r->hw + first : NULL,
+                              r->g + first,
+                              r->rank + first,
+                              r->scale + row * r->groups,
+                              r->zero + row * r->groups};
+}
+
+int gpu_round_assign(const struct gpu_round *r, void *stream)
+{
+    (void)stream;
+    for (size_t row = 0; row < r->n; row++) {
+        const struct row_whole a = whole_row(r, row);
+        row_assign(&a);
+    }
+    return 0;
+}
+
+int gpu_round_errors(const struct gpu_round *r, void *stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < r->n * r->k; i++) {
+        const struct row_whole a = whole_row(r, i / r->k);
+        r->d[i] = r->w[i] - row_value(&a, (int)(i % r->k));
+    }
+    return 0;
+}
+
+int gpu_round_objective(const struct gpu_round *r, void *stream)
+{
+    (void)stream;
+    for (size_t row = 0; row < r->n; row++) {
+        const struct row_whole a = whole_row(r, row);
+        r->sum[row] = row_objective(&a);
+    }
+    return 0;
+}
+
+int gpu_round_rescale(const struct gpu_round *r, void *stream)
+{
+    (void)stream;
+    for (size_t row = 0; row < r->n; row++) {
+        const struct row_whole a = whole_row(r, row);
+        if (!r->skip[row])
+            row_rescale(&a);
+    }
+    return 0;
+}
+
+static int round_block(const struct gpu_round *r, const float *m, size_t at, size_t columns,
+                       bool descent)
+{
+    float x[GPU_ROUND_WIDEST], h[GPU_ROUND_WIDEST];
+    const struct row_block b = {r->values,     (int)columns, m + at * r->k + at, (int)r->k,
+                                r->group + at, r->end + at,  (uint32_t)at,       r->groups > 1};
+    for (size_t row = 0; row < r->n; row++) {
+        struct row_state s = {r->scale + row * r->groups, r->zero + row * r->groups, x, h, 0};
+        const size_t first = row * r->k + at;
+        float g[GPU_ROUND_WIDEST], *d = r->d + row * columns;
+        int rank[GPU_ROUND_WIDEST];
+        memset(d, 0, columns * sizeof *d);
+        if (descent && r->skip[row])
+            continue;
+        memcpy(g, r->g + first, columns * sizeof *g);
+        for (size_t c = 0; c < columns; c++)
+            rank[c] = r->rank[first + c];
+        if (descent)
+            row_descend(&b, &s, (int)columns, g, rank, d);
+        else
+            row_compensate(&b, &s, (int)columns, r->w + first, g, rank, d);
+        for (size_t c = 0; c < columns; c++)
+            r->rank[first + c] = (uint8_t)rank[c];
+        if (!descent)
+            r->sum[row] += s.sum;
+    }
+    return 0;
+}
+
+int gpu_round_compensate(const struct gpu_round *r, const float *v, size_t at, size_t columns,
+                         void *stream)
+{
+    (void)stream;
+    return round_block(r, v, at, columns, false);
+}
+
+int gpu_round_descend(const struct gpu_round *r, const float *h, size_t at, size_t columns,
+                      void *stream)
+{
+    (void)stream;
+    return round_block(r, h, at, columns, true);
+}
+
+int gpu_round_store(const struct gpu_round *r, uint8_t *code, float *scale, uint8_t *zero,
+                    size_t stride, void *stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < r->n * r->k; i++)
+        code[r->order[i % r->k] * stride + i / r->k] = r->code[r->rank[i]];
+    for (size_t i = 0; i < r->n * r->groups; i++) {
+        scale[i % r->groups * stride + i / r->groups] = r->scale[i];
+        zero[i % r->groups * stride + i / r->groups] = r->zero[i];
+    }
+    return 0;
+}
+
+#endif
