@@ -164,6 +164,9 @@ struct qt_backend {
     const char *name;
     void *ctx;
     bool host; /* backend memory is host memory */
+    /* Set by callers: linear, attention, gram and linear_grad_w may round their factors to the 11
+     * significant bits of FP16 and TF32. Sums are FP32. */
+    bool half;
 
     /* ---- memory ---- */
 
@@ -281,14 +284,18 @@ struct qt_backend {
     int (*square_grad)(struct qt_backend *be, double *sum, float *grad, const float *y,
                        const float *target, float weight, size_t count, struct qt_err *err);
 
-    /* ---- triangular matrices; NULL if not implemented: hessian/ then computes on the host ---- */
+    /* ---- Hessians; NULL if `host`: hessian/ computes there. order[k] is host memory: position p of
+     * h and v is column order[p] of the other matrices. ---- */
 
-    /* Replaces the lower triangle of a[k][k] by L with a = L L^T; the upper triangle does not
-     * change. Sets *positive to false, and leaves a undefined, if a is not positive definite. */
-    int (*cholesky)(struct qt_backend *be, bool *positive, double *a, size_t k, struct qt_err *err);
-    /* Replaces x[m][k] by x V^-1, or x V^-T if `transposed`, for an upper triangular v[k][k]. */
-    int (*solve_upper)(struct qt_backend *be, float *x, const float *v, bool transposed, size_t m,
-                       size_t k, struct qt_err *err);
+    /* h[k][k] = the symmetric matrix with the lower triangle of gram[k][k], times `scale`, plus
+     * `damp` on the diagonal; v[k][k] = its upper triangular factor, h = v v^T. Sets *positive to
+     * false, and leaves v undefined, if h is not positive definite. */
+    int (*factor)(struct qt_backend *be, float *h, float *v, bool *positive, const double *gram,
+                  const size_t *order, double scale, double damp, size_t k, struct qt_err *err);
+    /* s[m][k] = scale c[m][k] h^-1 for h = v v^T. *explained (host memory) = sum of c s. */
+    int (*regress)(struct qt_backend *be, float *s, double *explained, const float *c,
+                   const float *v, const size_t *order, double scale, size_t m, size_t k,
+                   struct qt_err *err);
 
     /* ---- rounding; NULL if not implemented: the scheme then rounds on the host ---- */
 

@@ -95,13 +95,12 @@ int calibration_open(struct calibration *out, const struct calibration_options *
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "--data and --calib cannot be used together");
     if (o->data.count == 0 && calibration_has_windows(o))
         return qt_fail(err, QT_E_USAGE, NULL, NULL, WINDOWS_WITHOUT_DATA);
-    if (!o->file && o->data.count == 0 && device_number(device) >= 0)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "--device cuda needs --data or --calib: without them nothing runs on a GPU");
-    if (!o->file && o->data.count == 0)
+    if (!o->file && o->data.count == 0 && device_number(device) < 0)
         return QT_OK;
     int rc;
     QT_TRY(backend_open(&out->backend, device, err));
+    if (!o->file && o->data.count == 0)
+        return QT_OK;
     out->data.backend = out->backend;
     if (o->data.count)
         return read_windows(out, o, &w, err);

@@ -220,6 +220,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(calibration_open(&calibration, &o->calibration, ckpt, o->common.device, err));
     if (calibration.data.samples || calibration.file)
         opt.calibration = &calibration.data;
+    opt.backend = calibration.backend;
     opt.plan.calibrated = opt.calibration != NULL;
     QT_TRY(qt_quantize(&report, ckpt, &opt, err));
     QT_TRY(print_report(cli, o, ckpt, &calibration, &report, err));

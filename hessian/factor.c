@@ -63,13 +63,12 @@ static double entry(const double *h, size_t k, size_t i, size_t j)
     return i >= j ? h[i * k + j] : h[j * k + i];
 }
 
-/* diag[j] = diagonal of h scaled to mean 1, *dead += number of zeros in it. Returns the scale, or 0
- * if the diagonal has a negative or non-finite entry. */
-static double diagonal(double *diag, size_t *dead, const double *h, size_t k)
+/* Scales diag[k] to mean 1; *dead += number of zeros in it. Returns the scale, or 0 if the diagonal
+ * has a negative or non-finite entry. */
+static double scale_diagonal(double *diag, size_t *dead, size_t k)
 {
     double sum = 0;
     for (size_t j = 0; j < k; j++) {
-        diag[j] = h[j * k + j];
         if (!(diag[j] >= 0)) /* negative or NaN */
             return 0;
         *dead += diag[j] == 0;
@@ -111,45 +110,43 @@ static void store_row(void *ctx, size_t i)
         r->f->v[i * k + j] = (float)r->a[(k - 1 - i) * k + (k - 1 - j)];
 }
 
-static int cholesky_on_backend(bool *positive, double *a, size_t k, struct qt_backend *be,
-                               struct qt_err *err)
+/* What an attempt to factor needs: memory on the host, where h is in processing order already, or
+ * the sums on a backend. */
+struct attempt {
+    struct qt_factor *f;
+    double *a;          /* host, [k][k] */
+    const double *gram; /* backend, [k][k] */
+};
+
+static int try_damping(bool *positive, const struct attempt *s, double damp, struct qt_err *err)
 {
-    const size_t bytes = k * k * sizeof *a;
-    double *device_a;
-    int rc = be->alloc(be, &device_a, bytes, err);
-    if (rc < 0)
-        return rc;
-    QT_TRY(be->upload(be, device_a, a, bytes, err));
-    QT_TRY(be->cholesky(be, positive, device_a, k, err));
+    struct qt_factor *f = s->f;
+    struct reversal r = {f, s->a, damp};
+    if (s->gram)
+        return f->backend->factor(f->backend, f->backend_h, f->backend_v, positive, s->gram,
+                                  f->order, f->scale, damp, f->k, err);
+    qt_parallel_for(f->k, reverse_row, &r);
+    *positive = qt_cholesky(s->a, f->k);
     if (*positive)
-        QT_TRY(be->download(be, a, device_a, bytes, err));
-done:
-    be->free(be, device_a);
-    return rc;
+        qt_parallel_for(f->k, store_row, &r);
+    return QT_OK;
 }
 
-static int factor_with_damping_retry(struct qt_factor *f, double *a, double first,
-                                     struct qt_err *err)
+static int factor_with_damping_retry(const struct attempt *s, double first, struct qt_err *err)
 {
     int rc;
     for (double damp = first;; damp = fmin(damp > 0 ? damp * 10 : 1e-6, 1)) {
-        struct reversal r = {f, a, damp};
         bool positive;
-        qt_parallel_for(f->k, reverse_row, &r);
-        if (f->backend && f->backend->cholesky)
-            QT_TRY(cholesky_on_backend(&positive, a, f->k, f->backend, err));
-        else
-            positive = qt_cholesky(a, f->k);
+        QT_TRY(try_damping(&positive, s, damp, err));
         if (!positive && damp >= 1)
             break;
         if (positive) {
-            f->damp = damp;
-            f->damping = damp == first ? QT_DAMP_PLAIN : QT_DAMP_RAISED;
-            qt_parallel_for(f->k, store_row, &r);
+            s->f->damp = damp;
+            s->f->damping = damp == first ? QT_DAMP_PLAIN : QT_DAMP_RAISED;
             return QT_OK;
         }
     }
-    f->damping = QT_DAMP_FAILED;
+    s->f->damping = QT_DAMP_FAILED;
     rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
                  "the Hessian cannot be factored, even with its mean diagonal as damping");
 done:
@@ -177,23 +174,80 @@ static int gather_row(void *ctx, size_t i, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-static int copy_to_backend(struct qt_factor *f, struct qt_err *err)
+static int factor_on_host(struct qt_factor *f, const double *h, double damp, struct qt_err *err)
+{
+    const size_t cells = f->k * f->k;
+    double *a = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&f->h, cells, sizeof *f->h, err));
+    QT_TRY(qt_array_new(&f->v, cells, sizeof *f->v, err));
+    QT_TRY(qt_array_new(&a, cells, sizeof *a, err));
+    QT_TRY(qt_parallel(f->k, gather_row, &(struct gather){f, h}, err));
+    QT_TRY(factor_with_damping_retry(&(struct attempt){.f = f, .a = a}, damp, err));
+done:
+    qt_free(a);
+    return rc;
+}
+
+static int factor_on_backend(struct qt_factor *f, const double *h, double damp, struct qt_err *err)
 {
     struct qt_backend *be = f->backend;
-    const size_t bytes = f->k * f->k * sizeof *f->h;
+    const size_t cells = f->k * f->k;
+    double *gram = NULL;
     int rc;
-    QT_TRY(be->alloc(be, &f->backend_h, bytes, err));
-    QT_TRY(be->alloc(be, &f->backend_v, bytes, err));
-    QT_TRY(be->upload(be, f->backend_h, f->h, bytes, err));
-    QT_TRY(be->upload(be, f->backend_v, f->v, bytes, err));
+    QT_TRY(be->alloc(be, &f->backend_h, cells * sizeof *f->backend_h, err));
+    QT_TRY(be->alloc(be, &f->backend_v, cells * sizeof *f->backend_v, err));
+    if (!f->sums_on_backend) {
+        QT_TRY(be->alloc(be, &gram, cells * sizeof *gram, err));
+        QT_TRY(be->upload(be, gram, h, cells * sizeof *gram, err));
+    }
+    QT_TRY(
+        factor_with_damping_retry(&(struct attempt){.f = f, .gram = gram ? gram : h}, damp, err));
 done:
+    be->free(be, gram);
+    return rc;
+}
+
+int qt_factor_fetch(struct qt_factor *f, struct qt_err *err)
+{
+    struct qt_backend *be = f->backend;
+    const size_t cells = f->k * f->k;
+    int rc = QT_OK;
+    if (f->v)
+        return QT_OK;
+    QT_TRY(qt_array_new(&f->h, cells, sizeof *f->h, err));
+    QT_TRY(qt_array_new(&f->v, cells, sizeof *f->v, err));
+    QT_TRY(be->download(be, f->h, f->backend_h, cells * sizeof *f->h, err));
+    QT_TRY(be->download(be, f->v, f->backend_v, cells * sizeof *f->v, err));
+done:
+    return rc;
+}
+
+/* diag[k] = diagonal of h[k][k]. */
+static int diagonal(double *diag, const struct qt_factor *f, const double *h, struct qt_err *err)
+{
+    enum { FLOATS = sizeof *h / sizeof(float) };
+    struct qt_backend *be = f->backend;
+    const size_t k = f->k;
+    float *packed = NULL;
+    int rc;
+    for (size_t j = 0; j < k && !f->sums_on_backend; j++)
+        diag[j] = h[j * k + j];
+    if (!f->sums_on_backend)
+        return QT_OK;
+    QT_TRY(be->alloc(be, &packed, k * sizeof *diag, err));
+    QT_TRY(be->copy_columns(be, packed, FLOATS, (const float *)(const void *)h, FLOATS * (k + 1),
+                            FLOATS, k, err));
+    QT_TRY(be->download(be, diag, packed, k * sizeof *diag, err));
+done:
+    be->free(be, packed);
     return rc;
 }
 
 int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
                   const struct qt_factor_options *opt, struct qt_err *err)
 {
-    double *diag = NULL, *a = NULL;
+    double *diag = NULL;
     size_t cells;
     int rc = QT_OK;
     *out = (struct qt_factor){0};
@@ -202,13 +256,13 @@ int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
     *out = (struct qt_factor){.k = k, .group_size = opt->group};
     if (opt->backend && !opt->backend->host)
         out->backend = opt->backend;
+    out->sums_on_backend = out->backend && opt->sums_on_backend;
     QT_TRY(qt_array_new(&diag, k, sizeof *diag, err));
     QT_TRY(qt_array_new(&out->order, k, sizeof *out->order, err));
     QT_TRY(qt_array_new(&out->group, k, sizeof *out->group, err));
-    QT_TRY(qt_array_new(&out->h, cells, sizeof *out->h, err));
-    QT_TRY(qt_array_new(&out->v, cells, sizeof *out->v, err));
-    QT_TRY(qt_array_new(&a, cells, sizeof *a, err));
-    double scale = diagonal(diag, &out->dead, h, k);
+    QT_TRY(qt_array_new(&out->diagonal, k, sizeof *out->diagonal, err));
+    QT_TRY(diagonal(diag, out, h, err));
+    double scale = scale_diagonal(diag, &out->dead, k);
     if (out->dead == k) { /* H would consist of the damping alone */
         rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "no channel of the input was ever active");
         goto done;
@@ -220,13 +274,12 @@ int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
     }
     out->scale = scale;
     QT_TRY(order_new(out, diag, opt, err));
-    QT_TRY(qt_parallel(k, gather_row, &(struct gather){out, h}, err));
-    QT_TRY(factor_with_damping_retry(out, a, opt->damp, err));
-    if (out->backend)
-        QT_TRY(copy_to_backend(out, err));
+    QT_TRY(out->backend ? factor_on_backend(out, h, opt->damp, err)
+                        : factor_on_host(out, h, opt->damp, err));
+    for (size_t i = 0; i < k; i++)
+        out->diagonal[i] = (float)diag[out->order[i]] + (float)out->damp;
 done:
     qt_free(diag);
-    qt_free(a);
     if (rc < 0)
         qt_factor_free(out);
     return rc;
@@ -249,6 +302,8 @@ int qt_factor_reorder(struct qt_factor *out, const struct qt_factor *f,
             h[f->order[i] * k + f->order[j]] =
                 (double)f->h[i * k + j] - (i == j ? (double)(float)f->damp : 0);
     rc = qt_factor_new(out, h, k, &full, err);
+    if (rc == QT_OK)
+        rc = qt_factor_fetch(out, err);
     qt_free(h);
     return rc;
 }
@@ -294,20 +349,19 @@ done:
 
 void qt_factor_free(struct qt_factor *f)
 {
+    float *const on_backend[] = {f->backend_h, f->backend_v, f->input_correction,
+                                 f->residual_correction};
     qt_free(f->order);
     qt_free(f->group);
+    qt_free(f->diagonal);
     qt_free(f->h);
     qt_free(f->v);
-    qt_free(f->input_correction);
-    qt_free(f->residual_correction);
-    if (f->backend) {
-        f->backend->free(f->backend, f->backend_h);
-        f->backend->free(f->backend, f->backend_v);
-    }
-    f->backend_h = f->backend_v = NULL;
-    f->order = f->group = NULL;
-    f->h = f->v = f->input_correction = f->residual_correction = NULL;
-    f->k = 0;
+    for (size_t i = 0; i < sizeof on_backend / sizeof *on_backend; i++)
+        if (f->backend)
+            f->backend->free(f->backend, on_backend[i]);
+        else
+            qt_free(on_backend[i]);
+    *f = (struct qt_factor){0};
 }
 
 size_t qt_factor_group_end(const struct qt_factor *f, size_t at)

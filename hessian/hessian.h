@@ -27,18 +27,23 @@ enum qt_damping { QT_DAMP_PLAIN, QT_DAMP_RAISED, QT_DAMP_FAILED };
 /* H in processing order, factored. Position p of the processing order is column order[p]. */
 struct qt_factor {
     size_t k, group_size;
-    size_t *order;                /* [k]; the columns of a group are consecutive in it */
-    size_t *group;                /* [k] group number at position p */
-    float *h;                     /* [k][k] damped H, symmetric, mean diagonal 1 */
-    float *v;                     /* [k][k] upper triangular, h = v v^T */
-    float *backend_h, *backend_v; /* copies in backend memory; NULL without a backend */
-    /* Corrections of the targets in storage order, or NULL: [k][k] and [n][k]. */
+    size_t *order;   /* [k]; the columns of a group are consecutive in it */
+    size_t *group;   /* [k] group number at position p */
+    float *diagonal; /* [k] of h */
+    float *h;        /* [k][k] damped H, symmetric, mean diagonal 1 */
+    float *v;        /* [k][k] upper triangular, h = v v^T */
+    /* The same in backend memory, or NULL. With a backend, h and v are NULL until
+     * qt_factor_fetch. */
+    float *backend_h, *backend_v;
+    /* Corrections of the targets in storage order, or NULL: [k][k] and [n][k]. With a backend they
+     * are in its memory. */
     float *input_correction, *residual_correction;
     double input_shrink, residual_shrink; /* factors applied to the corrections, 0 to 1 */
     double scale;                         /* factor that made the mean diagonal of H 1 */
     double damp;                /* multiple of the mean diagonal that was added to the diagonal */
     size_t dead;                /* number of channels that are 0 for all tokens */
     struct qt_backend *backend; /* from the options; NULL: the CPU */
+    bool sums_on_backend;       /* from the options */
     enum qt_damping damping;
 };
 
@@ -51,6 +56,7 @@ struct qt_factor_options {
      * CPU. Solving n rows takes max(8 k^2, 4 k^2 + 8 n k) bytes of backend memory at most, and at
      * most five FP32 matrices [n][k] of host memory. */
     struct qt_backend *backend;
+    bool sums_on_backend; /* h, and `cross` of the corrections, are in backend memory */
 };
 
 /*
@@ -64,8 +70,11 @@ struct qt_factor_options {
 int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
                   const struct qt_factor_options *opt, struct qt_err *err);
 void qt_factor_free(struct qt_factor *f);
+/* Copies h and v of a factor on a backend to the host, for qt_solve, qt_factor_reorder,
+ * qt_factor_inverse_diagonal, and callers that read them. */
+int qt_factor_fetch(struct qt_factor *f, struct qt_err *err);
 /* Factors the H of f in another order. Uses opt->storage_order and opt->class only; the damping and
- * the groups are those of f. */
+ * the groups are those of f, whose h and v must be on the host; those of *out are, too. */
 int qt_factor_reorder(struct qt_factor *out, const struct qt_factor *f,
                       const struct qt_factor_options *opt, struct qt_err *err);
 /* out[k] = [H^-1]_jj for each column j, in storage order. */

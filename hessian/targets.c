@@ -12,7 +12,7 @@ struct job {
     const float *from;
     float *to;         /* [rows][k] */
     size_t rows;       /* of `from` and `to` */
-    float *work;       /* CPU: [threads][ROWS][k]; backend: [rows][k] */
+    float *work;       /* [threads][ROWS][k] */
     double *explained; /* [rows] dot products of `from` and `to` */
     double shrink;
 };
@@ -62,39 +62,6 @@ static int solve_panel(void *ctx, size_t item, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-static void gather_row(void *ctx, size_t item)
-{
-    const struct job *s = ctx;
-    gather(s->work + item * s->f->k, s, item);
-}
-
-static void scatter_row(void *ctx, size_t item)
-{
-    const struct job *s = ctx;
-    scatter(s->work + item * s->f->k, s, item);
-}
-
-static int solve_on_backend(struct job *s, struct qt_err *err)
-{
-    const size_t k = s->f->k, row_bytes = k * sizeof *s->work, bytes = s->rows * row_bytes;
-    struct qt_backend *be = s->f->backend;
-    const float *v = s->f->backend_v;
-    void *x = NULL;
-    int rc;
-    QT_TRY(qt_array_new(&s->work, s->rows, row_bytes, err));
-    qt_parallel_for(s->rows, gather_row, s);
-    QT_TRY(be->alloc(be, &x, bytes, err));
-    QT_TRY(be->upload(be, x, s->work, bytes, err));
-    QT_TRY(be->solve_upper(be, x, v, true, s->rows, k, err));
-    QT_TRY(be->solve_upper(be, x, v, false, s->rows, k, err));
-    QT_TRY(be->download(be, s->work, x, bytes, err));
-    qt_parallel_for(s->rows, scatter_row, s);
-done:
-    be->free(be, x);
-    qt_free(s->work);
-    return rc;
-}
-
 static void explain_row(void *ctx, size_t item)
 {
     const struct job *s = ctx;
@@ -105,11 +72,10 @@ static void explain_row(void *ctx, size_t item)
     s->explained[item] = sum;
 }
 
-static double shrinkage(const struct job *s, double error_energy, size_t tokens)
+static double shrinkage(const struct qt_factor *f, double explained, double error_energy,
+                        size_t tokens)
 {
-    double explained = 0, k = (double)s->f->k, t = (double)tokens;
-    for (size_t i = 0; i < s->rows; i++)
-        explained += s->explained[i];
+    const double k = (double)f->k, t = (double)tokens;
     if (!(explained > 0) || !isfinite(explained) || !isfinite(error_energy) || t <= k)
         return 0;
     return fmax(0, 1 - 2 * k / (t - k) * fmax(error_energy - explained, 0) / explained);
@@ -124,23 +90,58 @@ static void shrink_row(void *ctx, size_t item)
 }
 
 /* *out = C H^-1 times *shrink, for C = cross[rows][k]. */
-static int regress(float **out, double *shrink, const struct qt_factor *f, const float *cross,
-                   size_t rows, double error_energy, size_t tokens, struct qt_err *err)
+static int regress_on_host(float **out, double *shrink, const struct qt_factor *f,
+                           const float *cross, size_t rows, double error_energy, size_t tokens,
+                           struct qt_err *err)
 {
     struct job s = {.f = f, .from = cross, .rows = rows};
+    double explained = 0;
     int rc = qt_array_new(out, rows, f->k * sizeof **out, err);
     if (rc < 0)
         return rc;
     s.to = *out;
-    QT_TRY(f->backend && f->backend->solve_upper ? solve_on_backend(&s, err)
-                                                 : run(&s, solve_panel, err));
+    QT_TRY(run(&s, solve_panel, err));
     QT_TRY(qt_array_new(&s.explained, rows, sizeof *s.explained, err));
     qt_parallel_for(rows, explain_row, &s);
-    s.shrink = *shrink = shrinkage(&s, error_energy, tokens);
+    for (size_t i = 0; i < rows; i++)
+        explained += s.explained[i];
+    s.shrink = *shrink = shrinkage(f, explained, error_energy, tokens);
     qt_parallel_for(rows, shrink_row, &s);
 done:
     qt_free(s.explained);
     return rc;
+}
+
+static int regress_on_backend(float **out, double *shrink, const struct qt_factor *f,
+                              const float *cross, size_t rows, double error_energy, size_t tokens,
+                              struct qt_err *err)
+{
+    struct qt_backend *be = f->backend;
+    const size_t cells = rows * f->k;
+    float *uploaded = NULL;
+    double explained;
+    int rc;
+    QT_TRY(be->alloc(be, out, cells * sizeof **out, err));
+    if (!f->sums_on_backend) {
+        QT_TRY(be->alloc(be, &uploaded, cells * sizeof *uploaded, err));
+        QT_TRY(be->upload(be, uploaded, cross, cells * sizeof *uploaded, err));
+        cross = uploaded;
+    }
+    QT_TRY(be->regress(be, *out, &explained, cross, f->backend_v, f->order, f->scale, rows, f->k,
+                       err));
+    *shrink = shrinkage(f, explained, error_energy, tokens);
+    QT_TRY(*shrink > 0 ? be->scale(be, *out, (float)*shrink, cells, err)
+                       : be->zero(be, *out, cells * sizeof **out, err));
+done:
+    be->free(be, uploaded);
+    return rc;
+}
+
+static int regress(float **out, double *shrink, const struct qt_factor *f, const float *cross,
+                   size_t rows, double error_energy, size_t tokens, struct qt_err *err)
+{
+    return f->backend ? regress_on_backend(out, shrink, f, cross, rows, error_energy, tokens, err)
+                      : regress_on_host(out, shrink, f, cross, rows, error_energy, tokens, err);
 }
 
 int qt_factor_correct_input_error(struct qt_factor *f, const float *cross, double error_energy,
@@ -175,19 +176,18 @@ static int correct_on_backend(float *w, size_t n, const struct qt_factor *f, str
 {
     struct qt_backend *be = f->backend;
     const size_t k = f->k, bytes = n * k * sizeof *w;
-    void *correction = NULL, *from = NULL, *to = NULL;
+    float *from = NULL, *to = NULL;
     int rc;
-    QT_TRY(be->alloc(be, &correction, k * k * sizeof *f->input_correction, err));
     QT_TRY(be->alloc(be, &from, bytes, err));
     QT_TRY(be->alloc(be, &to, bytes, err));
-    QT_TRY(
-        be->upload(be, correction, f->input_correction, k * k * sizeof *f->input_correction, err));
     QT_TRY(be->upload(be, from, w, bytes, err));
     QT_TRY(be->copy(be, to, from, bytes, err));
-    QT_TRY(be->linear_grad_x(be, to, from, correction, true, n, k, k, err));
+    if (f->input_correction)
+        QT_TRY(be->linear_grad_x(be, to, from, f->input_correction, true, n, k, k, err));
+    if (f->residual_correction)
+        QT_TRY(be->add(be, to, f->residual_correction, n * k, err));
     QT_TRY(be->download(be, w, to, bytes, err));
 done:
-    be->free(be, correction);
     be->free(be, from);
     be->free(be, to);
     return rc;
@@ -205,8 +205,12 @@ int qt_factor_targets(float *w, size_t n, const struct qt_factor *f, struct qt_e
 {
     struct job s = {.f = f, .to = w, .rows = n};
     int rc = QT_OK;
+    if (!f->input_correction && !f->residual_correction)
+        return QT_OK;
+    if (f->backend)
+        return correct_on_backend(w, n, f, err);
     if (f->input_correction)
-        QT_TRY(f->backend ? correct_on_backend(w, n, f, err) : run(&s, correct_panel, err));
+        QT_TRY(run(&s, correct_panel, err));
     s.from = f->residual_correction;
     if (f->residual_correction)
         qt_parallel_for(n, add_row, &s);

@@ -146,7 +146,7 @@ int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
                          const struct qt_run_hessian *hessian, const struct qt_arrange *arrange,
                          struct qt_err *err)
 {
-    const struct qt_factor *factor = hessian->factor;
+    struct qt_factor *factor = hessian->factor;
     const struct qt_plan_item *item = &run->plan.items[i];
     const struct qt_tensor *t = item->tensor;
     struct qt_spec spec = item->packed->spec;
@@ -168,7 +168,7 @@ int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
     if (factor)
         QT_TRY(qt_packed_solve(packed, &spec, &w, factor, &error, &report, err));
     else
-        QT_TRY(qt_packed_quantize(packed, &spec, &w, NULL, &error, err));
+        QT_TRY(qt_packed_quantize_on(run->opt->backend, packed, &spec, &w, NULL, &error, err));
     for (size_t s = 0; s < packed->nsections; s++)
         QT_TRY(qt_writer_put(run->writer, run->first[i] + s, packed->section[s].data,
                              packed->section[s].bytes, 0, err));

@@ -128,7 +128,10 @@ static int factor_for(struct qt_factor *f, struct qt_backend *be, const struct q
                       const struct qt_packed *p, const struct qt_observed *seen,
                       const struct qt_act *act, struct qt_err *err)
 {
-    struct qt_factor_options opt = {.damp = 0.01, .group = qt_packed_group(p), .backend = be};
+    struct qt_factor_options opt = {.damp = 0.01,
+                                    .group = qt_packed_group(p),
+                                    .backend = be,
+                                    .sums_on_backend = seen->on_backend};
     if (f->k && f->group_size == opt.group)
         return QT_OK;
     qt_factor_free(f);
@@ -187,6 +190,20 @@ static int quantize_linears(struct layer_run *l, int input, const struct qt_obse
 
 /* ---- one decoder layer ---------------------------------------------------------------------- */
 
+/* True if the sums of an input can stay on the backend, because all linears with it are rounded
+ * there. */
+static bool stays_on_backend(const struct layer_run *l, int input)
+{
+    const struct qt_backend *be = l->run->opt->calibration->backend;
+    bool all = !be->host && !l->run->acts.act;
+    for (size_t i = 0; i < l->count; i++) {
+        const struct qt_plan_item *item = &l->run->plan.items[l->item[i]];
+        if (l->linear[i].input == input && !item->copied)
+            all = all && qt_packed_rounds_on(item->packed, be);
+    }
+    return all;
+}
+
 /* Takes H from a calibration file. */
 static int quantize_from_file(struct layer_run *l, size_t layer, int input, struct qt_err *err)
 {
@@ -237,7 +254,7 @@ static int quantize_and_advance(struct layer_run *l, struct qt_sequential *seq, 
     for (int input = 0; input <= end; input++) {
         struct qt_observed seen = {0};
         if (l->pending[input].with_hessian) {
-            QT_TRY(qt_sequential_observe(&seen, seq, input, err));
+            QT_TRY(qt_sequential_observe(&seen, seq, input, stays_on_backend(l, input), err));
             count_undersampled(l, layer, input, &seen);
         }
         if (l->pending[input].all) {

@@ -280,11 +280,17 @@ double qt_packed_paper_bpw(const struct qt_packed *p);
  */
 int qt_packed_quantize(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
                        const float *importance, struct qt_error *error, struct qt_err *err);
+/* The same on a backend if that rounds matrices of this scheme, else on the CPU (NULL: always). */
+int qt_packed_quantize_on(struct qt_backend *be, struct qt_packed *out, const struct qt_spec *spec,
+                          const struct qt_matrix *w, const float *importance,
+                          struct qt_error *error, struct qt_err *err);
 /* The same, but minimizes the error under a Hessian: factor was made with options.group =
  * qt_packed_group of the result. */
 int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
-                    const struct qt_factor *factor, struct qt_error *error,
+                    struct qt_factor *factor, struct qt_error *error,
                     struct qt_solve_report *report, struct qt_err *err);
+/* True if the backend (NULL: the CPU) rounds matrices like p. */
+bool qt_packed_rounds_on(const struct qt_packed *p, const struct qt_backend *be);
 /* Channels that share a scale; k for one scale per row. */
 size_t qt_packed_group(const struct qt_packed *p);
 void qt_packed_free(struct qt_packed *p);
@@ -512,7 +518,8 @@ int qt_learn_parse(struct qt_learn_options *out, const char *text, struct qt_err
 struct qt_quantize_options {
     struct qt_plan_options plan;
     const struct qt_calibration *calibration; /* NULL: data-free */
-    const struct qt_learn_options *learn;     /* NULL: the defaults; else at least one tensor must
+    struct qt_backend *backend;           /* rounds matrices that have no Hessian; NULL: the CPU */
+    const struct qt_learn_options *learn; /* NULL: the defaults; else at least one tensor must
                                                * learn */
     const char *out_dir;
     const char *const *inputs; /* further files that the caller reads: data, calibration file */

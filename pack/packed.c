@@ -1,5 +1,5 @@
 /* One packed matrix: everything that does not depend on the scheme. */
-#include "pack/schemes/scheme.h"
+#include "pack/schemes/codebook.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -366,16 +366,43 @@ static void quantize_end(struct walk *walk, struct qt_packed *out, int rc)
 int qt_packed_quantize(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
                        const float *importance, struct qt_error *error, struct qt_err *err)
 {
+    return qt_packed_quantize_on(NULL, out, spec, w, importance, error, err);
+}
+
+static int rows_on_backend(struct qt_backend *be, const struct walk *walk, struct qt_packed *out,
+                           struct qt_err *err)
+{
+    const struct qt_matrix *w = walk->w;
+    float *rows = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&rows, w->n * w->k, sizeof *rows, err));
+    qt_matrix_rows(rows, w, 0, w->n, -out->scale_exp2);
+    QT_TRY(qt_codebook_quantize_on(be, out, rows, walk->importance, err));
+done:
+    qt_free(rows);
+    return rc;
+}
+
+int qt_packed_quantize_on(struct qt_backend *be, struct qt_packed *out, const struct qt_spec *spec,
+                          const struct qt_matrix *w, const float *importance,
+                          struct qt_error *error, struct qt_err *err)
+{
     struct walk walk;
-    int rc = quantize_begin(&walk, out, spec, w, importance, error != NULL, err);
-    if (rc == QT_OK)
-        rc = quantize_prepare(&walk, out, err);
-    if (rc == QT_OK)
-        rc = qt_parallel(strip_count(out), quantize_strip, &walk, err);
-    if (rc == QT_OK && error) {
-        errors_total(error, &walk);
-        rc = check_decoded(error, &walk, err);
+    int rc;
+    QT_TRY(quantize_begin(&walk, out, spec, w, importance, error != NULL, err));
+    QT_TRY(quantize_prepare(&walk, out, err));
+    if (qt_packed_rounds_on(out, be) && !qt_is_arranged(out)) {
+        QT_TRY(rows_on_backend(be, &walk, out, err));
+        if (error)
+            QT_TRY(qt_packed_compare(error, out, w, err));
+    } else {
+        QT_TRY(qt_parallel(strip_count(out), quantize_strip, &walk, err));
+        if (error)
+            errors_total(error, &walk);
     }
+    if (error)
+        QT_TRY(check_decoded(error, &walk, err));
+done:
     quantize_end(&walk, out, rc);
     return rc;
 }
@@ -391,7 +418,7 @@ static int importance_new(float **out, const struct qt_factor *f, bool condition
         if (conditional)
             (*out)[i] = 1 / (*out)[i];
         else
-            (*out)[f->order[i]] = f->h[i * f->k + i];
+            (*out)[f->order[i]] = f->diagonal[i];
     return rc;
 }
 
@@ -439,8 +466,27 @@ static int make_targets(float *rows, struct walk *walk, const struct qt_factor *
     return rc;
 }
 
+bool qt_packed_rounds_on(const struct qt_packed *p, const struct qt_backend *be)
+{
+    struct qt_codebook cb;
+    if (!be || !be->round || !p->spec.scheme->codebook)
+        return false;
+    p->spec.scheme->codebook(&cb, p);
+    return !cb.multiples;
+}
+
+/* The schemes that are rounded on the host read the factor there. */
+static int fetch_factor(struct qt_factor *f, const struct qt_spec *spec, const struct qt_matrix *w,
+                        struct qt_err *err)
+{
+    struct qt_packed p;
+    int rc = qt_packed_describe(&p, spec, w->n, w->k, err);
+    return rc < 0 || !f->backend || qt_packed_rounds_on(&p, f->backend) ? rc
+                                                                        : qt_factor_fetch(f, err);
+}
+
 int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
-                    const struct qt_factor *factor, struct qt_error *error,
+                    struct qt_factor *factor, struct qt_error *error,
                     struct qt_solve_report *report, struct qt_err *err)
 {
     const struct qt_solve_options opt = {
@@ -451,6 +497,7 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
     float *importance = NULL, *rows = NULL;
     int rc = QT_OK;
     *out = (struct qt_packed){0};
+    QT_TRY(fetch_factor(factor, spec, w, err));
     QT_TRY(importance_new(&importance, factor, spec->scheme->conditional, err));
     QT_TRY(quantize_begin(&walk, out, spec, w, importance, false, err));
     QT_TRY(qt_array_new(&rows, w->n * w->k, sizeof *rows, err));

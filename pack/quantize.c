@@ -104,6 +104,8 @@ static int identity_new(json_t **out, const struct qt_run *run, const struct qt_
                          "version", QT_VERSION, "source", "files", files, "sample_crc32",
                          qt_crc_json(crc), "options", "scheme", def.text, "tensor", rules,
                          "calibration", calibration_json(run->opt->calibration, config, weights));
+    if (*out && run->opt->backend && !run->opt->backend->host && !run->opt->calibration)
+        failed |= json_object_set_new(*out, "backend", json_string(run->opt->backend->name));
     if (*out && learner)
         failed |= json_object_set_new(*out, "learning", qt_learn_identity(learner));
     if (*out && opt->kv)

@@ -46,8 +46,8 @@ int qt_run_fall_back(char *why, size_t size, const struct qt_run *run, const str
 #define QT_NONFINITE "%zu of %zu values are NaN or infinity"
 /* Calibration results for an item. */
 struct qt_run_hessian {
-    const struct qt_factor *factor; /* NULL: no Hessian */
-    const char *fallback;           /* reason why a requested Hessian is missing; else NULL */
+    struct qt_factor *factor; /* NULL: no Hessian */
+    const char *fallback;     /* reason why a requested Hessian is missing; else NULL */
     bool is_expert;
     size_t routed_tokens; /* of an expert: tokens that the router sent to it */
 };

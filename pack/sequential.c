@@ -172,6 +172,7 @@ int qt_sequential_advance(struct qt_sequential *s, int input, struct qt_err *err
 {
     const size_t step = chunk_tokens(s), seqlen = s->data->seqlen;
     int rc = QT_OK;
+    s->be->half = true;
     /* The same steps as observe, which may have moved the reference: results are the same bit for
      * bit. */
     for (size_t at = 0; at < s->tokens; at += step) {
@@ -184,6 +185,7 @@ int qt_sequential_advance(struct qt_sequential *s, int input, struct qt_err *err
     }
     s->reference_done = s->moe.routed = false;
 done:
+    s->be->half = false;
     return rc;
 }
 
@@ -272,7 +274,6 @@ static int difference_new(struct difference *l, struct qt_sequential *s, size_t 
     int rc;
     l->n = n;
     l->factor = factor;
-    QT_TRY(qt_array_new(&l->cross, n, k * sizeof *l->cross, err));
     QT_TRY(qt_array_new(&l->square, n, sizeof *l->square, err));
     QT_TRY(be->alloc(be, &l->reference, chunk_tokens(s) * n * sizeof *l->reference, err));
     QT_TRY(be->alloc(be, &l->cross_sum, n * k * sizeof *l->cross_sum, err));
@@ -293,7 +294,6 @@ static int sums_new(struct qt_sequential *s, const struct qt_linear *linear, str
         return qt_fail(err, QT_E_RESOURCE, NULL, linear->weight, "out of memory");
     u->input_index = linear->input;
     u->k = k;
-    QT_TRY(qt_array_new(&u->h, cells, sizeof *u->h, err));
     QT_TRY(s->be->alloc(s->be, &u->gram, bytes, err));
     QT_TRY(difference_new(&u->input, s, k, k, 1, err));
     if (qt_model_expert(s->model, s->layer, linear->input) >= 0)
@@ -304,32 +304,64 @@ done:
     return rc;
 }
 
-static int difference_download(struct qt_difference *out, struct difference *l,
-                               struct qt_backend *be, size_t k, struct qt_err *err)
+/* out->cross stays in backend memory. */
+static int difference_finish(struct qt_difference *out, struct difference *l, struct qt_backend *be,
+                             size_t k, struct qt_err *err)
 {
     int rc;
     QT_TRY(be->scale(be, l->cross_sum, -1, l->n * k, err));
-    QT_TRY(be->download(be, l->cross, l->cross_sum, l->n * k * sizeof *l->cross, err));
     QT_TRY(be->download(be, l->square, l->channels.sum2, l->n * sizeof *l->square, err));
-    *out = (struct qt_difference){l->n, l->cross, l->square};
+    be->free(be, l->reference);
+    l->reference = NULL;
+    *out = (struct qt_difference){l->n, l->cross_sum, l->square};
 done:
     return rc;
 }
 
+static int difference_download(struct qt_difference *out, struct difference *l,
+                               struct qt_backend *be, size_t k, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(qt_array_new(&l->cross, l->n, k * sizeof *l->cross, err));
+    QT_TRY(be->download(be, l->cross, l->cross_sum, l->n * k * sizeof *l->cross, err));
+    out->cross = l->cross;
+done:
+    return rc;
+}
+
+/* Copies the sums to the host and frees those in backend memory: the solver needs it. */
 static int sums_download(struct qt_observed *out, struct qt_sequential *s, struct qt_err *err)
 {
     struct sums *u = &s->sums;
+    const size_t bytes = u->k * u->k * sizeof *u->h;
     int rc;
-    *out = (struct qt_observed){.h = u->h, .tokens = s->tokens, .routed_tokens = s->tokens};
+    QT_TRY(qt_array_new(&u->h, bytes, 1, err));
+    QT_TRY(s->be->download(s->be, u->h, u->gram, bytes, err));
+    out->h = u->h;
+    QT_TRY(difference_download(&out->input, &u->input, s->be, u->k, err));
+    if (u->state.n)
+        QT_TRY(difference_download(&out->state, &u->state, s->be, u->k, err));
+    sums_release(s);
+done:
+    return rc;
+}
+
+static int sums_finish(struct qt_observed *out, struct qt_sequential *s, bool on_backend,
+                       struct qt_err *err)
+{
+    struct sums *u = &s->sums;
+    int rc;
+    *out = (struct qt_observed){
+        .h = u->gram, .tokens = s->tokens, .routed_tokens = s->tokens, .on_backend = on_backend};
     if (u->weighted) {
         out->tokens = u->fourth > 0 ? (size_t)(u->square * u->square / u->fourth) : 0;
         out->routed_tokens = u->routed_tokens;
     }
-    QT_TRY(s->be->download(s->be, u->h, u->gram, u->k * u->k * sizeof *u->h, err));
-    QT_TRY(difference_download(&out->input, &u->input, s->be, u->k, err));
+    QT_TRY(difference_finish(&out->input, &u->input, s->be, u->k, err));
     if (u->state.n)
-        QT_TRY(difference_download(&out->state, &u->state, s->be, u->k, err));
-    sums_release(s); /* the solver needs the memory */
+        QT_TRY(difference_finish(&out->state, &u->state, s->be, u->k, err));
+    if (!on_backend)
+        QT_TRY(sums_download(out, s, err));
 done:
     return rc;
 }
@@ -394,7 +426,7 @@ done:
 }
 
 int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int input,
-                          struct qt_err *err)
+                          bool on_backend, struct qt_err *err)
 {
     const size_t step = chunk_tokens(s);
     int rc;
@@ -402,9 +434,11 @@ int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int 
     if (s->sums.weighted)
         QT_TRY(list_tokens(s, (size_t)qt_model_expert(s->model, s->layer, input), err));
     s->reference_done = qt_model_ends_sublayer(s->model, s->layer, input);
+    s->be->half = true;
     for (size_t at = 0; at < s->tokens; at += step)
         QT_TRY(observe_chunk(s, input, at, qt_min_size(step, s->tokens - at), err));
-    QT_TRY(sums_download(out, s, err));
+    QT_TRY(sums_finish(out, s, on_backend, err));
 done:
+    s->be->half = false;
     return rc;
 }

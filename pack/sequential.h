@@ -30,7 +30,7 @@ void qt_sequential_close(struct qt_sequential *s);
 int qt_sequential_enter(struct qt_sequential *s, size_t layer, const struct qt_weights *current,
                         struct qt_err *err);
 
-/* Sums over all tokens, in host memory. x is the linear input in the quantized model; d[n] is an
+/* Sums over all tokens; `h` and `cross` may be in backend memory. x is the linear input in the quantized model; d[n] is an
  * activation of the reference model minus that of the quantized model. */
 struct qt_difference {
     size_t n;             /* 0: no sums */
@@ -46,11 +46,13 @@ struct qt_observed {
     /* Effective number of tokens: the number of equally weighted tokens with the same variance. */
     size_t tokens;
     size_t routed_tokens; /* tokens that pass through these linears */
+    bool on_backend;
 };
 /* Observes a linear input of the sublayer that the hidden states are in front of. Inputs are
- * observed in order, each at most once. *out is valid until the next call. */
+ * observed in order, each at most once. on_backend: h and cross stay in backend memory. *out is
+ * valid until the next call. */
 int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int input,
-                          struct qt_err *err);
+                          bool on_backend, struct qt_err *err);
 /* Reloads the linears with this input after they were quantized. */
 int qt_sequential_reload(struct qt_sequential *s, int input, const struct qt_weights *current,
                          struct qt_err *err);

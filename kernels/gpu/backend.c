@@ -1,6 +1,6 @@
 /*
- * The CUDA backend. Matrix products use cuBLAS (product.c; Cholesky in FP64), everything else the
- * kernels of math.cu. Attention is computed by products of panels, with the scores in scratch
+ * The CUDA backend. Matrix products use cuBLAS (product.c), Hessians and rounding have files of their
+ * own (factor.c, round.c), everything else is in the kernels of math.cu. Attention is computed by products of panels, with the scores in scratch
  * memory. Gradients that are not matrix products are needed for learning only and are computed on
  * the CPU.
  */
@@ -29,6 +29,12 @@ struct cuda {
 static struct cuda *self(struct qt_backend *be)
 {
     return be->ctx;
+}
+
+static struct gpu_products *products(struct qt_backend *be)
+{
+    self(be)->products.half = be->half;
+    return &self(be)->products;
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -143,7 +149,7 @@ static int multiply(struct qt_backend *be, float *c, struct factor a, struct fac
                                   .ldb = (int)(b.transposed ? k : n),
                                   .ldc = (int)n,
                                   .count = 1};
-    return gpu_product(&self(be)->products, &p, err);
+    return gpu_product(products(be), &p, err);
 }
 
 static int cuda_linear(struct qt_backend *be, float *y, const float *x, const float *w,
@@ -234,7 +240,7 @@ static int attention_panel(struct qt_backend *be, float *y, const float *q, cons
         scores.a = q + i * out.q;
         scores.b = k + lo * (size_t)ldk + i * out.kv;
         scores.c = s + i * in.count * cells;
-        QT_TRY(gpu_product(&g->products, &scores, err));
+        QT_TRY(gpu_product(products(be), &scores, err));
     }
     if (a->exact_keys) {
         const struct gpu_own_scores own = {.s = s,
@@ -262,7 +268,7 @@ static int attention_panel(struct qt_backend *be, float *y, const float *q, cons
         values.a = s + i * in.count * cells;
         values.b = v + lo * (size_t)ldk + i * out.kv;
         values.c = y + i * out.q;
-        QT_TRY(gpu_product(&g->products, &values, err));
+        QT_TRY(gpu_product(products(be), &values, err));
     }
 done:
     return rc;
@@ -456,7 +462,7 @@ static int cuda_gram(struct qt_backend *be, double *h, const float *x, size_t m,
                      struct qt_err *err)
 {
     int rc = check_size(k, err);
-    return rc < 0 ? rc : gpu_gram(&self(be)->products, h, x, m, k, err);
+    return rc < 0 ? rc : gpu_gram(products(be), h, x, m, k, err);
 }
 
 static int cuda_channels(struct qt_backend *be, const struct qt_channels *c, const float *x,
@@ -470,48 +476,29 @@ static int cuda_channels(struct qt_backend *be, const struct qt_channels *c, con
         err);
 }
 
-/* ---- triangular matrices -------------------------------------------------------------------- */
+/* ---- Hessians ------------------------------------------------------------------------------- */
 
-static int cuda_cholesky(struct qt_backend *be, bool *positive, double *a, size_t k,
-                         struct qt_err *err)
+static int cuda_factor(struct qt_backend *be, float *h, float *v, bool *positive,
+                       const double *gram, const size_t *order, double scale, double damp, size_t k,
+                       struct qt_err *err)
 {
-    enum { TILE = 128 };
-    struct cuda *g = self(be);
-    int failed = 0, rc;
-    *positive = false;
-    QT_TRY(check_size(k, err));
-    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, 1, sizeof failed, err));
-    QT_TRY(g->gpu->fill(g->gpu, g->scratch.p, 0, sizeof failed, err));
-    for (size_t p = 0; p < k; p += TILE) {
-        const size_t n = qt_min_size(TILE, k - p);
-        QT_TRY(gpu_check_launch(
-            gpu_math_cholesky_tile(a + p * k + p, (int)n, k, g->scratch.p, g->stream),
-            "Cholesky factorization", err));
-        if (p + n < k)
-            QT_TRY(gpu_check_cublas(gpu_cublas_cholesky_step(g->cublas, a, (int)k, (int)p, (int)n),
-                                    err));
-    }
-    QT_TRY(cuda_download(be, &failed, g->scratch.p, sizeof failed, err));
-    *positive = !failed;
-done:
-    return rc;
+    int rc = check_size(k, err);
+    return rc < 0 ? rc : gpu_factor(products(be), h, v, positive, gram, order, scale, damp, k, err);
 }
 
-static int cuda_solve_upper(struct qt_backend *be, float *x, const float *v, bool transposed,
-                            size_t m, size_t k, struct qt_err *err)
+static int cuda_regress(struct qt_backend *be, float *s, double *explained, const float *c,
+                        const float *v, const size_t *order, double scale, size_t m, size_t k,
+                        struct qt_err *err)
 {
     int rc = check_sizes(m, k, 0, err);
-    if (rc < 0 || m == 0 || k == 0)
-        return rc;
-    return gpu_check_cublas(
-        gpu_cublas_solve_upper(self(be)->cublas, x, v, transposed, (int)m, (int)k), err);
+    return rc < 0 ? rc : gpu_regress(products(be), s, explained, c, v, order, scale, m, k, err);
 }
 
 /* ---- rounding ------------------------------------------------------------------------------- */
 
 static int cuda_round(struct qt_backend *be, struct qt_round *job, struct qt_err *err)
 {
-    return gpu_round(&self(be)->products, job, err);
+    return gpu_round(products(be), job, err);
 }
 
 /* ---- gradients on the CPU ------------------------------------------------------------------- */
@@ -745,8 +732,8 @@ static const struct qt_backend functions = {
     .activate_grad = cuda_activate_grad,
     .loss_grad = cuda_loss_grad,
     .square_grad = cuda_square_grad,
-    .cholesky = cuda_cholesky,
-    .solve_upper = cuda_solve_upper,
+    .factor = cuda_factor,
+    .regress = cuda_regress,
     .round = cuda_round,
     .close = cuda_close,
 };

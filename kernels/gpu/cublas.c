@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { POINTERS_TO_HOST = 0, POINTERS_TO_DEVICE = 1 };
 enum { LEFT = 0, LOWER = 0, UPPER = 1, NON_UNIT = 0 };
 enum {
     OP_N = 0,
@@ -35,6 +36,8 @@ typedef int batched_fn(void *handle, int op_a, int op_b, int m, int n, int k, co
                        int type_b, int ldb, long long step_b, const void *beta, void *c, int type_c,
                        int ldc, long long step_c, int count, int compute, int algo);
 
+typedef int pointer_mode_fn(void *handle, int mode);
+
 typedef int strsm_fn(void *handle, int side, int uplo, int op_a, int diag, int m, int n,
                      const float *alpha, const float *a, int lda, float *b, int ldb);
 typedef int dtrsm_fn(void *handle, int side, int uplo, int op_a, int diag, int m, int n,
@@ -47,6 +50,7 @@ struct gpu_cublas {
     destroy_fn *destroy;
     gemm_fn *gemm;
     batched_fn *batched;
+    pointer_mode_fn *set_pointer_mode;
     strsm_fn *strsm;
     dtrsm_fn *dtrsm;
     dsyrk_fn *dsyrk;
@@ -85,6 +89,7 @@ static const char *connect(struct gpu_cublas *c, int *version, void *stream, voi
         !find(&get_version, c->library, "cublasGetVersion_v2") ||
         !find(&c->gemm, c->library, "cublasGemmEx") ||
         !find(&c->batched, c->library, "cublasGemmStridedBatchedEx") ||
+        !find(&c->set_pointer_mode, c->library, "cublasSetPointerMode_v2") ||
         !find(&c->strsm, c->library, "cublasStrsm_v2") ||
         !find(&c->dtrsm, c->library, "cublasDtrsm_v2") ||
         !find(&c->dsyrk, c->library, "cublasDsyrk_v2"))
@@ -158,14 +163,26 @@ int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)
                       p->tf32 ? COMPUTE_TF32 : COMPUTE_32F, ALGO_DEFAULT);
 }
 
-/* In column-major order v is V^T, lower triangular, and x is X^T[k][m], which is replaced by
+int gpu_cublas_product_half(struct gpu_cublas *c, const struct gpu_product *p, const void *a,
+                            const void *b, const float *factors)
+{
+    int status = c->set_pointer_mode(c->handle, POINTERS_TO_DEVICE);
+    if (status == 0)
+        status = c->gemm(c->handle, p->b_transposed ? OP_T : OP_N, p->a_transposed ? OP_T : OP_N,
+                         p->n, p->m, p->k, factors, b, R_16F, p->ldb, a, R_16F, p->lda, factors + 1,
+                         p->c, R_32F, p->ldc, COMPUTE_32F, ALGO_DEFAULT);
+    const int restored = c->set_pointer_mode(c->handle, POINTERS_TO_HOST);
+    return status ? status : restored;
+}
+
+/* In column-major order v is V^T, lower triangular, and x is X^T[n][m], which is replaced by
  * V^-T X^T, or by V^-1 X^T if `transposed`. */
 int gpu_cublas_solve_upper(struct gpu_cublas *c, float *x, const float *v, bool transposed, int m,
-                           int k)
+                           int n, int ld)
 {
     const float one = 1;
-    return c->strsm(c->handle, LEFT, LOWER, transposed ? OP_T : OP_N, NON_UNIT, k, m, &one, v, k, x,
-                    k);
+    return c->strsm(c->handle, LEFT, LOWER, transposed ? OP_T : OP_N, NON_UNIT, n, m, &one, v, ld,
+                    x, ld);
 }
 
 /* In column-major order the lower triangles of L11 and A22 are upper triangles of their transposes.

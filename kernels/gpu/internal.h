@@ -59,11 +59,15 @@ struct gpu_product {
     int count;
 };
 int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p);
+/* A single product of FP16 matrices, in place of p->a and p->b. factors: device memory, alpha and
+ * beta. */
+int gpu_cublas_product_half(struct gpu_cublas *c, const struct gpu_product *p, const void *a,
+                            const void *b, const float *factors);
 
-/* Replaces x[m][k] by x V^-1, or by x V^-T if `transposed`. v[k][k] is upper triangular;
- * row-major. */
+/* Replaces x[m][n] by x V^-1, or by x V^-T if `transposed`. v[n][n] is upper triangular; row-major;
+ * ld: floats from row to row of x and v. */
 int gpu_cublas_solve_upper(struct gpu_cublas *c, float *x, const float *v, bool transposed, int m,
-                           int k);
+                           int n, int ld);
 /* One step of a blocked Cholesky factorization of the lower triangle of a[k][k], row-major. The
  * diagonal tile [p, p + n) is already factored. Solves the rows below the tile in its columns, and
  * subtracts their product from the trailing square. */
@@ -106,6 +110,13 @@ enum { GPU_TF32_DEPTH = 2048 };
 size_t gpu_math_tf32_width(size_t k);
 int gpu_math_split_tf32(float *z, const float *x, size_t rows, size_t k, size_t ld, bool transposed,
                         bool right, void *stream);
+/* z[rows][k] = x[rows][k] in FP16 (ld: floats from row to row of x), times the power of two that
+ * brings the largest magnitude of x below 2^15; *largest receives the bits of the latter. */
+int gpu_math_to_half(void *z, uint32_t *largest, const float *x, size_t rows, size_t k, size_t ld,
+                     void *stream);
+/* factors = alpha divided by both powers of two of gpu_math_to_half, and beta. */
+int gpu_math_half_factors(float *factors, const uint32_t *largest_a, const uint32_t *largest_b,
+                          float alpha, float beta, void *stream);
 int gpu_math_scale(float *y, float factor, size_t count, void *stream);
 int gpu_math_activate(float *y, const float *gate, const float *up, enum gpu_act kind, size_t count,
                       void *stream);
@@ -144,6 +155,22 @@ int gpu_math_add_lower(double *h, const float *product, size_t i0, size_t rows, 
 /* Replaces the lower triangle of a[n][n] (pitch: doubles from row to row) by its Cholesky factor.
  * Sets *failed (device memory) to 1 if a is not positive definite. Runs in one thread block. */
 int gpu_math_cholesky_tile(double *a, int n, size_t pitch, int *failed, void *stream);
+/* For the function `factor` of struct qt_backend: h[i][j] = gram[order[i]][order[j]] * scale in FP32;
+ * a = the lower triangle of h with rows and columns reversed, in FP64; `damp` is added to both
+ * diagonals. */
+int gpu_math_order_gram(float *h, double *a, const double *gram, const uint32_t *order,
+                        double scale, double damp, size_t k, void *stream);
+/* v[k][k] = the upper triangle of the reversed a, in FP32; 0 below. */
+int gpu_math_reverse(float *v, const double *a, size_t k, void *stream);
+/* y[m][k]: column p = column order[p] of x, times scale. gpu_math_restore_columns: the inverse,
+ * without scale. */
+int gpu_math_order_columns(float *y, const float *x, const uint32_t *order, float scale, size_t m,
+                           size_t k, void *stream);
+int gpu_math_restore_columns(float *y, const float *x, const uint32_t *order, size_t m, size_t k,
+                             void *stream);
+/* dots[m] = dot products of the rows of x and y [m][k]. */
+int gpu_math_row_dots(double *dots, const float *x, const float *y, size_t m, size_t k,
+                      void *stream);
 int gpu_math_channels(float *absmax, double *sum2, uint32_t *hist, const float *x, size_t m,
                       size_t k, void *stream);
 

@@ -386,6 +386,94 @@ static __global__ void cholesky_tile_kernel(double *a, int n, size_t pitch, int 
     }
 }
 
+/* ---- FP16 factors --------------------------------------------------------------------------- */
+
+/* The largest magnitude, of bits that compare like it. Infinities and NaN count as well. */
+static __global__ void largest_kernel(uint32_t *largest, const float *x, size_t count, size_t k,
+                                      size_t ld)
+{
+    uint32_t most = 0;
+    FOR_ELEMENTS(i, count)
+    most = max(most, __float_as_uint(x[k == ld ? i : i / k * ld + i % k]) & 0x7fffffff);
+    for (int mask = 16; mask; mask /= 2)
+        most = max(most, __shfl_xor_sync(~0u, most, mask));
+    if (threadIdx.x % 32 == 0)
+        atomicMax(largest, most);
+}
+
+/* The power of two that brings a magnitude below 2^15; 1 for 0, tiny numbers, infinity and NaN. */
+static __device__ __forceinline__ float half_scale(uint32_t largest)
+{
+    const int exponent = (int)(largest >> 23) - 127;
+    return exponent > -100 && exponent < 128 ? ldexpf(1, 14 - exponent) : 1;
+}
+
+static __global__ void to_half_kernel(__half *z, const uint32_t *largest, const float *x,
+                                      size_t count, size_t k, size_t ld)
+{
+    const float scale = half_scale(*largest);
+    FOR_ELEMENTS(i, count)
+    z[i] = __float2half_rn(x[k == ld ? i : i / k * ld + i % k] * scale);
+}
+
+static __global__ void half_factors_kernel(float *factors, const uint32_t *largest_a,
+                                           const uint32_t *largest_b, float alpha, float beta)
+{
+    factors[0] = alpha / half_scale(*largest_a) / half_scale(*largest_b);
+    factors[1] = beta;
+}
+
+/* ---- Hessians ------------------------------------------------------------------------------- */
+
+static __global__ void order_gram_kernel(float *h, double *a, const double *gram,
+                                         const uint32_t *order, double scale, double damp, size_t k)
+{
+    FOR_ELEMENTS(e, k * k)
+    {
+        const size_t i = e / k, j = e % k, row = order[i], col = order[j];
+        const float value =
+            (float)((row >= col ? gram[row * k + col] : gram[col * k + row]) * scale);
+        h[e] = value + (i == j ? (float)damp : 0);
+        if (i <= j)
+            a[(k - 1 - i) * k + k - 1 - j] = (double)value + (i == j ? damp : 0);
+    }
+}
+
+static __global__ void reverse_kernel(float *v, const double *a, size_t k)
+{
+    FOR_ELEMENTS(e, k * k)
+    {
+        const size_t i = e / k, j = e % k;
+        v[e] = i <= j ? (float)a[(k - 1 - i) * k + k - 1 - j] : 0;
+    }
+}
+
+static __global__ void order_columns_kernel(float *y, const float *x, const uint32_t *order,
+                                            float scale, size_t m, size_t k)
+{
+    FOR_ELEMENTS(e, m * k)
+    y[e] = x[e / k * k + order[e % k]] * scale;
+}
+
+static __global__ void restore_columns_kernel(float *y, const float *x, const uint32_t *order,
+                                              size_t m, size_t k)
+{
+    FOR_ELEMENTS(e, m * k)
+    y[e / k * k + order[e % k]] = x[e];
+}
+
+/* One thread block per row. */
+static __global__ void row_dots_kernel(double *dots, const float *x, const float *y, size_t k)
+{
+    const size_t row = blockIdx.x;
+    double sum = 0;
+    for (size_t i = threadIdx.x; i < k; i += THREADS)
+        sum += (double)x[row * k + i] * (double)y[row * k + i];
+    sum = block_join(sum);
+    if (threadIdx.x == 0)
+        dots[row] = sum;
+}
+
 /* ---- statistics ----------------------------------------------------------------------------- */
 
 /* Rows [i0, i0 + rows) of the lower triangle of h[k][k] += product[rows][cols]. */
@@ -482,6 +570,27 @@ int gpu_math_split_tf32(float *z, const float *x, size_t rows, size_t k, size_t 
                         right);
 }
 
+int gpu_math_to_half(void *z, uint32_t *largest, const float *x, size_t rows, size_t k, size_t ld,
+                     void *stream)
+{
+    enum { BLOCKS = 2048 };
+    const size_t count = rows * k;
+    const unsigned blocks = blocks_for(count);
+    cudaError_t e = cudaMemsetAsync(largest, 0, sizeof *largest, (cudaStream_t)stream);
+    if (e == cudaSuccess)
+        e = (cudaError_t)LAUNCH(largest_kernel, min(blocks, (unsigned)BLOCKS), THREADS, stream,
+                                largest, x, count, k, ld);
+    return e != cudaSuccess ? (int)e
+                            : LAUNCH(to_half_kernel, blocks, THREADS, stream, (__half *)z, largest,
+                                     x, count, k, ld);
+}
+
+int gpu_math_half_factors(float *factors, const uint32_t *largest_a, const uint32_t *largest_b,
+                          float alpha, float beta, void *stream)
+{
+    return LAUNCH(half_factors_kernel, 1, 1, stream, factors, largest_a, largest_b, alpha, beta);
+}
+
 int gpu_math_scale(float *y, float factor, size_t count, void *stream)
 {
     return LAUNCH(scale_kernel, blocks_for(count), THREADS, stream, y, factor, count);
@@ -542,6 +651,37 @@ int gpu_math_add_lower(double *h, const float *product, size_t i0, size_t rows, 
 {
     return LAUNCH(add_lower_kernel, blocks_for(rows * cols), THREADS, stream, h, product, i0, rows,
                   cols, k);
+}
+
+int gpu_math_order_gram(float *h, double *a, const double *gram, const uint32_t *order,
+                        double scale, double damp, size_t k, void *stream)
+{
+    return LAUNCH(order_gram_kernel, blocks_for(k * k), THREADS, stream, h, a, gram, order, scale,
+                  damp, k);
+}
+
+int gpu_math_reverse(float *v, const double *a, size_t k, void *stream)
+{
+    return LAUNCH(reverse_kernel, blocks_for(k * k), THREADS, stream, v, a, k);
+}
+
+int gpu_math_order_columns(float *y, const float *x, const uint32_t *order, float scale, size_t m,
+                           size_t k, void *stream)
+{
+    return LAUNCH(order_columns_kernel, blocks_for(m * k), THREADS, stream, y, x, order, scale, m,
+                  k);
+}
+
+int gpu_math_restore_columns(float *y, const float *x, const uint32_t *order, size_t m, size_t k,
+                             void *stream)
+{
+    return LAUNCH(restore_columns_kernel, blocks_for(m * k), THREADS, stream, y, x, order, m, k);
+}
+
+int gpu_math_row_dots(double *dots, const float *x, const float *y, size_t m, size_t k,
+                      void *stream)
+{
+    return LAUNCH(row_dots_kernel, (unsigned)m, THREADS, stream, dots, x, y, k);
 }
 
 int gpu_math_channels(float *absmax, double *sum2, uint32_t *hist, const float *x, size_t m,

@@ -30,7 +30,8 @@ void gpu_products_free(struct gpu_products *g)
     g->gpu->free(g->gpu, g->left.p);
     g->gpu->free(g->gpu, g->right.p);
     g->gpu->free(g->gpu, g->panel.p);
-    g->left = g->right = g->panel = (struct gpu_scratch){0};
+    g->gpu->free(g->gpu, g->factors.p);
+    g->left = g->right = g->panel = g->factors = (struct gpu_scratch){0};
 }
 
 /* ---- 3xTF32 --------------------------------------------------------------------------------- */
@@ -117,11 +118,58 @@ done:
     return rc;
 }
 
+/* ---- FP16 ----------------------------------------------------------------------------------- */
+
+/* z = rows [0, rows) of a factor as it is stored, in FP16. */
+static int to_half(struct gpu_products *g, struct gpu_scratch *z, uint32_t *largest, const float *x,
+                   int rows, int k, int ld, struct qt_err *err)
+{
+    int rc = gpu_scratch_need(z, g->gpu, (size_t)rows, (size_t)k * sizeof(uint16_t), err);
+    return rc < 0 ? rc
+                  : gpu_check_launch(gpu_math_to_half(z->p, largest, x, (size_t)rows, (size_t)k,
+                                                      (size_t)ld, gpu_stream_of(g->gpu)),
+                                     "FP16 factors", err);
+}
+
+/* Enqueues p with the factors a and b in FP16. */
+static int multiply_half(struct gpu_products *g, const struct gpu_product *p, const void *a,
+                         const void *b, const uint32_t *largest_b, struct qt_err *err)
+{
+    float *factors = g->factors.p;
+    const uint32_t *largest = (const uint32_t *)(factors + 2);
+    int rc;
+    QT_TRY(gpu_check_launch(gpu_math_half_factors(factors, largest, largest_b, p->alpha, p->beta,
+                                                  gpu_stream_of(g->gpu)),
+                            "FP16 factors", err));
+    QT_TRY(gpu_check_cublas(gpu_cublas_product_half(gpu_cublas_of(g->gpu), p, a, b, factors), err));
+done:
+    return rc;
+}
+
+static int product_half(struct gpu_products *g, const struct gpu_product *p, struct qt_err *err)
+{
+    struct gpu_product q = *p;
+    uint32_t *largest;
+    int rc;
+    QT_TRY(gpu_scratch_need(&g->factors, g->gpu, 4, sizeof *largest, err));
+    largest = (uint32_t *)g->factors.p + 2;
+    q.lda = p->a_transposed ? p->m : p->k;
+    q.ldb = p->b_transposed ? p->k : p->n;
+    QT_TRY(to_half(g, &g->left, largest, p->a, p->a_transposed ? p->k : p->m, q.lda, p->lda, err));
+    QT_TRY(to_half(g, &g->right, largest + 1, p->b, p->b_transposed ? p->n : p->k, q.ldb, p->ldb,
+                   err));
+    QT_TRY(multiply_half(g, &q, g->left.p, g->right.p, largest + 1, err));
+done:
+    return rc;
+}
+
 int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_err *err)
 {
+    struct gpu_product q = *p;
     if (p->count == 1 && is_large(g, p->m, p->n, p->k))
-        return product_3xtf32(g, p, err);
-    return gpu_check_cublas(gpu_cublas_product(gpu_cublas_of(g->gpu), p), err);
+        return g->half ? product_half(g, p, err) : product_3xtf32(g, p, err);
+    q.tf32 |= g->half && p->count > 1 && has_fast_tf32(g->gpu);
+    return gpu_check_cublas(gpu_cublas_product(gpu_cublas_of(g->gpu), &q), err);
 }
 
 /* ---- Gram matrices -------------------------------------------------------------------------- */
@@ -132,9 +180,12 @@ static int add_gram(struct gpu_products *g, double *h, const float *x, int m, in
                     struct qt_err *err)
 {
     const struct rows f = {x, true, k};
-    const bool large = is_large(g, k, k, m);
+    const bool large = is_large(g, k, k, m), half = large && g->half;
     int rc = QT_OK;
-    if (large) {
+    QT_TRY(gpu_scratch_need(&g->factors, g->gpu, 4, sizeof(uint32_t), err));
+    if (half)
+        QT_TRY(to_half(g, &g->left, (uint32_t *)g->factors.p + 2, x, m, k, k, err));
+    if (large && !half) {
         QT_TRY(split(g, &g->left, &f, 0, k, m, err));
         QT_TRY(split(g, &g->right, &f, 0, k, m, err));
     }
@@ -153,8 +204,10 @@ static int add_gram(struct gpu_products *g, double *h, const float *x, int m, in
                                       .ldb = k,
                                       .ldc = cols,
                                       .count = 1};
-        QT_TRY(large ? multiply_split(g, &p, i0, err)
-                     : gpu_check_cublas(gpu_cublas_product(gpu_cublas_of(g->gpu), &p), err));
+        const uint16_t *z = g->left.p;
+        QT_TRY(half    ? multiply_half(g, &p, z + i0, z, (uint32_t *)g->factors.p + 2, err)
+               : large ? multiply_split(g, &p, i0, err)
+                       : gpu_check_cublas(gpu_cublas_product(gpu_cublas_of(g->gpu), &p), err));
         QT_TRY(gpu_check_launch(gpu_math_add_lower(h, p.c, (size_t)i0, (size_t)rows, (size_t)cols,
                                                    (size_t)k, gpu_stream_of(g->gpu)),
                                 "Gram matrix", err));

@@ -7,6 +7,9 @@
  * single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
  * performance", arXiv 2203.03341, section III). The other three products are computed as one
  * product of three times the depth.
+ *
+ * With `half`, factors are rounded to FP16, after a power of two has brought the largest magnitude
+ * below 2^15. What is 2^-29 of the largest value or smaller is rounded more coarsely, or to 0.
  */
 #ifndef QT_KERNELS_GPU_PRODUCT_H
 #define QT_KERNELS_GPU_PRODUCT_H
@@ -29,18 +32,26 @@ struct gpu_products {
     struct qt_gpu *gpu;
     struct gpu_scratch left, right; /* TF32 parts of the factors, at most 805 MB each */
     struct gpu_scratch panel;       /* product of a panel of a Gram matrix */
-    int split_cells;                /* values of a factor that are split at a time; 0: 2^26 */
+    struct gpu_scratch factors;     /* of products in FP16: alpha, beta, largest magnitudes */
+    bool half;       /* large products round their factors to FP16, batches to TF32 */
+    int split_cells; /* values of a factor that are split at a time; 0: 2^26 */
 };
 
 void gpu_products_free(struct gpu_products *g);
 
 /* Computes p in FP32, or in 3xTF32 if it is large and not a batch. The error of c is up to 1e-5 of
- * a typical value with 3xTF32 (2e-6 with FP32), and infinite results may be NaN. */
+ * a typical value with 3xTF32 (2e-6 with FP32; 1e-3 with `half`), and infinite results may be
+ * NaN. */
 int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_err *err);
 /* h[k][k] += x^T x of x[m][k], lower triangle: the function gram of struct qt_backend. */
 int gpu_gram(struct gpu_products *g, double *h, const float *x, size_t m, size_t k,
              struct qt_err *err);
 
+/* factor.c: the functions factor and regress of struct qt_backend. */
+int gpu_factor(struct gpu_products *g, float *h, float *v, bool *positive, const double *gram,
+               const size_t *order, double scale, double damp, size_t k, struct qt_err *err);
+int gpu_regress(struct gpu_products *g, float *s, double *explained, const float *c, const float *v,
+                const size_t *order, double scale, size_t m, size_t k, struct qt_err *err);
 /* round.c: the function round of struct qt_backend. */
 int gpu_round(struct gpu_products *g, struct qt_round *job, struct qt_err *err);
 

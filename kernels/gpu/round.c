@@ -383,7 +383,9 @@ int gpu_round(struct gpu_products *products, struct qt_round *job, struct qt_err
                        job->group);
     QT_TRY(rounding_new(&s, err));
     QT_TRY(s.gpu->upload(s.gpu, s.staged, job->w, job->n * job->k * sizeof *job->w, err));
-    QT_TRY(launched(gpu_round_load(&s.r, s.staged, gpu_stream_of(s.gpu)), err));
+    QT_TRY(launched(
+        gpu_math_order_columns(s.r.w, s.staged, s.r.order, 1, job->n, job->k, gpu_stream_of(s.gpu)),
+        err));
     QT_TRY(job->h ? solve(&s, err) : round_groups(&s, err));
     QT_TRY(store(&s, err));
 done:

@@ -36,8 +36,6 @@ enum { GPU_ROUND_WIDEST = 256 };
 
 /* These functions return a cudaError_t and only enqueue work on `stream`. */
 
-/* w[n][k] = columns of from[n][k] in processing order. */
-int gpu_round_load(const struct gpu_round *r, const float *from, void *stream);
 /* out[k] = diagonal of m[k][k], or its squares. */
 int gpu_round_diagonal(float *out, const float *m, size_t k, bool squared, void *stream);
 /* Fits the parameters of all groups to w. h[k] weights squared errors; NULL: all 1. */

@@ -209,22 +209,6 @@ int gpu_round_rescale(const struct gpu_round *r, void *stream)
 
 /* ---- arrangement ---------------------------------------------------------------------------- */
 
-static __global__ void load_kernel(struct gpu_round r, const float *from)
-{
-    for (size_t row = blockIdx.y; row < r.n; row += gridDim.y)
-        for (size_t p = blockIdx.x * (size_t)blockDim.x + threadIdx.x; p < r.k;
-             p += (size_t)gridDim.x * blockDim.x)
-            r.w[row * r.k + p] = from[row * r.k + r.order[p]];
-}
-
-int gpu_round_load(const struct gpu_round *r, const float *from, void *stream)
-{
-    const unsigned rows = (unsigned)(r->n < 65535 ? r->n : 65535);
-    load_kernel<<<dim3((unsigned)((r->k + 255) / 256), rows), 256, 0, (cudaStream_t)stream>>>(*r,
-                                                                                              from);
-    return cudaGetLastError();
-}
-
 static __global__ void diagonal_kernel(float *out, const float *m, size_t k, bool squared)
 {
     const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;

@@ -65,7 +65,7 @@ ROW float row_from_bits(uint32_t u)
     return __uint_as_float(u);
 }
 #else
-#include "base/num.h"
+#include "base/base.h"
 #define ROW      static inline
 #define ROW_CALL static inline
 #define ROW_UNROLL

@@ -86,6 +86,10 @@ int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const fl
                       const struct qt_factor *f, const struct qt_solve_options *opt,
                       struct qt_err *err);
 
+/* Quantizes w[n][k] (divided by 2^scale_exp2) on a backend for which qt_packed_rounds_on is true. */
+int qt_codebook_quantize_on(struct qt_backend *be, struct qt_packed *p, const float *w,
+                            const float *importance, struct qt_err *err);
+
 /* The strip functions of struct qt_scheme. */
 size_t qt_codebook_scratch_bytes(const struct qt_packed *p);
 void qt_codebook_quantize(const struct qt_packed *p, const struct qt_strip *strip, const float *w,

@@ -1,6 +1,6 @@
-/* Codebook schemes under a Hessian: the callbacks of qt_solve that round a column and set the
- * scale of a group. The solver is GPTQ (arXiv 2210.17323) and coordinate descent; see
- * hessian/hessian.h. */
+/* Whole matrices in codebook schemes. Under a Hessian: the callbacks of qt_solve that round a column
+ * and set the scale of a group (GPTQ, arXiv 2210.17323, and coordinate descent: hessian/hessian.h),
+ * or the function of a backend that does all of it. */
 #include "pack/schemes/codebook.h"
 
 #include <math.h>
@@ -121,17 +121,87 @@ static int store_strip(void *ctx, size_t item, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-/* Computes codes and scales on the backend. */
+static int solver_new(struct solver *s, struct qt_packed *p, struct qt_err *err)
+{
+    const size_t stride = qt_round_up(p->n, R);
+    int rc;
+    *s = (struct solver){.p = p, .ops = qt_rowops_best()};
+    p->spec.scheme->codebook(&s->cb, p);
+    s->codes.stride = stride;
+    s->groups = qt_ceil_div(p->k, s->cb.group);
+    s->longest = qt_min_size(s->cb.group, p->k);
+    QT_TRY(qt_array_new(&s->codes.code, p->k, stride, err));
+    QT_TRY(qt_array_new(&s->codes.scale, s->groups, stride * sizeof *s->codes.scale, err));
+    QT_TRY(qt_array_new(&s->scale, s->groups, stride * sizeof *s->scale, err));
+    QT_TRY(qt_array_new(&s->codes.zero, s->groups, stride, err));
+    QT_TRY(qt_array_new(&s->codes.row_scale, stride, sizeof *s->codes.row_scale, err));
+done:
+    return rc;
+}
+
+static void solver_free(struct solver *s)
+{
+    qt_free(s->codes.code);
+    qt_free(s->codes.scale);
+    qt_free(s->scale);
+    qt_free(s->inverse);
+    qt_free(s->codes.zero);
+    qt_free(s->codes.row_scale);
+    qt_free(s->scratch);
+}
+
+static int store(struct solver *s, struct qt_err *err)
+{
+    return qt_parallel(qt_ceil_div(s->p->n, QT_FRAG_ROWS), store_strip, s, err);
+}
+
+/* ---- on the host ---------------------------------------------------------------------------- */
+
+static int solve_on_host(struct qt_solve_report *out, struct solver *s, const float *w,
+                         const struct qt_factor *f, const struct qt_solve_options *opt,
+                         struct qt_err *err)
+{
+    const size_t stride = s->codes.stride, k = s->p->k;
+    const struct qt_rounder rounder = {
+        .ctx = s, .begin = begin, .round = round_column, .scale = get_scale, .rescale = set_scale};
+    int rc;
+    QT_TRY(qt_array_new(&s->inverse, s->groups, stride * sizeof *s->inverse, err));
+    for (size_t i = 0; i < s->p->n; i++)
+        s->codes.row_scale[i] = qt_codebook_row_scale(&s->cb, s->ops, w + i * k, k);
+    QT_TRY(qt_array_new(&s->scratch, stride / R, 2 * s->longest * sizeof *s->scratch, err));
+    QT_TRY(qt_solve(out, f, w, s->p->n, &rounder, opt, err));
+done:
+    return rc;
+}
+
+/* ---- on a backend --------------------------------------------------------------------------- */
+
+/* Completes the job and runs it. weighted: squared errors have weights. */
+static int round_on(struct qt_backend *be, struct qt_round *job, struct solver *s, bool weighted,
+                    struct qt_err *err)
+{
+    struct qt_round_values values;
+    qt_codebook_round_values(&values, &s->cb, weighted);
+    job->n = s->p->n;
+    job->k = s->p->k;
+    job->group = s->cb.group;
+    job->values = &values;
+    job->stride = s->codes.stride;
+    job->code = s->codes.code;
+    job->scale = s->scale;
+    job->zero = s->codes.zero;
+    int rc = be->round(be, job, err);
+    job->values = NULL;
+    for (size_t i = 0; i < s->groups * s->codes.stride; i++)
+        s->codes.scale[i] = qt_f32_to_f16(s->scale[i]);
+    return rc;
+}
+
 static int solve_on_backend(struct qt_solve_report *out, struct solver *s, const float *w,
                             const struct qt_factor *f, const struct qt_solve_options *opt,
                             struct qt_err *err)
 {
-    struct qt_round_values values;
     struct qt_round job = {
-        .n = s->p->n,
-        .k = s->p->k,
-        .group = s->cb.group,
-        .values = &values,
         .w = w,
         .h = f->backend_h,
         .v = f->backend_v,
@@ -139,52 +209,39 @@ static int solve_on_backend(struct qt_solve_report *out, struct solver *s, const
         .group_at = f->group,
         .descent_rounds = opt->descent_rounds,
         .min_gain = QT_SOLVE_MIN_GAIN,
-        .stride = s->codes.stride,
-        .code = s->codes.code,
-        .scale = s->scale,
-        .zero = s->codes.zero,
     };
-    qt_codebook_round_values(&values, &s->cb, true);
-    int rc = f->backend->round(f->backend, &job, err);
-    for (size_t i = 0; i < s->groups * s->codes.stride; i++)
-        s->codes.scale[i] = qt_f32_to_f16(s->scale[i]);
+    int rc = round_on(f->backend, &job, s, true, err);
     *out = (struct qt_solve_report){job.before, job.after_compensation, job.after_descent};
     return rc;
 }
+
+/* ---- a matrix ------------------------------------------------------------------------------- */
 
 int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const float *w,
                       const struct qt_factor *f, const struct qt_solve_options *opt,
                       struct qt_err *err)
 {
-    struct solver s = {.p = p, .ops = qt_rowops_best()};
-    size_t stride = qt_round_up(p->n, R);
-    struct qt_rounder rounder = {
-        .ctx = &s, .begin = begin, .round = round_column, .scale = get_scale, .rescale = set_scale};
-    int rc = QT_OK;
-    p->spec.scheme->codebook(&s.cb, p);
-    s.codes.stride = stride;
-    s.groups = qt_ceil_div(p->k, s.cb.group);
-    s.longest = qt_min_size(s.cb.group, p->k);
-    QT_TRY(qt_array_new(&s.codes.code, p->k, stride, err));
-    QT_TRY(qt_array_new(&s.codes.scale, s.groups, stride * sizeof *s.codes.scale, err));
-    QT_TRY(qt_array_new(&s.scale, s.groups, stride * sizeof *s.scale, err));
-    QT_TRY(qt_array_new(&s.inverse, s.groups, stride * sizeof *s.inverse, err));
-    QT_TRY(qt_array_new(&s.codes.zero, s.groups, stride, err));
-    QT_TRY(qt_array_new(&s.codes.row_scale, stride, sizeof *s.codes.row_scale, err));
-    for (size_t i = 0; i < p->n; i++)
-        s.codes.row_scale[i] = qt_codebook_row_scale(&s.cb, s.ops, w + i * p->k, p->k);
-    QT_TRY(qt_array_new(&s.scratch, stride / R, 2 * s.longest * sizeof *s.scratch, err));
-    QT_TRY(f->backend && f->backend->round && !s.cb.multiples
-               ? solve_on_backend(out, &s, w, f, opt, err)
-               : qt_solve(out, f, w, p->n, &rounder, opt, err));
-    QT_TRY(qt_parallel(qt_ceil_div(p->n, QT_FRAG_ROWS), store_strip, &s, err));
+    struct solver s;
+    int rc;
+    QT_TRY(solver_new(&s, p, err));
+    QT_TRY(qt_packed_rounds_on(p, f->backend) ? solve_on_backend(out, &s, w, f, opt, err)
+                                              : solve_on_host(out, &s, w, f, opt, err));
+    QT_TRY(store(&s, err));
 done:
-    qt_free(s.codes.code);
-    qt_free(s.codes.scale);
-    qt_free(s.scale);
-    qt_free(s.inverse);
-    qt_free(s.codes.zero);
-    qt_free(s.codes.row_scale);
-    qt_free(s.scratch);
+    solver_free(&s);
+    return rc;
+}
+
+int qt_codebook_quantize_on(struct qt_backend *be, struct qt_packed *p, const float *w,
+                            const float *importance, struct qt_err *err)
+{
+    struct qt_round job = {.w = w, .importance = importance};
+    struct solver s;
+    int rc;
+    QT_TRY(solver_new(&s, p, err));
+    QT_TRY(round_on(be, &job, &s, importance != NULL, err));
+    QT_TRY(store(&s, err));
+done:
+    solver_free(&s);
     return rc;
 }

@@ -134,9 +134,9 @@ $ CUDA_VISIBLE_DEVICES= qtool quantize "$NANO" -o x --scheme nf4 --calib any.qca
 ? 7
 2 ^qtool quantize: (no|cannot use) GPU 0: .
 $ test ! -e x && test ! -e x.partial && test ! -e x.qcal
-$ qtool quantize "$NANO" -o x --scheme nf4 --device cuda
-? 2
-2 --device cuda needs --data or --calib: without them nothing runs on a GPU
+$ CUDA_VISIBLE_DEVICES= qtool quantize "$NANO" -o x --scheme nf4 --device cuda
+? 7
+2 ^qtool quantize: (no|cannot use) GPU 0: .
 $ qtool calibrate --merge a.qcal b.qcal -o c.qcal --device cuda
 ? 2
 2 --device cuda: --merge runs on the CPU only

@@ -9,7 +9,6 @@
         abort();                                                                                   \
     }
 
-MISSING(gpu_cublas_solve_upper)
 MISSING(gpu_math_activate)
 MISSING(gpu_math_add)
 MISSING(gpu_math_bias)

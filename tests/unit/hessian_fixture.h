@@ -99,13 +99,50 @@ static inline void expect_close(const char *what, double got, double want, doubl
         fail_msg("%s: %.9g, expected %.9g", what, got, want);
 }
 
-static inline int solve_upper(struct qt_backend *be, float *x, const float *v, bool transposed,
-                              size_t m, size_t k, struct qt_err *err)
+static inline int factor_elsewhere(struct qt_backend *be, float *h, float *v, bool *positive,
+                                   const double *gram, const size_t *order, double scale,
+                                   double damp, size_t k, struct qt_err *err)
 {
+    double *a = must_alloc(k * k, sizeof *a);
     (void)be;
     (void)err;
-    cblas_strsm(CblasRowMajor, CblasRight, CblasUpper, transposed ? CblasTrans : CblasNoTrans,
-                CblasNonUnit, (int)m, (int)k, 1, v, (int)k, x, (int)k);
+    *positive = true;
+    for (size_t j = k; j-- > 0;)
+        for (size_t i = j + 1; i-- > 0;) {
+            const size_t row = order[i] > order[j] ? order[i] : order[j];
+            const float value = (float)(gram[row * k + order[i] + order[j] - row] * scale);
+            double sum = (double)value + (i == j ? damp : 0);
+            h[i * k + j] = h[j * k + i] = value + (i == j ? (float)damp : 0);
+            for (size_t l = j + 1; l < k; l++)
+                sum -= a[i * k + l] * a[j * k + l];
+            *positive = *positive && (i < j || sum > 0);
+            a[i * k + j] = i == j ? sqrt(sum) : sum / a[j * k + j];
+        }
+    for (size_t i = 0; i < k * k; i++)
+        v[i] = (float)a[i];
+    free(a);
+    return QT_OK;
+}
+
+static inline int regress_elsewhere(struct qt_backend *be, float *s, double *explained,
+                                    const float *c, const float *v, const size_t *order,
+                                    double scale, size_t m, size_t k, struct qt_err *err)
+{
+    float *x = must_alloc(m * k, sizeof *x);
+    (void)be;
+    (void)err;
+    for (size_t i = 0; i < m * k; i++)
+        x[i] = (float)((double)c[i / k * k + order[i % k]] * scale);
+    for (int pass = 0; pass < 2; pass++)
+        cblas_strsm(CblasRowMajor, CblasRight, CblasUpper, pass ? CblasNoTrans : CblasTrans,
+                    CblasNonUnit, (int)m, (int)k, 1, v, (int)k, x, (int)k);
+    *explained = 0;
+    for (size_t i = 0; i < m * k; i++) {
+        const size_t to = i / k * k + order[i % k];
+        s[to] = x[i];
+        *explained += (double)c[to] * (double)x[i];
+    }
+    free(x);
     return QT_OK;
 }
 
@@ -114,7 +151,8 @@ static inline struct qt_backend elsewhere(const struct qt_backend *cpu)
 {
     struct qt_backend other = *cpu;
     other.host = false;
-    other.solve_upper = solve_upper;
+    other.factor = factor_elsewhere;
+    other.regress = regress_elsewhere;
     return other;
 }
 

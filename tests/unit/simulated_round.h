@@ -4,14 +4,6 @@
 
 #include "kernels/gpu/round.h"
 
-int gpu_round_load(const struct gpu_round *r, const float *from, void *stream)
-{
-    (void)stream;
-    for (size_t i = 0; i < r->n * r->k; i++)
-        r->w[i] = from[i / r->k * r->k + r->order[i % r->k]];
-    return 0;
-}
-
 int gpu_round_diagonal(float *out, const float *m, size_t k, bool squared, void *stream)
 {
     (void)stream;

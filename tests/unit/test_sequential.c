@@ -225,7 +225,8 @@ static void model_case(const char *dir, float scale, int skipped)
             struct qt_observed seen;
             assert_true(qt_model_output_scale(f->model, 0, input) == (input % 2 ? scale : 0));
             if (input != skipped) {
-                expect_ok("observe", qt_sequential_observe(&seen, s, input, &f->err), &f->err);
+                expect_ok("observe", qt_sequential_observe(&seen, s, input, false, &f->err),
+                          &f->err);
                 compare(&seen, f, input, &rounded, &exact);
             }
             c.changed = input + 1;
@@ -282,7 +283,7 @@ static void allocation_failures(void **state)
         qt_mem_fail_after(n);
         QT_TRY(qt_sequential_open(&s, &f->source, &f->source, &data, &f->err));
         QT_TRY(qt_sequential_enter(s, 0, &f->source, &f->err));
-        QT_TRY(qt_sequential_observe(&seen, s, 1, &f->err));
+        QT_TRY(qt_sequential_observe(&seen, s, 1, false, &f->err));
         QT_TRY(qt_sequential_advance(s, 1, &f->err));
     done:
         qt_mem_fail_after(-1);

@@ -318,7 +318,7 @@ static int solve_without_compensation(struct qt_solve_report *out, struct qt_pac
     QT_TRY(qt_array_new(&x.scratch, (size_t)qt_threads(), x.scratch_stride, err));
     QT_TRY(qt_array_new(&q, p->n, p->k * sizeof *q, err));
     for (size_t i = 0; i < p->k; i++)
-        x.importance[f->order[i]] = f->h[i * p->k + i];
+        x.importance[f->order[i]] = f->diagonal[i];
     QT_TRY(qt_parallel(qt_ceil_div(p->n, ROWS), weigh_strip, &x, err));
     QT_TRY(qt_packed_decode(q, &plain, 0, p->n, err));
     QT_TRY(qt_solve_error(&out->after_compensation, f, w, q, p->n, err));
