@@ -8,7 +8,7 @@
 
 struct eval_options {
     struct common_options common;
-    const char *data, *ref, *gate;
+    const char *data, *ref, *gate, *logits;
     size_t seqlen, windows;
     int bos;
     struct kv_options kv;
@@ -183,7 +183,7 @@ static int evaluate(struct qt_eval_report *out, struct bos_rule *bos, enum qt_kv
                     const struct source *ref, struct qt_err *err)
 {
     const struct qt_eval_options opt = {
-        .seqlen = o->seqlen, .windows = o->windows, .log = &cli->log};
+        .seqlen = o->seqlen, .windows = o->windows, .logits = o->logits, .log = &cli->log};
     struct qt_backend *be = NULL;
     struct qt_data data = {0};
     int rc;
@@ -257,6 +257,10 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     int rc;
     QT_TRY(check_gate(o->gate, o->ref != NULL, err));
     QT_TRY(kv_options_keys(&keys, &o->kv, err));
+    if (o->logits && qt_path_exists(o->logits)) {
+        rc = qt_fail(err, QT_E_USAGE, o->logits, NULL, "exists already");
+        goto done;
+    }
     QT_TRY(open_whole(&model, args[0], cli, err));
     if (o->ref)
         QT_TRY(open_whole(&ref, o->ref, cli, err));
@@ -267,6 +271,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         printf("perplexity  nan: %s\n", err->reason);
     if (rc < 0)
         goto done;
+    if (o->logits)
+        QT_TRY(qt_npy_write(o->logits, report.logits, report.seqlen, report.vocab, err));
     size_t n = make_figures(figures, &report);
     if (cli->doc) {
         fill_doc(cli, o, keys, &report, figures, n);
@@ -278,6 +284,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     if (o->gate)
         QT_TRY(gate_apply(cli, o->gate, figures, n, NULL, err));
 done:
+    qt_free(report.logits);
     source_close(&ref);
     source_close(&model);
     return rc;
@@ -317,6 +324,12 @@ static const struct opt opts[] = {
         "simulate a 4-bit KV cache: attention uses keys and values as it would read them from the "
         "cache; not for --ref (default: no simulation)",
         KV_KEYS_HELP "as the container was made, otherwise channel"),
+    {.name = "logits",
+     .kind = OPT_STRING,
+     .offset = offsetof(struct eval_options, logits),
+     .metavar = "FILE",
+     .help = "write the logits of the first window to FILE, which must not exist: .npy, FP32 "
+             "[tokens][vocabulary]"},
     {.name = "gate",
      .kind = OPT_STRING,
      .offset = offsetof(struct eval_options, gate),

@@ -342,6 +342,8 @@ struct qt_npy {
 };
 int qt_npy_open(struct qt_npy *out, const char *path, struct qt_err *err);
 void qt_npy_close(struct qt_npy *npy);
+/* Writes x[rows][columns] to a new .npy file of FP32; no file is left after an error. */
+int qt_npy_write(const char *path, const float *x, size_t rows, size_t columns, struct qt_err *err);
 
 /* Reads token ids from a .u16 or .u32 file (raw little-endian) or a .npy file (integers, one
  * dimension). The caller frees *ids with qt_free. QT_E_INPUT, with the position, for an id >= vocab

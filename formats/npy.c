@@ -10,6 +10,8 @@
  */
 #include "formats/formats_internal.h"
 
+#include <unistd.h>
+
 enum { MAX_LITERAL = 64 * 1024 };
 
 struct text {
@@ -330,5 +332,32 @@ int qt_token_ids_read(uint32_t **ids, size_t *count, const char *path, size_t vo
     if (rc == QT_OK)
         rc = qt_token_ids_parse(ids, count, map.data, map.size, path, &opt, path, err);
     qt_map_close(&map);
+    return rc;
+}
+
+/* ---- writing -------------------------------------------------------------------------------- */
+
+int qt_npy_write(const char *path, const float *x, size_t rows, size_t columns, struct qt_err *err)
+{
+    enum { HEADER = 128, PREFIX = 10 }; /* data is aligned to 64 bytes */
+    char header[HEADER];
+    int fd;
+    memset(header, ' ', HEADER);
+    memcpy(header, "\x93NUMPY\x01\x00\x76\x00", PREFIX); /* version 1.0, 118 bytes follow */
+    int used =
+        snprintf(header + PREFIX, HEADER - PREFIX,
+                 "{'descr': '<f4', 'fortran_order': False, 'shape': (%zu, %zu), }", rows, columns);
+    header[PREFIX + used] = ' ';
+    header[HEADER - 1] = '\n';
+    int rc = qt_file_create_new(&fd, path, 0666, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_file_write_at(fd, path, header, HEADER, 0, err);
+    if (rc == QT_OK)
+        rc = qt_file_write_at(fd, path, x, rows * columns * sizeof *x, HEADER, err);
+    int end = qt_file_finish(&fd, path, rc < 0 ? NULL : err);
+    rc = rc < 0 ? rc : end;
+    if (rc < 0)
+        unlink(path);
     return rc;
 }

@@ -67,11 +67,14 @@ struct qt_eval_options {
     size_t seqlen;      /* tokens of a window; 0 = 512, or the models' maximum if smaller */
     size_t windows;     /* maximum number of windows; 0 = all whole windows of the data */
     size_t batch_bytes; /* memory for hidden states; 0 = 1 GiB */
+    bool logits;        /* keep the logits of the first window */
     const struct qt_log *log;
 };
 
 struct qt_eval_report {
-    size_t windows, seqlen;
+    size_t windows, seqlen, vocab;
+    float *logits; /* [seqlen][vocab] of the first window, after the soft cap; freed by the caller
+                      with qt_free; NULL unless options.logits */
     uint64_t scored_tokens; /* windows * (seqlen - 1) */
     bool not_finite;        /* qt_eval failed because a logit is NaN or infinity */
     double nll, ppl;        /* mean of -ln p(token), and its exponential, which may be infinite */

@@ -24,6 +24,23 @@ $ qtool eval nf4 --ref "$NANO" --data "$NANO/eval.txt" --windows 4 -q --gate 'kl
 
 $ qtool eval "$NANO" --ref "$NANO" --data "$NANO/eval.txt" --windows 2 -q --gate 'kld_p999<=0,same_top>=1,rms_dp<=0,ppl_ratio<=1,ppl_ratio>=1'
 
+# Logits: a .npy file of 128 + 4 x 8 x 1024 bytes, never over an existing file.
+$ printf '\001\000\002\000\003\000\004\000\005\000\006\000\007\000\010\000' >eight.u16
+$ qtool eval "$NANO" --data eight.u16 --seqlen 4 -q --logits logits.npy && wc -c <logits.npy && head -c 6 logits.npy | tail -c 5
+> ^data
+> ^perplexity
+> ^16512$
+> ^NUMPY$
+
+$ qtool eval "$NANO" --data eight.u16 --seqlen 4 -q --logits logits.npy
+? 2
+>-
+2 logits\.npy: exists already
+
+$ qtool eval "$NANO" --data eight.u16 --seqlen 4 -q --logits nowhere/logits.npy
+? 6
+2 nowhere/logits\.npy
+
 # A gate that needs --ref is refused before any work.
 $ qtool eval nf4 --data "$NANO/eval.txt" --windows 4 -q --gate 'ppl<100,kld_mean<1'
 ? 2

@@ -9,6 +9,7 @@
 #   sources     quantized checkpoints, dequantized by the packages that write them (3 GB)
 #   model       logits and gradients of random models of every family, by transformers and torch (2 GB)
 #   exports     exports of the example checkpoint, loaded by the packages of runtimes (3 GB)
+#   python      kernels/python: containers in PyTorch and transformers, on the CPU (3 GB)
 #   gguf        GGUF exports, decoded by gguf
 #   llama.cpp   GGUF exports, run by llama.cpp, which is compiled (takes long), against transformers
 #   registers   machine code of BUILD/libqtool_kernels.a, by wgmma_registers.py and NVIDIA's cuobjdump
@@ -84,6 +85,11 @@ check() {
             "$python" tests/oracle/exports.py "$build/qtool" examples/nano-llama "$build/exports" \
                 "$build/exports/golden.txt" &&
             diff "$build/exports/golden.txt" tests/golden/exports.txt
+        ;;
+    python)
+        into_venv "torch==2.*" "transformers==5.*" safetensors numpy pytest || return 77
+        "$python" -m pip install --quiet --disable-pip-version-check --no-deps ./kernels/python &&
+            QTOOL=$(realpath "$build/qtool") "$python" -m pytest -q kernels/python/tests
         ;;
     gguf)
         into_venv gguf==0.19.0 numpy safetensors || return 77

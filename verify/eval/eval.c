@@ -46,6 +46,7 @@ struct eval {
     struct qt_score *scores;       /* [LOGIT_POSITIONS] */
     double *kld;                   /* [windows * seqlen] with a reference */
     struct window_sums *sums;      /* [windows] */
+    float *first_logits;           /* [seqlen][vocab] of the first window, if they are kept */
     double nll, ref_nll, p_delta2; /* sums over scored positions */
     size_t same_top;
     bool not_finite;    /* a logit is NaN or infinity */
@@ -134,7 +135,7 @@ static void choose_batch(struct eval *ev, size_t batch_bytes)
     ev->total = (double)ev->windows * (layers + 1);
 }
 
-static int new_buffers(struct eval *ev, struct qt_err *err)
+static int new_buffers(struct eval *ev, bool logits, struct qt_err *err)
 {
     int rc;
     for (size_t i = 0; i < ev->nsides; i++) {
@@ -148,6 +149,9 @@ static int new_buffers(struct eval *ev, struct qt_err *err)
     QT_TRY(qt_array_new(&ev->sums, ev->windows, sizeof *ev->sums, err));
     if (ev->nsides == 2)
         QT_TRY(qt_array_new(&ev->kld, ev->windows * ev->seqlen, sizeof *ev->kld, err));
+    if (logits)
+        QT_TRY(qt_array_new(&ev->first_logits, ev->seqlen,
+                            ev->side[0].info.vocab * sizeof *ev->first_logits, err));
 done:
     return rc;
 }
@@ -167,6 +171,7 @@ static void eval_close(struct eval *ev)
     qt_free(ev->scores);
     qt_free(ev->sums);
     qt_free(ev->kld);
+    qt_free(ev->first_logits);
 }
 
 /* ---- forward pass and scores ---------------------------------------------------------------- */
@@ -232,6 +237,19 @@ static int add_scores(struct eval *ev, size_t window, size_t pos, size_t m, stru
     return QT_OK;
 }
 
+/* Keeps the logits of positions [pos, pos + m) of the first window. */
+static int keep_logits(struct eval *ev, size_t pos, size_t m, struct qt_err *err)
+{
+    const struct side *s = &ev->side[0];
+    const size_t count = m * s->info.vocab;
+    const float cap = s->info.logit_softcap;
+    float *out = ev->first_logits + pos * s->info.vocab;
+    int rc = ev->be->download(ev->be, out, s->logits, count * sizeof *out, err);
+    for (size_t i = 0; rc == QT_OK && cap > 0 && i < count; i++)
+        out[i] = cap * tanhf(out[i] / cap);
+    return rc;
+}
+
 /* Computes logits and scores of positions [pos, pos + m) of a window whose hidden states start at
  * row `row`. The target of a position is the next token. The last position of a window has no
  * target: it is compared with the reference like the others, but gets a placeholder target, and
@@ -248,6 +266,8 @@ static int score_chunk(struct eval *ev, size_t window, size_t row, size_t pos, s
         QT_TRY(qt_head_logits(s->embed_head, s->logits, s->hidden + (row + pos) * s->info.hidden, m,
                               err));
     }
+    if (window == 0 && ev->first_logits)
+        QT_TRY(keep_logits(ev, pos, m, err));
     QT_TRY(ev->be->score(ev->be, ev->scores, ev->side[0].logits, ev->side[1].logits, ev->targets,
                          ev->side[0].info.logit_softcap, m, ev->side[0].info.vocab, err));
     QT_TRY(add_scores(ev, window, pos, m, err));
@@ -342,11 +362,14 @@ static void fill_report(struct qt_eval_report *out, struct eval *ev)
     *out = (struct qt_eval_report){
         .windows = ev->windows,
         .seqlen = ev->seqlen,
+        .vocab = ev->side[0].info.vocab,
+        .logits = ev->first_logits,
         .scored_tokens = ev->windows * (ev->seqlen - 1),
         .nll = ev->nll / scored,
         .ppl = exp(ev->nll / scored),
         .has_ref = ev->nsides == 2,
     };
+    ev->first_logits = NULL; /* is the caller's now */
     out->ppl_se = out->ppl * standard_error(ev, window_nll, each);
     if (!out->has_ref)
         return;
@@ -382,7 +405,7 @@ int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct
     QT_TRY(choose_seqlen(&ev, opt->seqlen, err));
     QT_TRY(choose_windows(&ev, count, opt->windows, err));
     choose_batch(&ev, opt->batch_bytes);
-    QT_TRY(new_buffers(&ev, err));
+    QT_TRY(new_buffers(&ev, opt->logits, err));
     QT_TRY(run_batches(&ev, err));
     fill_report(out, &ev);
 done:

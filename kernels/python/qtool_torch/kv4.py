@@ -1,0 +1,90 @@
+"""The 4-bit KV cache of kernels/include/qtool_kv4.h: its tensors, and a reference in PyTorch.
+
+A cache is the list [k, v, k_param, v_param, k_first, k_tail] of that header, codes as int32.
+Without a table sequence b is page b; with a table [sequences][entries], int32, token i of sequence
+b is on page table[b][i / page tokens].
+"""
+import torch
+
+GROUP = 64
+KEY_SHIFTS = [4 * i + 16 * h for i in range(4) for h in range(2)]
+VALUE_SHIFTS = [4 * c for c in range(8)]
+
+
+def new_cache(pages, page_tokens, heads, head_dim, sequences=None, device="cpu"):
+    """An empty cache. page_tokens is a multiple of 64; sequences: as many as pages by default."""
+    def zeros(*shape, dtype=torch.float16):
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    sequences = pages if sequences is None else sequences
+    codes = (pages, heads, page_tokens, head_dim // 8)
+    return [zeros(*codes, dtype=torch.int32), zeros(*codes, dtype=torch.int32),
+            zeros(pages, heads, page_tokens // GROUP, 2, head_dim),
+            zeros(pages, heads, page_tokens, 2), zeros(sequences, heads, head_dim),
+            zeros(sequences, heads, GROUP, head_dim)]
+
+
+def _quantize(x, dim):
+    """Codes, scale and minimum of x FP32 along a dimension."""
+    low = x.amin(dim, keepdim=True)
+    scale = ((x.amax(dim, keepdim=True) - low) / 15).half().float()
+    scale = torch.where(scale == 0, 1.0, scale)
+    low = low.half().float()
+    return torch.round((x - low) * (1 / scale)).clamp(0, 15).int(), scale, low
+
+
+def _pack(codes, shifts):
+    words = codes.unflatten(-1, (-1, 8)).long() << torch.tensor(shifts, device=codes.device)
+    words = words.sum(-1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).int()
+
+
+def _unpack(words, shifts):
+    return (words[..., None] >> torch.tensor(shifts, device=words.device) & 15).flatten(-2).float()
+
+
+def _page(table, sequence, token, page_tokens):
+    return sequence if table is None else int(table[sequence, token // page_tokens])
+
+
+def append(cache, table, k, v, sequence, position):
+    """Reference of qtool_kv_append, one token after the other."""
+    codes_k, codes_v, k_param, v_param, k_first, k_tail = cache
+    page_tokens, limit = codes_k.shape[2], 65504.0
+    for i, (b, token) in enumerate(zip(sequence.tolist(), position.tolist())):
+        page, row = _page(table, b, token, page_tokens), token % page_tokens
+        key = k[i].float().clamp(-limit, limit).half()
+        code, scale, low = _quantize(v[i].float().clamp(-limit, limit), 1)
+        codes_v[page, :, row] = _pack(code, VALUE_SHIFTS)
+        v_param[page, :, row] = torch.cat([scale, low], 1).half()
+        k_tail[b, :, token % GROUP] = key
+        if token == 0:
+            k_first[b] = key
+        first = 1 if token < GROUP else 0  # token 0 belongs to no group
+        tail = k_tail[b, :, first : token % GROUP + 1].float()
+        if tail.shape[1]:
+            code, scale, low = _quantize(tail, 1)
+            at = row - token % GROUP
+            codes_k[page, :, at + first : row + 1] = _pack(code, KEY_SHIFTS)
+            k_param[page, :, at // GROUP] = torch.cat([scale, low], 1).half()
+
+
+def attention(q, cache, table, length, scale):
+    """Reference of qtool_kv_attention_run, in FP32."""
+    codes_k, codes_v, k_param, v_param, k_first, _ = cache
+    heads, page_tokens = codes_k.shape[1:3]
+    out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    for b, count in enumerate(length.tolist()):
+        if not count:
+            continue
+        pages = [_page(table, b, t, page_tokens) for t in range(0, count, page_tokens)]
+        params = k_param[pages].float().repeat_interleave(GROUP, 2)
+        key = _unpack(codes_k[pages], KEY_SHIFTS) * params[..., 0, :] + params[..., 1, :]
+        params = v_param[pages].float()
+        value = _unpack(codes_v[pages], VALUE_SHIFTS) * params[..., :1] + params[..., 1:]
+        key, value = (t.transpose(0, 1).flatten(1, 2)[:, :count] for t in (key, value))
+        key[:, 0] = k_first[b].float()
+        query = q[b].float().unflatten(0, (heads, -1))
+        p = (scale * query @ key.transpose(1, 2)).softmax(-1)
+        out[b] = (p @ value).flatten(0, 1)
+    return out.to(q.dtype)

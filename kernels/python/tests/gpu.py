@@ -1,0 +1,244 @@
+"""Operators and transformers on a GPU, against the reference decoders.
+
+usage: gpu.py QTOOL CHECKPOINT CALIB WORK [operators] [graphs] [kv4] [model]
+
+CHECKPOINT: a small model of the family llama; CALIB: text for w4ax. Prints one line per check and
+ends with status 1 if one failed. QTOOL_KERNELS: path of libqtool_kernels.so.
+"""
+import json
+import os
+import subprocess
+import sys
+
+import torch
+from safetensors.torch import save_file
+
+from qtool_torch import LibraryError, QtoolLinear, kv4, load_container, schemes
+
+qtool, checkpoint, calib, work = sys.argv[1:5]
+parts = sys.argv[5:] or ["operators", "graphs", "kv4", "model"]
+SHAPES = [(16, 64), (17, 65), (31, 127), (33, 129), (48, 257), (100, 1000), (272, 320), (272, 2080),
+          (1040, 2048), (400, 520), (512, 14336), (4112, 1024)]
+SCHEMES = ["nf4", "nf4:g=32", "nf3:g=64", "nf2", "lut4", "lut3", "int3", "iq4nl", "mxfp4", "fp8",
+           "fp7", "fp6", "fp6:e=2", "fp5", "fp4", "int4", "int4:g=64,zero=group", "int4:g=0",
+           "int8", "int8:g=32,zero=group", "mix24", "mix24:outliers=0"]
+TOKENS = [1, 2, 8, 16, 17, 33, 64, 129, 300]
+# Norm of the error by the norm of the output: rounding to the dtype, and tile kernels that round
+# weights (docs/kernels.md).
+LIMIT = {torch.float16: 3.5e-4, torch.bfloat16: 3e-3}
+failed = 0
+
+
+def report(name, ok, detail):
+    global failed
+    failed += not ok
+    print(f"{'ok' if ok else 'FAIL'} {name}: {detail}", flush=True)
+
+
+def quantize(source, out, *options):
+    if not os.path.exists(out):
+        subprocess.run([qtool, "quantize", source, "-o", out, *options, "-q"], check=True,
+                       stdout=subprocess.DEVNULL)
+    return out
+
+
+def linear(packed, dtype):
+    """A layer on the GPU with the sections of a matrix."""
+    out = QtoolLinear(packed.format, dtype=dtype, device="cuda")
+    for name, section in packed.sections.items():
+        getattr(out.weight.q, name).copy_(section)
+    out.check()
+    out.finish()
+    return out
+
+
+def error(y, want):
+    return ((y.double() - want).norm() / want.norm()).item()
+
+
+# ---- operators ----------------------------------------------------------------------------------
+
+def matrices(scheme):
+    source = os.path.join(work, "shapes")
+    if not os.path.exists(source):
+        os.makedirs(source)
+        torch.manual_seed(1)
+        save_file({f"layers.0.m{i}.weight": 0.03 * torch.randn(n, k)
+                   for i, (n, k) in enumerate(SHAPES)}, os.path.join(source, "model.safetensors"))
+    method = "order=none,fit=minmax" if scheme.startswith("mix24") else "method=rtn"
+    full = scheme + ("," if ":" in scheme else ":") + method
+    out = quantize(source, os.path.join(work, "m-" + scheme), "--scheme", "none", "--tensor",
+                   "m=" + full)
+    return load_container(out, "cuda").tensors
+
+
+def operators():
+    for scheme in SCHEMES:
+        worst, at, runs = 0.0, "", 0
+        for packed in matrices(scheme).values():
+            f = packed.format
+            w = packed.decode().double()
+            for dtype, limit in LIMIT.items():
+                layer = linear(packed, dtype)
+                for m in TOKENS:
+                    x = torch.randn(m, f.k, device="cuda").to(dtype)
+                    share = error(layer(x), x.double() @ w.T) / limit
+                    runs += 1
+                    if not share <= worst:
+                        worst, at = share, f"{f.n} x {f.k}, {m} tokens, {dtype}"
+        report(f"matmul {scheme}", worst <= 1,
+               f"{runs} products, worst {worst:.2f} of the limit ({at})")
+    for scheme in ["block", "int", "row"]:
+        out = quantize(checkpoint, os.path.join(work, "w4ax-" + scheme), "--scheme",
+                       "w4ax:scales=" + scheme, "--data", calib, "--samples", "8", "--seqlen",
+                       "256", "--device", "cuda")
+        worst, runs = 0.0, 0
+        for packed in list(load_container(out, "cuda").tensors.values())[:14]:
+            f, s = packed
+            prepared = schemes.prepare(f, s, torch.float32)
+            for dtype, limit in LIMIT.items():
+                layer = linear(packed, dtype)
+                for m in TOKENS:
+                    x = torch.randn(m, f.k, device="cuda").to(dtype)
+                    want = schemes.product(f, x.float(), prepared).double()
+                    worst, runs = max(worst, error(layer(x), want) / limit), runs + 1
+        report(f"w4ax_matmul {scheme}", worst <= 1,
+               f"{runs} products, worst {worst:.2f} of the limit")
+    packed = list(matrices("lut4").values())
+    same = [p for p in packed if p.format.k in (2048, 2080, 1024)][:1] * 2
+    for m in (1, 5):
+        x = torch.randn(m, same[0].format.k, device="cuda").half()
+        y = torch.ops.qtool.matmul(x, [t for p in same for t in p.sections.values()],
+                                   [i for p in same for i in p.format])
+        want = x.double() @ torch.cat([p.decode() for p in same]).double().T
+        report(f"matmul of two matrices, {m} tokens", error(y, want) < 3.5e-4, error(y, want))
+    try:
+        layer = linear(packed[0], torch.float16)
+        layer(torch.randn(1, layer.format.k, device="cuda"))
+        report("float32 is refused", False, "it ran")
+    except LibraryError as e:
+        report("float32 is refused", True, e)
+
+
+# ---- torch.compile and CUDA graphs --------------------------------------------------------------
+
+def graphs():
+    for scheme in ["nf4", "int4:g=64,zero=group", "mix24", "fp6"]:
+        packed = [p for p in matrices(scheme).values() if p.format.n == 1040][0]
+        for dtype in LIMIT:
+            layer = linear(packed, dtype)
+            for m in (1, 16, 300):
+                x = torch.randn(m, 2048, device="cuda").to(dtype)
+                layer(x)
+                torch.cuda.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    for _ in range(3):
+                        y = layer(x)
+                equal = True
+                for _ in range(3):
+                    x.copy_(torch.randn_like(x))
+                    graph.replay()
+                    equal &= torch.equal(y, layer(x))
+                report(f"CUDA graph {scheme}, {m} tokens, {dtype}", equal, "replays equal launches")
+        layer = linear(packed, torch.float16)
+        compiled = torch.compile(lambda x: torch.relu(layer(x)) * 2, mode="reduce-overhead",
+                                 fullgraph=True)
+        worst = 0.0
+        for m in (1, 1, 1, 16, 16, 16, 1):
+            x = torch.randn(m, 2048, device="cuda").half()
+            want = torch.relu(layer(x)) * 2
+            worst = max(worst, (compiled(x).clone() - want).abs().max().item())
+        report(f"torch.compile {scheme}", worst == 0, f"largest difference {worst}")
+
+
+# ---- 4-bit KV cache -----------------------------------------------------------------------------
+
+def kv4_cache():
+    torch.manual_seed(2)
+    for heads, query_heads, dim, paged in [(2, 6, 64, False), (8, 32, 128, False),
+                                           (8, 32, 128, True)]:
+        page = 64 if paged else 256
+        pages, table = 3, None
+        if paged:
+            pages = 12
+            table = torch.randperm(12).reshape(3, 4).int()
+        caches = [kv4.new_cache(pages, page, heads, dim, 3, device) for device in ("cpu", "cuda")]
+        tables = [table, None if table is None else table.cuda()]
+        position, lengths = [0, 0, 0], [200, 65, 1]
+        for step in [64, 1, 70, 1, 64]:
+            sequence, at = [], []
+            for b in range(3):
+                count = min(step, lengths[b] - position[b])
+                sequence += [b] * count
+                at += range(position[b], position[b] + count)
+                position[b] += count
+            if not at:
+                continue
+            k, v = (torch.randn(len(at), heads, dim).half() for _ in range(2))
+            sequence, at = (torch.tensor(x, dtype=torch.int32) for x in (sequence, at))
+            for cache, t, device in zip(caches, tables, ("cpu", "cuda")):
+                torch.ops.qtool.kv4_append(cache, t, k.to(device), v.to(device),
+                                           sequence.to(device), at.to(device))
+        want, got = (used(cache, table, lengths) for cache in caches)
+        equal = [torch.equal(a, b) for a, b in zip(got, want, strict=True)]
+        report(f"kv4_append {heads} x {dim}, paged {paged}", all(equal),
+               f"{sum(equal)} of {len(equal)} arrays equal")
+        for dtype, limit in ((torch.float16, 1.5e-3), (torch.bfloat16, 4e-3)):
+            q = torch.randn(3, query_heads, dim).to(dtype)
+            length = torch.tensor(lengths, dtype=torch.int32)
+            want = kv4.attention(q.float(), caches[0], table, length, dim**-0.5)
+            out = torch.ops.qtool.kv4_attention(q.cuda(), caches[1], tables[1], length.cuda(), 256,
+                                                dim**-0.5)
+            report(f"kv4_attention {heads} x {dim}, paged {paged}, {dtype}",
+                   error(out.cpu(), want.double()) <= limit, error(out.cpu(), want.double()))
+
+
+def used(cache, table, lengths):
+    """The parts of a cache that have a meaning: codes of token 0 and old tails do not."""
+    codes_k, codes_v, k_param, v_param, k_first, k_tail = (t.cpu() for t in cache)
+    page_tokens, out = codes_k.shape[2], [k_first]
+    for b, length in enumerate(lengths):
+        for token in range(length):
+            page = b if table is None else int(table[b, token // page_tokens])
+            row = token % page_tokens
+            out += [codes_v[page, :, row], v_param[page, :, row]]
+            if token:
+                out += [codes_k[page, :, row], k_param[page, :, row // kv4.GROUP]]
+        out.append(k_tail[b, :, : (length - 1) % kv4.GROUP + 1])
+    return out
+
+
+# ---- transformers -------------------------------------------------------------------------------
+
+def model():
+    from transformers import AutoModelForCausalLM
+
+    ids = (torch.arange(96) * 37 % 4000 + 3)[None].cuda()
+    for scheme in ["nf4", "nf3", "lut3", "fp6", "int4", "int8", "mix24:order=none,fit=minmax",
+                   "nvfp4", "w4ax-block", "w4ax-int"]:
+        name = scheme.partition(":")[0]
+        path = os.path.join(work, name if name.startswith("w4ax") else "t-" + name)
+        path = quantize(checkpoint, path, "--scheme", scheme)
+        fused = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float16).to("cuda")
+        exact = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        with torch.no_grad():
+            got, want = fused(ids).logits.float().cpu(), exact(ids.cpu()).logits
+        step = fused.generate(ids[:, :16], max_new_tokens=24, do_sample=False, use_cache=True)
+        again = fused.generate(ids[:, :16], max_new_tokens=24, do_sample=False,
+                               cache_implementation="static")
+        agree = (got.argmax(-1) == want.argmax(-1)).double().mean().item()
+        share = ((got - want).norm() / (want - want.mean()).norm()).item()
+        same = (step[0, 16:] == again[0, 16:]).double().mean().item()
+        limit = 0.2 if "w4ax" in name else 5e-3
+        report(f"transformers {name}", share <= limit and step.shape[1] == 40,
+               f"logits differ by {share:.1e} of their spread, same top token {100 * agree:.1f} %; "
+               f"generated {step.shape[1] - 16} tokens, {100 * same:.0f} % the same with a static "
+               "cache and torch.compile")
+
+
+for part in parts:
+    {"operators": operators, "graphs": graphs, "kv4": kv4_cache, "model": model}[part]()
+print(json.dumps({"failed": failed, "torch": torch.__version__,
+                  "device": torch.cuda.get_device_name()}))
+sys.exit(failed > 0)
