@@ -17,6 +17,7 @@
  *   graph/layer.c     a decoder layer: weights, working memory, the steps of its sublayers
  *   graph/forward.c   forward pass of decoder layers
  *   graph/embed_head.c  embedding and head
+ *   graph/decode.c    a whole model that continues sequences; cache.c: keys, values, states
  *   graph/experts.c   routing of tokens to experts; tokens.c: token lists
  *   graph/backward.c  gradients of a loss through head and decoder layers
  */
@@ -329,6 +330,21 @@ int qt_model_embed(float *hidden, const struct qt_model *model, const struct qt_
 /* logits[m][vocab] (backend memory) = head applied to the final norm of hidden[m][hidden] (backend
  * memory), before the softcap. */
 int qt_head_logits(struct qt_embed_head *e, float *logits, const float *hidden, size_t m,
+                   struct qt_err *err);
+
+/* ---- generation ----------------------------------------------------------------------------- */
+
+/* A model with all its weights in backend memory, and sequences that grow. */
+struct qt_decoder;
+/* Loads the model; the sequences are empty and have room for `capacity` tokens each. model, w and be
+ * must outlive *out. QT_E_USAGE: the model has fewer positions. */
+int qt_decoder_open(struct qt_decoder **out, const struct qt_model *model,
+                    const struct qt_weights *w, struct qt_backend *be, size_t sequences,
+                    size_t capacity, const struct qt_log *log, struct qt_err *err);
+void qt_decoder_close(struct qt_decoder *d);
+/* Appends ids[sequences][tokens] to the sequences. logits[sequences][vocab] (host memory) = those of
+ * the next token, after the softcap. After an error the decoder may only be closed. */
+int qt_decoder_run(struct qt_decoder *d, float *logits, const uint32_t *ids, size_t tokens,
                    struct qt_err *err);
 
 /* ---- backward ------------------------------------------------------------------------------- */

@@ -32,9 +32,9 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
     const struct qt_model_info *info = &l->model->cfg.info;
     struct qt_attention a = layer_attention(r);
     const size_t width = info->heads * info->head_dim, kv_width = info->kv_heads * info->head_dim;
-    float *q = l->scratch, *k = q + r->m * width, *v = k + r->m * kv_width;
+    float *q = l->work.scratch, *k = q + r->m * width, *v = k + r->m * kv_width;
     float *y = v + r->m * kv_width, *gate = y + r->m * width, *both = gate + r->m * width;
-    const float *attended = y;
+    const float *attended = y, *keys, *values;
     int rc = QT_OK;
     QT_TRY(layer_input(&x, stop, r, ROLE_Q, err));
     if (*stop)
@@ -44,11 +44,8 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
     QT_TRY(layer_linear(r, ROLE_V, v, x, err));
     QT_TRY(layer_heads(r, ROLE_Q_NORM, q, q, info->heads, err));
     QT_TRY(layer_heads(r, ROLE_K_NORM, k, k, info->kv_heads, err));
-    if (l->fake_quant.cache)
-        QT_TRY(l->fake_quant.cache(l->fake_quant.cache_ctx, l->be, k, v, l->exact_keys,
-                                   layer_linear_of(l->def, ROLE_K), layer_linear_of(l->def, ROLE_V),
-                                   r->m, &a, err));
-    QT_TRY(l->be->attention(l->be, y, q, k, v, r->m, &a, err));
+    QT_TRY(cache_keys(&keys, &values, &a, k, v, r, err));
+    QT_TRY(l->be->attention(l->be, y, q, keys, values, r->m, &a, err));
     if (l->model->cfg.arch->gated)
         QT_TRY(l->be->activate(l->be, y, gate, y, QT_ACT_SIGMOID, r->m * width, err));
     QT_TRY(layer_input(&attended, stop, r, ROLE_O, err));

@@ -38,7 +38,7 @@ struct arrays {
 static struct arrays arrays_of(const struct layer_run *r, const struct widths *w)
 {
     struct arrays a;
-    a.mixed = r->layer->scratch;
+    a.mixed = r->layer->work.scratch;
     a.convolved = a.mixed + r->m * w->mixed;
     a.z = a.convolved + r->m * w->mixed;
     a.y = a.z + r->m * w->values;
@@ -109,7 +109,8 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
                                   .key_dim = cfg->delta.key_dim,
                                   .value_dim = cfg->delta.value_dim,
                                   .a_log = l->parts[ROLE_A_LOG].weight,
-                                  .dt_bias = l->parts[ROLE_DT_BIAS].weight};
+                                  .dt_bias = l->parts[ROLE_DT_BIAS].weight,
+                                  .state = r->cache ? r->cache->state : NULL};
     struct qt_backend *be = l->be;
     const float *y = a.y;
     int rc = QT_OK;
@@ -117,8 +118,8 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
     if (*stop)
         goto done;
     QT_TRY(fused ? project_fused(&a, &w, x, r, err) : project(&a, x, r, err));
-    QT_TRY(be->convolve(be, a.convolved, a.mixed, l->parts[ROLE_CONV].weight, r->m, r->seqlen,
-                        w.mixed, cfg->delta.kernel, err));
+    QT_TRY(cache_convolve(a.convolved, a.mixed, l->parts[ROLE_CONV].weight, w.mixed,
+                          cfg->delta.kernel, r, err));
     QT_TRY(be->activate(be, a.convolved, a.convolved, NULL, cfg->act, r->m * w.mixed, err));
     QT_TRY(be->delta_rule(be, a.y, a.convolved, a.decay, a.rate, r->m, &rule, err));
     QT_TRY(layer_apply_norm(r, ROLE_DELTA_NORM, a.y, a.y, r->m * w.heads, err));

@@ -127,8 +127,8 @@ done:
     return rc;
 }
 
-int qt_embed_tokens(struct qt_embed_head *e, float *hidden, const uint32_t *ids, size_t m,
-                    size_t seqlen, struct qt_err *err)
+int embed_tokens_at(struct qt_embed_head *e, float *hidden, const uint32_t *ids, size_t m,
+                    size_t seqlen, size_t past, struct qt_err *err)
 {
     const struct config *cfg = &e->model->cfg;
     struct qt_backend *be = e->be;
@@ -138,10 +138,17 @@ int qt_embed_tokens(struct qt_embed_head *e, float *hidden, const uint32_t *ids,
     for (size_t at = 0; at < m; at += HEAD_TOKENS)
         QT_TRY(embed_chunk(e, hidden + at * n, ids + at, qt_min_size(HEAD_TOKENS, m - at), err));
     for (size_t at = 0; e->positions.weight && at < m; at += seqlen)
-        QT_TRY(be->add(be, hidden + at * n, e->positions.weight + cfg->arch->position_offset * n,
-                       seqlen * n, err));
+        QT_TRY(be->add(be, hidden + at * n,
+                       e->positions.weight + (cfg->arch->position_offset + past) * n, seqlen * n,
+                       err));
 done:
     return rc;
+}
+
+int qt_embed_tokens(struct qt_embed_head *e, float *hidden, const uint32_t *ids, size_t m,
+                    size_t seqlen, struct qt_err *err)
+{
+    return embed_tokens_at(e, hidden, ids, m, seqlen, 0, err);
 }
 
 int qt_model_embed(float *hidden, const struct qt_model *model, const struct qt_weights *w,

@@ -123,8 +123,8 @@ static int scores_of(float *out, size_t n, enum role role, const struct layer_ru
     struct qt_layer *l = r->layer;
     const size_t count = r->m * n;
     int rc;
-    QT_TRY(layer_linear(r, role, l->experts.logits, x, err));
-    QT_TRY(l->be->download(l->be, out, l->experts.logits, count * sizeof *out, err));
+    QT_TRY(layer_linear(r, role, l->work.experts.logits, x, err));
+    QT_TRY(l->be->download(l->be, out, l->work.experts.logits, count * sizeof *out, err));
     if (qt_find_nonfinite(out, count) < count)
         rc = qt_fail(err, QT_E_INPUT, l->dir, l->def->parts[role].weight,
                      "expert scores computed with this tensor are not finite");
@@ -135,7 +135,7 @@ done:
 int experts_route(float *weights, const struct layer_run *r, const float *x, struct qt_err *err)
 {
     struct qt_layer *l = r->layer;
-    struct layer_experts *e = &l->experts;
+    struct layer_experts *e = &l->work.experts;
     const struct config *cfg = &l->model->cfg;
     const float *select_bias = l->parts[ROLE_SELECT_BIAS].weight;
     const bool gated = l->parts[ROLE_SHARED_GATE].weight != NULL;
@@ -160,7 +160,7 @@ static int run_expert(bool *stop, const float *x, const struct layer_run *r, siz
                       struct qt_err *err)
 {
     const size_t hidden = r->layer->model->cfg.info.hidden;
-    struct layer_experts *e = &r->layer->experts;
+    struct layer_experts *e = &r->layer->work.experts;
     const struct qt_tokens *t = &e->tokens;
     struct qt_backend *be = r->layer->be;
     struct layer_run selected = *r; /* for the expert's tokens; its hidden states are not used */
@@ -179,7 +179,7 @@ done:
 int experts_run(bool *stop, float *y, const float *x, const struct layer_run *r, struct qt_err *err)
 {
     const struct qt_model_info *info = &r->layer->model->cfg.info;
-    struct layer_experts *e = &r->layer->experts;
+    struct layer_experts *e = &r->layer->work.experts;
     const size_t bytes = r->m * info->hidden * sizeof *y;
     int rc = QT_OK;
     const int only = layer_expert(r->layer->def, r->stop);

@@ -9,20 +9,21 @@
 static int sublayer_input(const float **out, const struct layer_run *r, enum role norm,
                           struct qt_err *err)
 {
-    *out = layer_norm_in_front(r->layer, norm) ? r->layer->x : r->hidden;
-    return *out == r->hidden ? QT_OK : layer_apply_norm(r, norm, r->layer->x, r->hidden, r->m, err);
+    *out = layer_norm_in_front(r->layer, norm) ? r->layer->work.x : r->hidden;
+    return *out == r->hidden ? QT_OK
+                             : layer_apply_norm(r, norm, r->layer->work.x, r->hidden, r->m, err);
 }
 
-/* Adds the output of a sublayer, in layer->x, to the hidden states. */
+/* Adds the output of a sublayer, in layer->work.x, to the hidden states. */
 static int sublayer_output(const struct layer_run *r, enum role norm_in, enum role norm_out,
                            struct qt_err *err)
 {
     const struct config *cfg = &r->layer->model->cfg;
     struct qt_backend *be = r->layer->be;
     int rc = QT_OK;
-    QT_TRY(layer_apply_norm(r, norm_out, r->layer->x, r->layer->x, r->m, err));
-    QT_TRY(layer_scale_residual(r, r->layer->x, err));
-    QT_TRY(be->add(be, r->hidden, r->layer->x, r->m * cfg->info.hidden, err));
+    QT_TRY(layer_apply_norm(r, norm_out, r->layer->work.x, r->layer->work.x, r->m, err));
+    QT_TRY(layer_scale_residual(r, r->layer->work.x, err));
+    QT_TRY(be->add(be, r->hidden, r->layer->work.x, r->m * cfg->info.hidden, err));
     if (cfg->norm_after)
         QT_TRY(layer_apply_norm(r, norm_in, r->hidden, r->hidden, r->m, err));
 done:
@@ -36,7 +37,7 @@ static int run_mixer(const struct layer_run *r, struct qt_err *err)
     bool stop;
     int rc = QT_OK;
     QT_TRY(sublayer_input(&x, r, ROLE_ATTN_IN, err));
-    QT_TRY(mixer_of(l)->run(&stop, l->x, x, r, err));
+    QT_TRY(mixer_of(l)->run(&stop, l->work.x, x, r, err));
     if (!stop)
         QT_TRY(sublayer_output(r, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
 done:
@@ -50,8 +51,8 @@ static int run_mlp(const struct layer_run *r, struct qt_err *err)
     bool stop;
     int rc = QT_OK;
     QT_TRY(sublayer_input(&x, r, ROLE_MLP_IN, err));
-    QT_TRY(l->def->experts ? experts_run(&stop, l->x, x, r, err)
-                           : layer_mlp(&stop, l->x, x, r, 0, err));
+    QT_TRY(l->def->experts ? experts_run(&stop, l->work.x, x, r, err)
+                           : layer_mlp(&stop, l->work.x, x, r, 0, err));
     if (!stop)
         QT_TRY(sublayer_output(r, ROLE_MLP_IN, ROLE_MLP_OUT, err));
 done:
@@ -68,15 +69,15 @@ static int run_parallel(const struct layer_run *r, struct qt_err *err)
     int rc = QT_OK;
     QT_TRY(sublayer_input(&x, r, ROLE_ATTN_IN, err));
     if (r->stop < l->def->mixer_inputs) { /* -1: runs to the end */
-        QT_TRY(mixer_of(l)->run(&stop, l->mixed, x, r, err));
+        QT_TRY(mixer_of(l)->run(&stop, l->work.mixed, x, r, err));
         if (stop)
             goto done;
     }
-    QT_TRY(layer_mlp(&stop, l->x, x, r, 0, err));
+    QT_TRY(layer_mlp(&stop, l->work.x, x, r, 0, err));
     if (stop)
         goto done;
-    QT_TRY(l->be->add(l->be, r->hidden, l->mixed, count, err));
-    QT_TRY(l->be->add(l->be, r->hidden, l->x, count, err));
+    QT_TRY(l->be->add(l->be, r->hidden, l->work.mixed, count, err));
+    QT_TRY(l->be->add(l->be, r->hidden, l->work.x, count, err));
 done:
     return rc;
 }
@@ -116,6 +117,22 @@ int qt_layer_run(struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
         &(struct layer_run){
             .layer = layer, .hidden = hidden, .m = m, .seqlen = seqlen, .hook = hook, .stop = -1},
         err);
+}
+
+int layer_continue(struct qt_layer *layer, float *hidden, size_t tokens, size_t past,
+                   struct layer_cache *cache, struct qt_err *err)
+{
+    const struct layer_run r = {.layer = layer,
+                                .hidden = hidden,
+                                .m = cache->work->sequences * tokens,
+                                .seqlen = tokens,
+                                .past = past,
+                                .cache = cache,
+                                .stop = -1};
+    if (layer->model->cfg.parallel)
+        return run_parallel(&r, err);
+    int rc = run_mixer(&r, err);
+    return rc < 0 ? rc : run_mlp(&r, err);
 }
 
 static sublayer *sublayer_of(const struct qt_layer *layer, int input)

@@ -46,7 +46,7 @@ struct arrays {
 static struct arrays arrays_of(const struct layer_run *r, const struct widths *w)
 {
     struct arrays a;
-    a.q = r->layer->scratch;
+    a.q = r->layer->work.scratch;
     a.k = a.q + r->m * w->heads;
     a.v = a.k + r->m * w->heads;
     a.y = a.v + r->m * w->heads;
@@ -61,7 +61,8 @@ static int rotate(const struct layer_run *r, float *x, size_t heads, size_t dim,
 {
     const struct config *cfg = &r->layer->model->cfg;
     const struct rope *rope = layer_rope(r->layer, false);
-    return r->layer->be->rope(r->layer->be, x, rope->cos, rope->sin, r->m, r->seqlen, heads, dim,
+    return r->layer->be->rope(r->layer->be, x, layer_rope_from(r, rope->cos),
+                              layer_rope_from(r, rope->sin), r->m, r->seqlen, heads, dim,
                               cfg->rotary_dim, cfg->interleaved, err);
 }
 
@@ -74,7 +75,7 @@ static int scale_queries(const struct layer_run *r, float *q, size_t width, stru
     int rc;
     QT_TRY(qt_array_new(&factor, r->m, sizeof *factor, err));
     for (size_t i = 0; i < r->m; i++)
-        factor[i] = layer_query_growth(cfg, i % r->seqlen);
+        factor[i] = layer_query_growth(cfg, r->past + i % r->seqlen);
     QT_TRY(be->gather_rows(be, q, q, NULL, factor, r->m, width, err));
 done:
     qt_free(factor);
@@ -131,7 +132,8 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
     const struct config *cfg = &l->model->cfg;
     const struct widths w = widths_of(cfg);
     const struct arrays a = arrays_of(r, &w);
-    const struct qt_attention attention = layer_attention(r);
+    struct qt_attention attention = layer_attention(r);
+    const float *keys, *values;
     const bool direct = cfg->latent.q_rank == 0; /* queries have no latent state */
     const float *in = a.latent;
     int rc = QT_OK;
@@ -157,7 +159,8 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
         goto done;
     QT_TRY(layer_linear(r, ROLE_KV_B, a.raw, in, err));
     QT_TRY(make_keys(r, &a, &w, err));
-    QT_TRY(l->be->attention(l->be, a.y, a.q, a.k, a.v, r->m, &attention, err));
+    QT_TRY(cache_keys(&keys, &values, &attention, a.k, a.v, r, err));
+    QT_TRY(l->be->attention(l->be, a.y, a.q, keys, values, r->m, &attention, err));
     QT_TRY(l->be->copy_columns(l->be, a.raw, w.v, a.y, w.dim, w.v, r->m * cfg->info.heads, err));
     in = a.raw;
     QT_TRY(layer_input(&in, stop, r, ROLE_O, err));

@@ -143,7 +143,7 @@ static int new_experts(struct qt_layer *l, size_t rows, struct qt_err *err)
 {
     const struct qt_model_info *info = &l->model->cfg.info;
     const size_t routed = l->model->cfg.routed;
-    struct layer_experts *e = &l->experts;
+    struct layer_experts *e = &l->work.experts;
     int rc;
     QT_TRY(qt_backend_floats(&e->in, l->be, rows, info->hidden, err));
     QT_TRY(qt_backend_floats(&e->out, l->be, rows, info->hidden, err));
@@ -160,7 +160,7 @@ done:
 
 static void free_experts(struct qt_layer *l)
 {
-    struct layer_experts *e = &l->experts;
+    struct layer_experts *e = &l->work.experts;
     l->be->free(l->be, e->in);
     l->be->free(l->be, e->out);
     l->be->free(l->be, e->sum);
@@ -184,17 +184,16 @@ static void free_rope(struct rope *r, struct qt_backend *be)
 static void free_work(struct qt_layer *l)
 {
     struct qt_backend *be = l->be;
-    be->free(be, l->x);
-    be->free(be, l->mixed);
-    be->free(be, l->scratch);
-    be->free(be, l->quantized_input);
-    be->free(be, l->exact_keys);
-    free_rope(&l->rope, be);
-    free_rope(&l->local_rope, be);
-    free_rope(&l->query_rope, be);
-    l->x = l->mixed = l->scratch = l->quantized_input = l->exact_keys = NULL;
+    be->free(be, l->work.x);
+    be->free(be, l->work.mixed);
+    be->free(be, l->work.scratch);
+    be->free(be, l->work.quantized_input);
+    be->free(be, l->work.exact_keys);
+    free_rope(&l->work.rope, be);
+    free_rope(&l->work.local_rope, be);
+    free_rope(&l->work.query_rope, be);
     free_experts(l);
-    l->rows = l->seqlen = 0;
+    l->work = (struct layer_work){0};
 }
 
 void qt_layer_close(struct qt_layer *layer)
@@ -254,10 +253,10 @@ done:
 const struct rope *layer_rope(const struct qt_layer *l, bool queries)
 {
     static const struct rope none;
-    return l->no_rope                       ? &none
-           : queries && l->query_rope.cos   ? &l->query_rope
-           : l->local_rope.cos && l->window ? &l->local_rope
-                                            : &l->rope;
+    return l->no_rope                            ? &none
+           : queries && l->work.query_rope.cos   ? &l->work.query_rope
+           : l->work.local_rope.cos && l->window ? &l->work.local_rope
+                                                 : &l->work.rope;
 }
 
 static size_t widest_mlp(const struct config *cfg)
@@ -302,28 +301,29 @@ int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err 
     const struct config *cfg = &l->model->cfg;
     const struct qt_model_info *info = &cfg->info;
     int rc = QT_OK;
-    if (rows <= l->rows && seqlen == l->seqlen && (!l->fake_quant.input || l->quantized_input) &&
-        (!l->fake_quant.cache || l->exact_keys))
+    if (rows <= l->work.rows && seqlen == l->work.seqlen &&
+        (!l->fake_quant.input || l->work.quantized_input) &&
+        (!l->fake_quant.cache || l->work.exact_keys))
         return QT_OK;
     free_work(l);
-    QT_TRY(qt_backend_floats(&l->x, l->be, rows, info->hidden, err));
+    QT_TRY(qt_backend_floats(&l->work.x, l->be, rows, info->hidden, err));
     if (cfg->parallel)
-        QT_TRY(qt_backend_floats(&l->mixed, l->be, rows, info->hidden, err));
-    QT_TRY(qt_backend_floats(&l->scratch, l->be, rows,
+        QT_TRY(qt_backend_floats(&l->work.mixed, l->be, rows, info->hidden, err));
+    QT_TRY(qt_backend_floats(&l->work.scratch, l->be, rows,
                              scratch_floats(cfg, l->parts[ROLE_GATE].weight), err));
     if (l->fake_quant.input)
-        QT_TRY(qt_backend_floats(&l->quantized_input, l->be, rows, widest_input(cfg), err));
+        QT_TRY(qt_backend_floats(&l->work.quantized_input, l->be, rows, widest_input(cfg), err));
     if (l->fake_quant.cache)
-        QT_TRY(
-            qt_backend_floats(&l->exact_keys, l->be, rows, info->kv_heads * info->head_dim, err));
+        QT_TRY(qt_backend_floats(&l->work.exact_keys, l->be, rows, info->kv_heads * info->head_dim,
+                                 err));
     if (info->experts)
         QT_TRY(new_experts(l, rows, err));
-    QT_TRY(make_rope(&l->rope, l, &cfg->rope, false, seqlen, err));
+    QT_TRY(make_rope(&l->work.rope, l, &cfg->rope, false, seqlen, err));
     if (cfg->query_beta > 0)
-        QT_TRY(make_rope(&l->query_rope, l, &cfg->rope, true, seqlen, err));
-    QT_TRY(make_rope(&l->local_rope, l, &cfg->local_rope, false, seqlen, err));
-    l->rows = rows;
-    l->seqlen = seqlen;
+        QT_TRY(make_rope(&l->work.query_rope, l, &cfg->rope, true, seqlen, err));
+    QT_TRY(make_rope(&l->work.local_rope, l, &cfg->local_rope, false, seqlen, err));
+    l->work.rows = rows;
+    l->work.seqlen = seqlen;
 done:
     return rc;
 }
@@ -378,6 +378,11 @@ done:
     return rc;
 }
 
+const float *layer_rope_from(const struct layer_run *r, const float *table)
+{
+    return table + r->past * (r->layer->model->cfg.rotary_dim / 2);
+}
+
 int layer_heads(const struct layer_run *r, enum role norm, float *x, float *raw, size_t heads,
                 struct qt_err *err)
 {
@@ -389,8 +394,9 @@ int layer_heads(const struct layer_run *r, enum role norm, float *x, float *raw,
     if (!norm_last)
         QT_TRY(norm_heads(r, norm, x, raw, heads, err));
     if (rope->cos)
-        QT_TRY(l->be->rope(l->be, x, rope->cos, rope->sin, r->m, r->seqlen, heads,
-                           cfg->info.head_dim, cfg->rotary_dim, cfg->interleaved, err));
+        QT_TRY(l->be->rope(l->be, x, layer_rope_from(r, rope->cos), layer_rope_from(r, rope->sin),
+                           r->m, r->seqlen, heads, cfg->info.head_dim, cfg->rotary_dim,
+                           cfg->interleaved, err));
     if (norm_last)
         QT_TRY(norm_heads(r, norm, x, raw, heads, err));
 done:
@@ -408,7 +414,8 @@ struct qt_attention layer_attention(const struct layer_run *r)
                                  .scale = cfg->attn_scale,
                                  .softcap = cfg->attn_softcap,
                                  .sinks = r->layer->parts[ROLE_SINKS].weight,
-                                 .window = r->layer->window};
+                                 .window = r->layer->window,
+                                 .past = r->past};
 }
 
 int layer_input(const float **x, bool *stop, const struct layer_run *r, size_t part,
@@ -419,9 +426,9 @@ int layer_input(const float **x, bool *stop, const struct layer_run *r, size_t p
     int rc = QT_OK;
     *stop = linear->input == r->stop;
     if (l->fake_quant.input) {
-        QT_TRY(l->fake_quant.input(l->fake_quant.ctx, l->be, l->quantized_input, *x, linear, r->m,
-                                   linear->k, err));
-        *x = l->quantized_input;
+        QT_TRY(l->fake_quant.input(l->fake_quant.ctx, l->be, l->work.quantized_input, *x, linear,
+                                   r->m, linear->k, err));
+        *x = l->work.quantized_input;
     }
     if (r->hook && (r->stop < 0 || *stop))
         QT_TRY(r->hook->fn(r->hook->ctx, linear->input, *x, r->m, linear->k, err));
@@ -436,7 +443,7 @@ int layer_mlp(bool *stop, float *y, const float *x, const struct layer_run *r, s
     const struct config *cfg = &l->model->cfg;
     bool gated = l->parts[part_at(expert, ROLE_GATE)].weight != NULL;
     size_t count = r->m * l->def->parts[part_at(expert, ROLE_UP)].n;
-    float *up = l->scratch, *gate = gated ? up + count : up; /* ungated: act(up) */
+    float *up = l->work.scratch, *gate = gated ? up + count : up; /* ungated: act(up) */
     const float *product = gate;
     int rc = QT_OK;
     QT_TRY(layer_input(&x, stop, r, part_at(expert, ROLE_UP), err));

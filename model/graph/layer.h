@@ -43,16 +43,8 @@ struct layer_experts {
     struct qt_tokens tokens; /* of one expert */
 };
 
-struct qt_layer {
-    const struct qt_model *model;
-    const struct layer_def *def;
-    struct qt_backend *be;
-    const char *dir; /* directory of the weights, for messages */
-    struct qt_fake_quant fake_quant;
-    size_t window;
-    bool no_rope;
-    struct loaded *parts; /* [layer_parts()] */
-    /* Working memory for `rows` tokens in sequences of `seqlen`, allocated by the first run. */
+/* Working memory for `rows` tokens and positions below `seqlen`, of any decoder layer. */
+struct layer_work {
     size_t rows, seqlen;
     float *x;                     /* [rows][hidden] */
     float *mixed;                 /* [rows][hidden], output of the mixer in parallel layers */
@@ -62,6 +54,18 @@ struct qt_layer {
     struct rope rope, local_rope; /* local: for layers with a window, if they differ */
     struct rope query_rope;       /* for queries, if they are scaled by position */
     struct layer_experts experts;
+};
+
+struct qt_layer {
+    const struct qt_model *model;
+    const struct layer_def *def;
+    struct qt_backend *be;
+    const char *dir; /* directory of the weights, for messages */
+    struct qt_fake_quant fake_quant;
+    size_t window;
+    bool no_rope;
+    struct loaded *parts;        /* [layer_parts()] */
+    struct layer_work work;      /* allocated by the first run */
     struct layer_grad_work grad; /* allocated by the first backward pass */
 };
 
@@ -73,11 +77,15 @@ struct qt_embed_head {
     float *logits, *ref_logits; /* [HEAD_TOKENS][vocab], allocated by the first backward pass */
 };
 
+struct layer_cache;
+
 /* Arguments of the steps of a decoder layer, for one chunk of tokens. */
 struct layer_run {
     struct qt_layer *layer;
     float *hidden;
     size_t m, seqlen;
+    size_t past;               /* positions of each sequence before the first token */
+    struct layer_cache *cache; /* state of the sequences; NULL: past is 0, and nothing is kept */
     const struct qt_hook *hook;
     int stop; /* stop at this linear input, and call the hook for it only; -1: run to the end */
     const struct qt_tokens *tokens; /* tokens of the expert with input `stop`; NULL: the router's */
@@ -125,6 +133,8 @@ size_t layer_head_rows(const struct layer_run *r, size_t heads);
  * the input of the norm; raw = x: it is not needed. */
 int layer_heads(const struct layer_run *r, enum role norm, float *x, float *raw, size_t heads,
                 struct qt_err *err);
+/* `table`, of cosines or sines, from the position of the run's first token on. */
+const float *layer_rope_from(const struct layer_run *r, const float *table);
 struct qt_attention layer_attention(const struct layer_run *r);
 /* Called when x[m][k], the input of the linear `part`, is complete: applies simulated quantization
  * (*x then points to the rounded copy) and calls the hook. *stop = true: the run ends here. */
@@ -133,6 +143,48 @@ int layer_input(const float **x, bool *stop, const struct layer_run *r, size_t p
 /* y[m][hidden] = dense MLP or expert of x[m][hidden]. *stop = true: ended at r->stop, y not set. */
 int layer_mlp(bool *stop, float *y, const float *x, const struct layer_run *r, size_t expert,
               struct qt_err *err);
+
+/* Runs the layer on hidden[sequences][tokens][hidden] in place, the next tokens of the sequences of
+ * the cache. layer_prepare must have made room. */
+int layer_continue(struct qt_layer *layer, float *hidden, size_t tokens, size_t past,
+                   struct layer_cache *cache, struct qt_err *err);
+/* qt_embed_tokens for tokens from position `past` on. */
+int embed_tokens_at(struct qt_embed_head *e, float *hidden, const uint32_t *ids, size_t m,
+                    size_t seqlen, size_t past, struct qt_err *err);
+
+/* ---- cache.c -------------------------------------------------------------------------------- */
+
+/* Working memory that the caches of all decoder layers share. NULL arrays are not needed. */
+struct cache_work {
+    size_t sequences, capacity; /* capacity: tokens of a sequence, at most */
+    float *k, *v, *exact;       /* [sequences][past + seqlen][width] */
+    float *mixed, *convolved;   /* [sequences][kernel - 1 + seqlen][width], DeltaNet */
+};
+/* rounded: keys and values go through simulated quantization. step: tokens of a sequence that run
+ * at a time, at most. After an error, too, *out is closed by cache_work_close. */
+int cache_work_open(struct cache_work *out, const struct qt_model *model, bool rounded,
+                    size_t sequences, size_t capacity, size_t step, struct qt_backend *be,
+                    struct qt_err *err);
+void cache_work_close(struct cache_work *w, struct qt_backend *be);
+
+/* The state of all sequences in one decoder layer. */
+struct layer_cache {
+    const struct cache_work *work;
+    float *k, *v; /* [sequences][capacity][width], attention */
+    float *tail;  /* [sequences][kernel - 1][width], DeltaNet: last inputs of the convolution */
+    float *state; /* DeltaNet: see struct qt_delta */
+};
+/* Empty sequences. After an error, too, *out is closed by cache_close. */
+int cache_open(struct layer_cache *out, const struct qt_model *model, size_t layer,
+               const struct cache_work *work, struct qt_backend *be, struct qt_err *err);
+void cache_close(struct layer_cache *c, struct qt_backend *be);
+/* Keeps the keys and values k, v[m][kv_heads * head_dim] of the run's tokens. *keys and *values =
+ * those of all positions up to now, after simulated quantization, which sets a->exact_keys. */
+int cache_keys(const float **keys, const float **values, struct qt_attention *a, float *k, float *v,
+               const struct layer_run *r, struct qt_err *err);
+/* be->convolve of x[m][width] and the tokens before. */
+int cache_convolve(float *y, const float *x, const float *w, size_t width, size_t kernel,
+                   const struct layer_run *r, struct qt_err *err);
 
 /* ---- mixers --------------------------------------------------------------------------------- */
 

@@ -115,7 +115,47 @@ static double compare(const float *logits, const struct qt_model_info *info, siz
     return worst;
 }
 
-/* Runs a golden model on one sequence, and on three sequences at once. */
+/* Continues two sequences of n tokens: first half of the tokens, then three, then one at a time. The
+ * logits must be those of whole sequences. Returns the largest difference, relative to the range of
+ * the logits. */
+static double continued_case(struct fixture *f, const uint32_t *first, size_t n)
+{
+    const size_t vocab = qt_model_info(f->model)->vocab;
+    const float cap = qt_model_info(f->model)->logit_softcap;
+    uint32_t both[2 * 64], some[2 * 64];
+    struct qt_decoder *decoder;
+    float *whole, *got, lo = INFINITY, hi = -INFINITY;
+    double worst_difference = 0;
+    for (size_t i = 0; i < n; i++) {
+        both[i] = first[i];
+        both[n + i] = first[(i + 5) % n];
+    }
+    must(run_model(&whole, f, both, 2 * n, n, NULL), &f->err);
+    must(qt_array_new(&got, 2 * vocab, sizeof *got, &f->err), &f->err);
+    must(qt_decoder_open(&decoder, f->model, &f->weights, f->be, 2, n, NULL, &f->err), &f->err);
+    for (size_t at = 0, count; at < n; at += count) {
+        count = qt_min_size(at == 0 ? n / 2 : at == n / 2 ? 3 : 1, n - at);
+        for (size_t s = 0; s < 2; s++)
+            memcpy(some + s * count, both + s * n + at, count * sizeof *some);
+        must(qt_decoder_run(decoder, got, some, count, &f->err), &f->err);
+        for (size_t s = 0; s < 2; s++)
+            for (size_t i = 0; i < vocab; i++) {
+                const float x = whole[(s * n + at + count - 1) * vocab + i];
+                const float want = cap > 0 ? cap * tanhf(x / cap) : x;
+                worst_difference =
+                    worse(worst_difference, fabs((double)want - (double)got[s * vocab + i]));
+                lo = fminf(lo, want);
+                hi = fmaxf(hi, want);
+            }
+    }
+    assert_int_equal(qt_decoder_run(decoder, got, some, 1, &f->err), QT_E_USAGE); /* full */
+    qt_decoder_close(decoder);
+    qt_free(whole);
+    qt_free(got);
+    return worst_difference / (double)(hi - lo);
+}
+
+/* Runs a golden model on one sequence, on three sequences at once, and continues two. */
 static double golden_case(const char *dir)
 {
     struct fixture f;
@@ -139,6 +179,7 @@ static double golden_case(const char *dir)
         double d = compare(three + i * n * info->vocab, info, n, logits_path, &range) / range;
         worst = worse(worst, d);
     }
+    worst = worse(worst, continued_case(&f, ids, n));
     qt_free(one);
     qt_free(three);
     qt_free(ids);
@@ -1063,6 +1104,7 @@ static void out_of_memory_case(const char *dir)
     struct fixture f = {0};
     uint32_t ids[12] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
     float *logits = NULL;
+    struct qt_decoder *decoder = NULL;
     int rc = QT_E_RESOURCE;
     long n = 0;
     must(qt_ckpt_open(&f.ckpt, dir, &f.err), &f.err);
@@ -1072,8 +1114,16 @@ static void out_of_memory_case(const char *dir)
         assert_int_equal(rc, QT_E_RESOURCE);
         qt_mem_fail_after(n++);
         rc = qt_model_open(&f.model, &f.weights, &f.err);
-        if (rc == QT_OK)
+        if (rc == QT_OK) {
+            qt_free(logits);
             rc = run_model(&logits, &f, ids, 12, 6, NULL);
+        }
+        if (rc == QT_OK)
+            rc = qt_decoder_open(&decoder, f.model, &f.weights, f.be, 2, 6, NULL, &f.err);
+        if (rc == QT_OK)
+            rc = qt_decoder_run(decoder, logits, ids, 6, &f.err);
+        qt_decoder_close(decoder);
+        decoder = NULL;
         qt_mem_fail_after(-1);
         if (rc != QT_OK)
             qt_model_close(f.model);
