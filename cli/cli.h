@@ -91,7 +91,8 @@ struct command {
 };
 
 extern const struct command cmd_inspect, cmd_plan, cmd_calibrate, cmd_quantize, cmd_export,
-    cmd_verify, cmd_eval, cmd_bench, cmd_report, cmd_list, cmd_version, cmd_completion, cmd_manual;
+    cmd_verify, cmd_eval, cmd_generate, cmd_bench, cmd_report, cmd_list, cmd_version,
+    cmd_completion, cmd_manual;
 /* All commands, NULL-terminated (main.c). */
 extern const struct command *const commands[];
 extern const struct opt common_opts[];
@@ -195,6 +196,11 @@ void source_close(struct source *s);
  * a checkpoint. */
 int doc_measured(struct cli *cli, const char *path, const struct qt_container *container,
                  const struct qt_ckpt *ckpt, struct qt_err *err);
+/* source_open, and checks the CRCs of a container's weights and the checksums of its other files:
+ * damaged ones would give plausible results. */
+int source_open_whole(struct source *out, const char *path, struct cli *cli, struct qt_err *err);
+/* w4ax tensors that share an input must agree, as 'verify' demands. */
+int source_check_agreement(const struct source *s, struct qt_err *err);
 /* checkpoint_open refuses containers, container_open refuses checkpoints. */
 int checkpoint_open(struct qt_ckpt **out, const char *path, struct qt_err *err);
 int container_open(struct qt_container **out, const char *path, struct qt_err *err);
@@ -339,6 +345,10 @@ enum { KV_KEYS_DEFAULT = -1 };
 
 /* Sets *out to the chosen kind of keys, QT_KV_KEYS_NONE without --kv. */
 int kv_options_keys(enum qt_kv_keys *out, const struct kv_options *o, struct qt_err *err);
+/* The cache that --kv-keys names, or else the one that the container was made for; freed by
+ * qt_kv_free, also after an error. s: the model; must outlive *out. */
+int kv_open(struct qt_kv *out, const struct kv_options *o, const struct source *s,
+            struct qt_err *err);
 /* "channel", "static" or "token". */
 const char *kv_keys_name(enum qt_kv_keys keys);
 /* Adds a row about a cache. head_dim: 0 if unknown. */

@@ -122,7 +122,7 @@ static void zsh_option(const struct command *c, const struct opt *o)
             putchar('(');
             print_values(c, o);
             putchar(')');
-        } else if (o->kind != OPT_SIZE) {
+        } else if (o->kind != OPT_SIZE && o->kind != OPT_REAL) {
             fputs("_files", stdout);
         }
     }
@@ -188,7 +188,7 @@ static void fish_options(const struct command *c, const struct opt *opts)
             fputs(" -x -a '", stdout);
             print_values(c, o);
             putchar('\'');
-        } else if (o->kind == OPT_SIZE) {
+        } else if (o->kind == OPT_SIZE || o->kind == OPT_REAL) {
             fputs(" -x", stdout);
         } else if (o->kind != OPT_FLAG) {
             fputs(" -r", stdout);

@@ -147,36 +147,6 @@ static int check_gate(const char *gate, bool has_ref, struct qt_err *err)
     return rc;
 }
 
-/* The cache that --kv-keys names, or else the one that the container was made for. */
-static int kv_open(struct qt_kv *out, const struct kv_options *o, const struct source *s,
-                   struct qt_err *err)
-{
-    enum qt_kv_keys stored = QT_KV_KEYS_NONE, keys;
-    struct qt_model *model;
-    int rc = kv_options_keys(&keys, o, err);
-    if (rc == QT_OK && s->container && qt_kv_entry(s->container))
-        rc = qt_kv_check(&stored, s->container, err);
-    if (rc < 0)
-        return rc;
-    if (o->keys == KV_KEYS_DEFAULT && stored)
-        keys = stored;
-    *out = (struct qt_kv){.keys = keys, .container = s->container};
-    if (keys == QT_KV_KEYS_STATIC && stored != QT_KV_KEYS_STATIC)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "--kv-keys static needs a container with static key scales: make it with "
-                       "'qtool quantize --kv 4 --kv-keys static --data FILE'");
-    rc = qt_model_open(&model, &s->weights, err);
-    if (rc < 0)
-        return rc;
-    const char *part = qt_model_cannot(model, QT_USE_KV4);
-    if (part)
-        rc = qt_fail(err, QT_E_UNSUPPORTED, s->weights.dir, NULL, "--kv does not support %s", part);
-    else if (keys == QT_KV_KEYS_STATIC)
-        rc = qt_kv_open(out, s->container, qt_model_info(model), err);
-    qt_model_close(model);
-    return rc;
-}
-
 /* *keys: those of the simulated cache. */
 static int evaluate(struct qt_eval_report *out, struct bos_rule *bos, enum qt_kv_keys *keys,
                     struct cli *cli, const struct eval_options *o, const struct source *model,
@@ -209,43 +179,6 @@ done:
     return rc;
 }
 
-/* w4ax tensors that share an input must agree, as 'verify' demands. */
-static int check_agreement(const struct source *s, struct qt_err *err)
-{
-    struct qt_model *model;
-    if (!s->container || !s->weights.fake_quant.input)
-        return QT_OK;
-    int rc = qt_model_open(&model, &s->weights, err);
-    if (rc < 0)
-        return rc;
-    rc = qt_act_agree(s->container, model, err);
-    qt_model_close(model);
-    return rc;
-}
-
-/* Checks the CRCs of a container's weights and the checksums of its other files: damaged ones would
- * give plausible figures. */
-static int open_whole(struct source *out, const char *path, struct cli *cli, struct qt_err *err)
-{
-    char *sums = NULL;
-    int rc;
-    QT_TRY(source_open(out, path, err));
-    if (!out->container) {
-        QT_TRY(qt_ckpt_check_readable(out->ckpt, err));
-        goto done;
-    }
-    QT_TRY(qt_path_join(&sums, path, QT_CHECKSUMS_NAME, err));
-    if (qt_path_exists(sums))
-        QT_TRY(qt_checksums_check_small(path, err));
-    else
-        qt_log_message(&cli->log, QT_LOG_WARNING,
-                       "%s is missing: the manifest and side files cannot be checked", sums);
-    QT_TRY(qt_container_check_crcs(out->container, err));
-done:
-    qt_free(sums);
-    return rc;
-}
-
 static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
 {
     const struct eval_options *o = options;
@@ -261,11 +194,11 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         rc = qt_fail(err, QT_E_USAGE, o->logits, NULL, "exists already");
         goto done;
     }
-    QT_TRY(open_whole(&model, args[0], cli, err));
+    QT_TRY(source_open_whole(&model, args[0], cli, err));
     if (o->ref)
-        QT_TRY(open_whole(&ref, o->ref, cli, err));
-    QT_TRY(check_agreement(&model, err));
-    QT_TRY(check_agreement(&ref, err));
+        QT_TRY(source_open_whole(&ref, o->ref, cli, err));
+    QT_TRY(source_check_agreement(&model, err));
+    QT_TRY(source_check_agreement(&ref, err));
     rc = evaluate(&report, &bos, &keys, cli, o, &model, &ref, err);
     if (rc == QT_E_INPUT && report.not_finite && !cli->doc)
         printf("perplexity  nan: %s\n", err->reason);

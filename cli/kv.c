@@ -15,6 +15,35 @@ int kv_options_keys(enum qt_kv_keys *out, const struct kv_options *o, struct qt_
     return QT_OK;
 }
 
+int kv_open(struct qt_kv *out, const struct kv_options *o, const struct source *s,
+            struct qt_err *err)
+{
+    enum qt_kv_keys stored = QT_KV_KEYS_NONE, keys;
+    struct qt_model *model;
+    int rc = kv_options_keys(&keys, o, err);
+    if (rc == QT_OK && s->container && qt_kv_entry(s->container))
+        rc = qt_kv_check(&stored, s->container, err);
+    if (rc < 0)
+        return rc;
+    if (o->keys == KV_KEYS_DEFAULT && stored)
+        keys = stored;
+    *out = (struct qt_kv){.keys = keys, .container = s->container};
+    if (keys == QT_KV_KEYS_STATIC && stored != QT_KV_KEYS_STATIC)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--kv-keys static needs a container with static key scales: make it with "
+                       "'qtool quantize --kv 4 --kv-keys static --data FILE'");
+    rc = qt_model_open(&model, &s->weights, err);
+    if (rc < 0)
+        return rc;
+    const char *part = qt_model_cannot(model, QT_USE_KV4);
+    if (part)
+        rc = qt_fail(err, QT_E_UNSUPPORTED, s->weights.dir, NULL, "--kv does not support %s", part);
+    else if (keys == QT_KV_KEYS_STATIC)
+        rc = qt_kv_open(out, s->container, qt_model_info(model), err);
+    qt_model_close(model);
+    return rc;
+}
+
 const char *kv_keys_name(enum qt_kv_keys keys)
 {
     return qt_kv_keys_names[keys - QT_KV_KEYS_CHANNEL];

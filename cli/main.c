@@ -13,9 +13,9 @@
 #include <unistd.h>
 
 const struct command *const commands[] = {
-    &cmd_inspect, &cmd_plan,       &cmd_calibrate, &cmd_quantize, &cmd_export,
-    &cmd_verify,  &cmd_eval,       &cmd_bench,     &cmd_report,   &cmd_list,
-    &cmd_version, &cmd_completion, &cmd_manual,    NULL,
+    &cmd_inspect, &cmd_plan,    &cmd_calibrate,  &cmd_quantize, &cmd_export,
+    &cmd_verify,  &cmd_eval,    &cmd_generate,   &cmd_bench,    &cmd_report,
+    &cmd_list,    &cmd_version, &cmd_completion, &cmd_manual,   NULL,
 };
 
 static const char *const progress_modes[] = {"auto", "plain", "none", NULL};
@@ -32,9 +32,9 @@ const struct opt common_opts[] = {
      .kind = OPT_STRING,
      .offset = offsetof(struct common_options, device),
      .metavar = "DEV",
-     .help =
-         "cpu (the default; bench: cuda), cuda or cuda:N. Only calibrate, quantize, eval, verify "
-         "and bench can use a GPU"},
+     .help = "cpu (the default; bench: cuda), cuda or cuda:N. Only calibrate, quantize, eval, "
+             "generate, "
+             "verify and bench can use a GPU"},
     {.name = "json",
      .kind = OPT_FLAG,
      .offset = offsetof(struct common_options, json),

@@ -147,6 +147,17 @@ static int store_choice(int *out, const struct opt *opt, const char *value, stru
     return opts_unknown(what, value, opt->choices, n, err);
 }
 
+static int store_real(double *out, const struct opt *opt, const char *value, struct qt_err *err)
+{
+    char *end;
+    const size_t plain = strspn(value, "0123456789.");
+    *out = strtod(value, &end);
+    if (!*value || value[plain] || *end || *out < (double)opt->min || *out > (double)opt->max)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--%s '%s' is not a number from %zu to %zu",
+                       opt->name, value, opt->min, opt->max);
+    return QT_OK;
+}
+
 static int store_list(struct opt_list *list, const char *value, struct qt_err *err)
 {
     int rc =
@@ -175,6 +186,8 @@ static int store(struct parse *p, struct row row, const char *value, struct qt_e
     case OPT_SIZE:
         snprintf(what, sizeof what, "--%s", opt->name);
         return opts_size(target, what, value, opt->min, opt->max, err);
+    case OPT_REAL:
+        return store_real(target, opt, value, err);
     case OPT_CHOICE:
         return store_choice(target, opt, value, err);
     case OPT_LIST:

@@ -15,6 +15,7 @@ enum opt_kind {
     OPT_FLAG,   /* bool */
     OPT_STRING, /* const char *, into argv */
     OPT_SIZE,   /* size_t, decimal, min..max */
+    OPT_REAL,   /* double, decimal, min..max */
     OPT_CHOICE, /* int, index into choices */
     OPT_LIST,   /* struct opt_list */
 };
@@ -32,7 +33,7 @@ struct opt {
     bool required;
     const char *metavar;
     const char *help;
-    size_t min, max;            /* OPT_SIZE */
+    size_t min, max;            /* OPT_SIZE, OPT_REAL */
     const char *const *choices; /* OPT_CHOICE, NULL-terminated */
 };
 

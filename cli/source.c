@@ -71,6 +71,40 @@ int doc_measured(struct cli *cli, const char *path, const struct qt_container *c
     return QT_OK;
 }
 
+int source_check_agreement(const struct source *s, struct qt_err *err)
+{
+    struct qt_model *model;
+    if (!s->container || !s->weights.fake_quant.input)
+        return QT_OK;
+    int rc = qt_model_open(&model, &s->weights, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_act_agree(s->container, model, err);
+    qt_model_close(model);
+    return rc;
+}
+
+int source_open_whole(struct source *out, const char *path, struct cli *cli, struct qt_err *err)
+{
+    char *sums = NULL;
+    int rc;
+    QT_TRY(source_open(out, path, err));
+    if (!out->container) {
+        QT_TRY(qt_ckpt_check_readable(out->ckpt, err));
+        goto done;
+    }
+    QT_TRY(qt_path_join(&sums, path, QT_CHECKSUMS_NAME, err));
+    if (qt_path_exists(sums))
+        QT_TRY(qt_checksums_check_small(path, err));
+    else
+        qt_log_message(&cli->log, QT_LOG_WARNING,
+                       "%s is missing: the manifest and side files cannot be checked", sums);
+    QT_TRY(qt_container_check_crcs(out->container, err));
+done:
+    qt_free(sums);
+    return rc;
+}
+
 int checkpoint_open(struct qt_ckpt **out, const char *path, struct qt_err *err)
 {
     *out = NULL;

@@ -5,6 +5,7 @@
  *
  *   tokenizer/tokenizer.c      tokenizer.json -> ids (byte-level and SentencePiece-style BPE)
  *   tokenizer/load.c           normalizers and pre-tokenizers; added.c: added tokens
+ *   tokenizer/decode.c         ids -> text
  *   tokenizer/unicode.c        character properties and normalization forms
  *   tokenizer/pretokenize*.c   splitting text before BPE;  bpe*.c: vocabulary and merges
  *   chat/chat.c       chat templates (a subset of Jinja); chat/chat.h lists the files
@@ -17,7 +18,8 @@
  *   graph/layer.c     a decoder layer: weights, working memory, the steps of its sublayers
  *   graph/forward.c   forward pass of decoder layers
  *   graph/embed_head.c  embedding and head
- *   graph/decode.c    a whole model that continues sequences; cache.c: keys, values, states
+ *   graph/decode.c    a whole model that continues sequences; cache.c: keys, values, states;
+ *                     sample.c: the next token
  *   graph/experts.c   routing of tokens to experts; tokens.c: token lists
  *   graph/backward.c  gradients of a loss through head and decoder layers
  */
@@ -68,6 +70,18 @@ int qt_tokenizer_encode_most(uint32_t **ids, size_t *count, const struct qt_toke
 /* The same without limit and interruption. */
 int qt_tokenizer_encode(uint32_t **ids, size_t *count, const struct qt_tokenizer *tok,
                         const char *text, size_t size, bool special, struct qt_err *err);
+
+/* The way back: the "decoder" of DIR/tokenizer.json. */
+struct qt_detokenizer;
+/* tok: the tokenizer of the same directory, used during the call only. *out is freed by
+ * qt_detokenizer_close. QT_E_UNSUPPORTED: names a decoder that qtool does not implement. */
+int qt_detokenizer_open(struct qt_detokenizer **out, const struct qt_tokenizer *tok,
+                        const char *dir, struct qt_err *err);
+void qt_detokenizer_close(struct qt_detokenizer *d);
+/* The text of ids[count] without special tokens: UTF-8 of *size bytes with a NUL behind it, freed
+ * with qt_free. What is not UTF-8 becomes U+FFFD. */
+int qt_detokenize(char **text, size_t *size, const struct qt_detokenizer *d, const uint32_t *ids,
+                  size_t count, struct qt_err *err);
 
 /* ---- chat templates ------------------------------------------------------------------------- */
 
@@ -346,6 +360,29 @@ void qt_decoder_close(struct qt_decoder *d);
  * the next token, after the softcap. After an error the decoder may only be closed. */
 int qt_decoder_run(struct qt_decoder *d, float *logits, const uint32_t *ids, size_t tokens,
                    struct qt_err *err);
+
+/* How the next token is chosen. */
+struct qt_sampling {
+    double temperature; /* 0: the most probable token (ties: lowest id) */
+    double top_p; /* of the most probable tokens that have this probability together; 1: all */
+    size_t top_k; /* of so many most probable tokens; 0: all */
+    uint64_t seed;
+};
+/* *id = the next token, by logits[vocab] (host memory). The random number depends on seed, stream
+ * (the sequence) and index (the token) alone. QT_E_INPUT: a logit is not finite. */
+int qt_sample(uint32_t *id, const float *logits, size_t vocab, const struct qt_sampling *how,
+              uint64_t stream, uint64_t index, struct qt_err *err);
+
+/* The tokens that end a text. */
+enum { QT_MAX_STOPS = 64 };
+struct qt_stops {
+    uint32_t ids[QT_MAX_STOPS];
+    size_t count;
+};
+/* Reads eos_token_id of generation_config.json, or else of config.json, in `dir`; none is no
+ * error. */
+int qt_stops_read(struct qt_stops *out, const char *dir, struct qt_err *err);
+bool qt_stops_at(const struct qt_stops *stops, uint32_t id);
 
 /* ---- backward ------------------------------------------------------------------------------- */
 

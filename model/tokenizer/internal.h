@@ -13,6 +13,7 @@
  *   pretokenize.c        runs the stages
  *   pretokenize_regex.c  translates Oniguruma patterns to PCRE2 and matches them
  *   bpe*.c               the BPE model
+ *   decode.c             ids -> text
  */
 #ifndef QT_MODEL_TOKENIZER_INTERNAL_H
 #define QT_MODEL_TOKENIZER_INTERNAL_H
@@ -54,6 +55,10 @@ struct qt_unicode_known {
 struct qt_unicode_known qt_unicode_known_to_pcre2(void);
 int qt_unicode_shadow(const char **out, struct qt_text *buffer, struct qt_unicode_known known,
                       const char *s, size_t size, struct qt_err *err);
+
+/* The character that stands for a byte in GPT-2's vocabulary: printable Latin-1 bytes map to
+ * themselves, the others to U+0100, U+0101, ... in order. */
+int32_t qt_byte_char(int32_t b);
 
 bool qt_char_is_space(int32_t c); /* White_Space */
 bool qt_char_is_word(int32_t c);  /* \w of UTS 18: Alphabetic, M, Nd, Pc, Join_Control */

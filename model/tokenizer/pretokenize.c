@@ -277,13 +277,19 @@ static int run_from(struct run *run, size_t i, struct qt_piece piece)
 
 /* ---- entry ---------------------------------------------------------------------------------- */
 
-/* GPT-2: printable Latin-1 bytes map to themselves, the others to U+0100, U+0101, ... in order. */
+int32_t qt_byte_char(int32_t b)
+{
+    return b <= ' '    ? 0x100 + b
+           : b <= '~'  ? b
+           : b <= 0xa0 ? 0x121 + b - 0x7f
+           : b == 0xad ? 0x143
+                       : b;
+}
+
 static void fill_byte_table(struct run *run)
 {
-    int32_t next = 0x100;
     for (int32_t b = 0; b < 256; b++) {
-        bool printable = (b >= '!' && b <= '~') || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
-        int32_t c = printable ? b : next++;
+        const int32_t c = qt_byte_char(b);
         if (c < 0x80) {
             run->bytes[b][0] = (char)c;
             run->byte_sizes[b] = 1;
