@@ -3,6 +3,7 @@
 
 #include "kernels/kernels.h"
 
+#include <errno.h>
 #include <stddef.h>
 #include <string.h>
 #include <unistd.h>
@@ -39,6 +40,38 @@ struct generation {
 
 /* ---- the prompt ----------------------------------------------------------------------------- */
 
+/* Reads a file or pipe of at most MOST_PROMPT bytes. */
+static int read_stream(char **text, size_t *size, FILE *f, const char *name, struct qt_err *err)
+{
+    size_t capacity = 0, n = 1;
+    int rc = QT_OK;
+    *size = 0;
+    while (n) {
+        QT_TRY(qt_array_grow(text, &capacity, *size + 4096, 1, err));
+        n = fread(*text + *size, 1, 4095, f);
+        *size += n;
+        if (*size > MOST_PROMPT)
+            return qt_fail(err, QT_E_UNSUPPORTED, name, NULL, "has more than %d MiB",
+                           MOST_PROMPT >> 20);
+    }
+    if (ferror(f))
+        return qt_fail(err, QT_E_RESOURCE, name, NULL, "cannot read: %s", strerror(errno));
+done:
+    return rc;
+}
+
+static int read_file(char **text, size_t *size, const char *path, struct qt_err *err)
+{
+    if (strcmp(path, "-") == 0)
+        return read_stream(text, size, stdin, "standard input", err);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return qt_fail(err, QT_E_INPUT, path, NULL, "cannot open: %s", strerror(errno));
+    int rc = read_stream(text, size, f, path, err);
+    fclose(f);
+    return rc;
+}
+
 static int read_text(char **text, size_t *size, const struct generate_options *o,
                      struct qt_err *err)
 {
@@ -46,8 +79,7 @@ static int read_text(char **text, size_t *size, const struct generate_options *o
     if ((o->prompt != NULL) == (path != NULL))
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "give --prompt or --prompt-file");
     if (path)
-        return qt_file_read(text, size, strcmp(path, "-") == 0 ? "/dev/stdin" : path, MOST_PROMPT,
-                            err);
+        return read_file(text, size, path, err);
     *size = strlen(o->prompt);
     return qt_string_copy(text, o->prompt, err);
 }
@@ -77,6 +109,9 @@ static int read_prompt(struct generation *g, struct qt_err *err)
     const size_t vocab = qt_model_info(g->model)->vocab;
     const struct qt_encode_options opt = {
         .special = !g->o->chat, .bos = (enum qt_bos)g->o->bos, .interrupted = interrupt_came};
+    const char *name = !g->o->prompt_file                    ? "--prompt"
+                       : strcmp(g->o->prompt_file, "-") == 0 ? "standard input"
+                                                             : g->o->prompt_file;
     char *text = NULL;
     size_t size;
     int rc;
@@ -85,7 +120,7 @@ static int read_prompt(struct generation *g, struct qt_err *err)
         QT_TRY(apply_template(&text, &size, dir, err));
     QT_TRY(qt_tokenizer_encode_most(&g->prompt, &g->prompt_count, g->tok, text, size, &opt, err));
     if (g->prompt_count == 0)
-        rc = qt_fail(err, QT_E_INPUT, g->o->prompt_file, NULL, "the prompt has no tokens");
+        rc = qt_fail(err, QT_E_INPUT, name, NULL, "has no tokens");
     for (size_t i = 0; rc == QT_OK && i < g->prompt_count; i++)
         if (g->prompt[i] >= vocab)
             rc = qt_fail(err, QT_E_INPUT, dir, NULL,
@@ -93,6 +128,8 @@ static int read_prompt(struct generation *g, struct qt_err *err)
                          "tokens",
                          (unsigned)g->prompt[i], vocab);
 done:
+    if (rc == QT_E_INPUT && !err->file[0])
+        snprintf(err->file, sizeof err->file, "%s", name);
     qt_free(text);
     return rc;
 }

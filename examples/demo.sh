@@ -1,6 +1,6 @@
 #!/bin/sh
 # Quantizes examples/nano-llama with several schemes, compares each with the original on eval.txt, and
-# prints a table and the time that it took.
+# prints a table, what the nf4 model says, and the time that it took.
 #
 #   usage: examples/demo.sh QTOOL OUT      OUT: a directory for the containers
 
@@ -48,5 +48,10 @@ line original 16 "$(figure source_bytes "$out/quantize.json")" \
     "$(figure ref_ppl "$out/eval.json")" 0 1 >>"$out/table"
 echo
 cat "$out/table"
+echo
+echo "$qtool generate $out/nf4 --prompt 'Once upon a time' --max-tokens 32" >&2
+printf 'Once upon a time'
+"$qtool" generate "$out/nf4" --prompt 'Once upon a time' --max-tokens 32 --quiet
+echo
 "$qtool" report $inputs -o "$out/report.html" --force
 echo "took $(($(date +%s) - start)) s"

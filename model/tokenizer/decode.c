@@ -67,20 +67,21 @@ done:
     return rc;
 }
 
-/* Number of bytes at s[size] that are the beginning of one character: a whole one, or as many as
- * could be followed by the rest of it; at least 1. *whole: the character is complete. */
-static size_t character(bool *whole, const char *s, size_t size)
+/* Number of bytes at s[size], where a character that is not valid begins, that U+FFFD replaces:
+ * the longest beginning of a valid character, at least 1 (Unicode 16, 3.9, U+FFFD substitution). */
+static size_t invalid_bytes(const char *s, size_t size)
 {
+    const unsigned char lead = (unsigned char)s[0];
+    const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+    unsigned low = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80; /* of the second byte */
+    unsigned high = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
     size_t n = 1;
-    while (n < size && n < 4 && ((unsigned char)s[n] & 0xc0) == 0x80)
-        n++;
-    for (size_t len = n; len > 1; len--) { /* the longest start that is a character or cut */
-        *whole = qt_utf8_check(s, len) == len;
-        if (*whole || qt_utf8_cut(s, len) == len)
-            return len;
-    }
-    *whole = qt_utf8_check(s, 1) == 1;
-    return 1;
+    if (lead < 0xc2 || lead > 0xf4)
+        return 1;
+    for (; n < length && n < size; n++, low = 0x80, high = 0xbf)
+        if ((unsigned char)s[n] < low || (unsigned char)s[n] > high)
+            break;
+    return n;
 }
 
 /* Appends s[size] with U+FFFD in the place of what is not UTF-8. */
@@ -88,14 +89,13 @@ static int add_valid(struct qt_text *out, const char *s, size_t size, struct qt_
 {
     int rc = QT_OK;
     while (size) {
-        bool whole;
         size_t n = qt_utf8_check(s, size);
         QT_TRY(qt_text_add(out, s, n, err));
         s += n;
         size -= n;
         if (size == 0)
             break;
-        n = character(&whole, s, size);
+        n = invalid_bytes(s, size);
         QT_TRY(qt_text_add(out, REPLACEMENT, sizeof REPLACEMENT - 1, err));
         s += n;
         size -= n;

@@ -72,6 +72,15 @@ $ qtool eval --help
 >!  .{81}
 2-
 
+$ qtool generate --help
+> ^usage: qtool generate
+> ^Common options:
+> ^Examples:
+> ^  qtool generate
+> ^Exit status:
+>!  .{81}
+2-
+
 $ qtool list --help
 > ^usage: qtool list
 > ^Common options:

@@ -42,6 +42,7 @@ doc verify 0 verify "$tmp/out" -q
 doc verify-source 0 verify "$tmp/out" --source $nano -q
 doc verify-gate 5 verify "$tmp/out" --gate 'bpw<1' -q
 doc eval 0 eval $nano --data $nano/eval.txt --windows 1 -q
+doc generate 0 generate $nano -p Once --max-tokens 2 --batch 2 -q
 doc eval-ref 0 eval "$tmp/out" --data $nano/eval.txt --windows 1 --ref $nano -q
 doc eval-kv 0 eval "$tmp/kv" --data $nano/eval.txt --windows 1 --kv 4 -q
 doc report 0 report "$tmp/out" "$tmp/eval-ref.json" "$tmp/x.qcal" -o "$tmp/report.html"

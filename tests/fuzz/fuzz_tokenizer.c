@@ -1,5 +1,6 @@
 /* tokenizer.json; the first line of the input is tokenizer_config.json. An accepted tokenizer
- * encodes texts to ids of its vocabulary, twice to the same ids, or refuses them. */
+ * encodes texts to ids of its vocabulary, twice to the same ids, or refuses them; ids decode to
+ * UTF-8. */
 #include "calib/calib.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -25,6 +26,21 @@ static void encode(const struct qt_tokenizer *tok, const char *text, bool specia
     qt_free(b);
 }
 
+/* All tokens decode to UTF-8, also together and beyond the vocabulary. */
+static void decode(const struct qt_detokenizer *back, size_t vocab)
+{
+    uint32_t ids[300];
+    const size_t n = vocab + 1 < 300 ? vocab + 1 : 300;
+    struct qt_err err = {0};
+    char *text;
+    size_t size;
+    for (size_t i = 0; i < n; i++)
+        ids[i] = (uint32_t)i;
+    fuzz_ok(qt_detokenize(&text, &size, back, ids, n, &err), &err);
+    FUZZ_CHECK(qt_utf8_check(text, size) == size);
+    qt_free(text);
+}
+
 void fuzz_one(const uint8_t *data, size_t size)
 {
     static const char *const texts[] = {
@@ -35,6 +51,7 @@ void fuzz_one(const uint8_t *data, size_t size)
         "\xf0\x9f\x98\x80\xe4\xb8\xad\xe6\x96\x87 <s></s> e\xcc\x81 \xef\xac\x81",
     };
     struct qt_tokenizer *tok;
+    struct qt_detokenizer *back;
     struct qt_err err = {0};
     const uint8_t *line = size ? memchr(data, '\n', size) : NULL;
     size_t first = line ? (size_t)(line - data) : 0;
@@ -44,5 +61,8 @@ void fuzz_one(const uint8_t *data, size_t size)
         return;
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         encode(tok, texts[i], i % 2);
+    if (fuzz_accepted(qt_detokenizer_open(&back, tok, fuzz_dir(), &err), &err))
+        decode(back, qt_tokenizer_vocab(tok));
+    qt_detokenizer_close(back);
     qt_tokenizer_close(tok);
 }

@@ -349,6 +349,57 @@ def compare(program, directory, name, tokenizer, texts):
     return False
 
 
+# ---- decoding ------------------------------------------------------------------------------------
+
+SENTENCEPIECE = {"type": "Sequence", "decoders": [
+    {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"},
+    {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}
+
+
+def decoders(text):
+    special = [("<s>", {"special": True}), ("<|a b|>", {}), ("é▁", {}), ("<t>", {"special": True})]
+    gpt2 = with_added(trained(pre_tokenizers.ByteLevel(add_prefix_space=False), text, 3000), special)
+    base = trained(pre_tokenizers.Metaspace(), text, 3000, byte_level=False)
+    llama2 = with_added(sentencepiece(base), special)
+    yield "ByteLevel", changed(gpt2, decoder=bytes_json())
+    yield "none", changed(gpt2, decoder=None)
+    yield "llama2", changed(llama2, decoder=SENTENCEPIECE)
+    yield "gemma", changed(llama2, decoder={"type": "Sequence",
+                                            "decoders": SENTENCEPIECE["decoders"][:3]})
+    for start, stop in ((2, 0), (0, 1)):  # the package fails if both cut the same character
+        yield "strip %d %d" % (start, stop), changed(llama2, decoder={
+            "type": "Sequence", "decoders": [{"type": "Strip", "content": "e", "start": start,
+                                              "stop": stop}, {"type": "Fuse"}]})
+    for scheme in ("always", "first", "never"):
+        yield "Metaspace " + scheme, changed(llama2, decoder={
+            "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": True})
+
+
+def compare_decoder(program, directory, name, tokenizer, texts):
+    with open(os.path.join(directory, "tokenizer.json"), "w", encoding="utf-8") as f:
+        json.dump(tokenizer, f, ensure_ascii=False)
+    reference = Tokenizer.from_str(json.dumps(tokenizer))
+    rng = random.Random(3)
+    size = reference.get_vocab_size()
+    lists = [e.ids for e in reference.encode_batch(texts) if e.ids]
+    lists += [[rng.randrange(size + 3) for _ in range(rng.randrange(1, 12))] for _ in range(3000)]
+    lists += [[rng.randrange(min(size, 300)) for _ in range(rng.randrange(1, 12))] for _ in range(3000)]
+    lists = [ids for ids in lists if "\x1e" not in reference.decode(ids)]
+    path = os.path.join(directory, "ids")
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("".join("".join("%d\n" % i for i in ids) + "\n" for ids in lists))
+    run = subprocess.run([program, directory, path, "decode"], capture_output=True)
+    got = run.stdout.decode("utf-8", "surrogateescape").split("\x1e")[:-1]
+    want = [reference.decode(ids) for ids in lists]
+    bad = [i for i in range(len(lists)) if i >= len(got) or got[i] != want[i]]
+    if run.returncode or bad:
+        print("FAIL decoder %s: %s %d of %d texts differ" % (name, run.stderr.decode(), len(bad), len(lists)))
+        for i in bad[:3]:
+            print([reference.id_to_token(k) for k in lists[i]], ascii(want[i]),
+                  ascii(got[i]) if i < len(got) else None)
+    return not bad and run.returncode == 0
+
+
 def main():
     program = sys.argv[1] if len(sys.argv) > 1 else os.path.join(ROOT, "build", "tests", "tokenize")
     everything = unicode32()
@@ -363,6 +414,10 @@ def main():
             ok = compare(program, directory, name, tokenizer,
                          whole + short_texts(everything, added, number))
             failed += not ok
+            count += 1
+        for name, tokenizer in decoders(text):
+            texts = [t.replace("\x1e", "") for t in short_texts(everything, None, 1)]
+            failed += not compare_decoder(program, directory, "decoder " + name, tokenizer, texts)
             count += 1
     print("%s: %d tokenizers, %d bytes at once, %d with differences" % (
         "FAIL" if failed else "ok", count, len(text.encode()), failed))
