@@ -15,6 +15,14 @@
 #   nano-llama       nf4:learn=1, 4 x 4096               253       231
 #   nano-llama       nf4, 42 MB of text, 2 x 64          120       109
 #   tiny-llama       nf4, 64 x 512                       221       214
+#   tiny-llama       int4                                 27        19
+#   tiny-llama       int4, 64 x 512                      222       214
+#   tiny-llama       fp6, 64 x 512                       222       215
+#   tiny-llama       w4ax, 16 x 256                      138       145
+#   tiny-llama       w4ax, 64 x 512                      222       230
+#   tiny-llama       mix24, 16 x 256                     138       134
+#   tiny-llama       nf4:learn=1, 16 x 256               208       146
+#   tiny-llama       nf4:learn=1, 64 x 512               267       236
 #   2048 channels    nf4, 2 x 64                        1368      1329
 
 build=${1:?usage: tests/large/plan_memory.sh BUILD CKPT DATA [SCHEME...]} ckpt=${2:?CKPT}
