@@ -97,6 +97,7 @@ test-install:
 test-large: $(B)/qtool $(B)/tests/make_checkpoint $(B)/tests/peak
 	tests/large/memory.sh $(B)
 	tests/large/plan_memory.sh $(B) ../shared/checkpoints/tiny-llama ../shared/data/prose.calib.txt
+	tests/large/plan_time.sh $(B) ../shared/checkpoints/tiny-llama ../shared/data/prose.calib.txt
 
 bench: $(BENCH)
 	@for b in $(BENCH); do echo "== $${b##*/}"; $$b || exit 1; done

@@ -13,10 +13,11 @@ struct plan_options {
     bool strict;
 };
 
-/* The memory of quantize, and what calibration data it is for. */
+/* The memory and time of quantize, and what calibration data it is for. */
 struct memory {
     struct qt_memory_options opt;
     uint64_t bytes;
+    double seconds; /* NaN: unknown */
 };
 
 /* ---- one plan ------------------------------------------------------------------------------- */
@@ -49,6 +50,16 @@ static void memory_row(struct table *t, const struct memory *m)
                   m->opt.file ? "with the calibration file" : "without calibration");
 }
 
+static void time_row(struct table *t, const struct memory *m)
+{
+    const double s = m->seconds;
+    const char *unit = s < 100 ? "s" : s < 6000 ? "minutes" : "hours";
+    const double value = s < 100 ? s : s < 6000 ? s / 60 : s / 3600;
+    const int digits = s < 10 || s >= 6000 ? 1 : 0;
+    table_row(t, "time\tabout %.*f %s, estimated for %d threads of an idle machine", digits, value,
+              unit, qt_threads());
+}
+
 static int print_plan(const struct qt_plan *plan, const struct memory *m, struct qt_err *err)
 {
     struct table t = {.align = "llllrrr"}, sum = {.align = "ll"};
@@ -69,6 +80,8 @@ static int print_plan(const struct qt_plan *plan, const struct memory *m, struct
               plan->source_bytes ? 100 * (double)plan->output_bytes / (double)plan->source_bytes
                                  : 100);
     memory_row(&sum, m);
+    if (!isnan(m->seconds))
+        time_row(&sum, m);
     const struct qt_plan_item *first;
     const enum qt_need need = qt_plan_needs(plan, &first);
     if (need != QT_NEEDS_NOTHING)
@@ -139,9 +152,26 @@ static void fill_doc(struct cli *cli, const struct qt_plan *plan, const struct m
     doc_set(cli, cli->doc, "needs_hessian", json_boolean(need != QT_NEEDS_NOTHING));
     doc_set(cli, cli->doc, "working_bytes", doc_size(plan->working_bytes));
     doc_set(cli, cli->doc, "peak_bytes", doc_size(m->bytes));
+    if (!isnan(m->seconds))
+        doc_set(cli, cli->doc, "estimated_seconds", doc_real(m->seconds));
     struct qt_left left[QT_LEFT_MAX];
     doc_share(cli, &plan->share, left, qt_plan_left(left, plan));
     doc_set(cli, cli->doc, "tensors", items);
+}
+
+static int estimate_time(double *seconds, const struct qt_plan *plan, const struct qt_ckpt *ckpt,
+                         const struct qt_memory_options *opt, struct qt_err *err)
+{
+    struct qt_backend *cpu;
+    *seconds = NAN;
+    if (!opt->samples)
+        return QT_OK;
+    int rc = qt_backend_cpu_open(&cpu, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_plan_time(seconds, plan, ckpt, opt, cpu, err);
+    cpu->close(cpu);
+    return rc;
 }
 
 static int show_plan(struct cli *cli, const struct qt_ckpt *ckpt, const struct qt_plan_options *opt,
@@ -154,6 +184,7 @@ static int show_plan(struct cli *cli, const struct qt_ckpt *ckpt, const struct q
     QT_TRY(qt_plan_review(&plan, ckpt, strict, &cli->log, err));
     QT_TRY(qt_plan_check_model(&plan, ckpt, err));
     QT_TRY(qt_plan_memory(&m.bytes, &plan, ckpt, &m.opt, err));
+    QT_TRY(estimate_time(&m.seconds, &plan, ckpt, &m.opt, err));
     if (cli->doc)
         fill_doc(cli, &plan, &m);
     else

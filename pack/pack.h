@@ -4,7 +4,7 @@
  *
  *     plan.c             chooses a scheme for each tensor; sizes; refusals by name and shape
  *     plan_model.c       checks of a plan that need the model
- *     memory.c           the memory that a plan takes
+ *     memory.c           the memory that a plan takes; time.c: the time
  *     packed.c           one matrix: quantize, dequantize, errors; strips of 16 rows in parallel
  *     sections.c         the sections of a packed matrix
  *     name_regex.c       regular expressions over tensor names
@@ -472,6 +472,12 @@ struct qt_memory_options {
 };
 int qt_plan_memory(uint64_t *out, const struct qt_plan *plan, const struct qt_ckpt *ckpt,
                    const struct qt_memory_options *opt, struct qt_err *err);
+/* The seconds that qt_quantize takes on the CPU with qt_threads() threads of a machine that does
+ * nothing else: an estimate. A small part of the work is done, with random tokens, and extrapolated;
+ * that takes a moment. NaN: there is no estimate, because the model has experts or is not run. cpu:
+ * the CPU backend. */
+int qt_plan_time(double *seconds, const struct qt_plan *plan, const struct qt_ckpt *ckpt,
+                 const struct qt_memory_options *opt, struct qt_backend *cpu, struct qt_err *err);
 
 /* ---- the driver ----------------------------------------------------------------------------- */
 

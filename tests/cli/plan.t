@@ -114,3 +114,13 @@ $ qtool plan "$NANO" --scheme nf3
 need sh -c 'ulimit -v 800000; timeout 20 qtool version'
 $ for d in "--data $NANO/calib.txt --samples 8 --seqlen 128" ''; do p=$(qtool plan "$NANO" --scheme nf3 $d --threads 2 --json | sed -n 's/.*"peak_bytes": \([0-9]*\).*/\1/p'); qtool quantize "$NANO" -o out --force --scheme nf3 $d --threads 2 -q >/dev/null & pid=$!; while kb=$(sed -n 's/^VmHWM:[^0-9]*\([0-9]*\) kB/\1/p' /proc/$pid/status 2>/dev/null) && [ -n "$kb" ]; do peak=$kb; sleep 0.02; done; wait $pid && d=$((p / 1048576 - peak / 1024)) && [ ${d#-} -le $((peak / 10240 + 64)) ] || echo "predicted $p, measured $peak kB"; done; rm -rf out
 >-
+
+# The time of calibration, from a sample of the work.
+$ qtool plan "$NANO" --scheme nf3 --samples 8 --seqlen 128 --threads 2
+> ^time +about [0-9]+\.[0-9] s, estimated for 2 threads of an idle machine$
+$ qtool plan "$NANO" --scheme w4ax --data "$NANO/calib.txt" --samples 2 --seqlen 64 --json | grep -Ec '"estimated_seconds": [0-9.]+,$'
+> ^1$
+$ qtool plan "$NANO" --scheme nf3
+>! ^time
+$ qtool plan "$MODELS/qwen3_moe" --scheme int8 --samples 1 --seqlen 16
+>! ^time

@@ -1,0 +1,348 @@
+/*
+ * The time that a calibrated quantize takes on the CPU: parts of the work are done on a small sample
+ * and extrapolated. Processor time is measured, with one thread, so that other programs do not
+ * count.
+ *
+ *   layer     a decoder layer observes and passes some tokens (sequential.c), without rounding
+ *   factor    the Hessians of these tokens are factored
+ *   solve     128 rows of each linear are rounded
+ *   forward   some tokens pass the layer: for learning and the choice of activation precisions
+ *   errors    those of quantized activations, for some tokens of an input
+ *
+ * Checked against measurements by tests/large/plan_time.sh.
+ */
+#include "pack/activations/planner.h"
+#include "pack/sequential.h"
+
+#include <math.h>
+#include <time.h>
+
+enum {
+    LEAST_TOKENS = 64,
+    LARGEST_K = 2048,  /* of sampled products; wider inputs count by their first channels */
+    STAT_WINDOWS = 32, /* windows of the statistics of activations (activations/plan.c) */
+};
+/* Multiply-accumulates that the sample's forward passes may take. */
+static const double sample_macs = 4e9;
+/* A learning step: forward, forward again when the layer's turn comes, and backward, which has two
+ * products for each of forward. */
+static const double step_forwards = 4;
+
+struct sample {
+    const struct qt_plan *plan;
+    const struct qt_ckpt *ckpt;
+    const struct qt_memory_options *opt;
+    struct qt_weights source;
+    struct qt_model *model;
+    struct qt_backend *be;
+    const struct qt_linear *linear;
+    size_t linears, layer, tokens;
+    double macs;              /* of a token in the layer */
+    double enter, layer_time; /* seconds: loading the layer twice; `tokens` in it */
+    double solving;           /* seconds for the whole layer: factors and rounding */
+    double forward;           /* seconds for `tokens` */
+};
+
+static double processor_seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static const struct qt_plan_item *item_of(const struct sample *s, const char *name)
+{
+    for (size_t i = 0; i < s->plan->count; i++)
+        if (strcmp(s->plan->items[i].tensor->name, name) == 0)
+            return &s->plan->items[i];
+    return NULL;
+}
+
+/* ---- solving -------------------------------------------------------------------------------- */
+
+/* *out[rows][cols] = the top left part of a matrix with k columns. */
+static int top_left(void *out, const void *from, size_t rows, size_t cols, size_t k, size_t size,
+                    struct qt_err *err)
+{
+    unsigned char *to;
+    int rc = qt_array_new(&to, rows * cols, size, err);
+    for (size_t i = 0; rc == QT_OK && i < rows; i++)
+        memcpy(to + i * cols * size, (const unsigned char *)from + i * k * size, cols * size);
+    *(void **)out = rc == QT_OK ? to : NULL;
+    return rc;
+}
+
+/* The factor of the first k channels of an input, with corrections for `rows` rows. */
+static int sample_factor(struct qt_factor *f, const struct qt_observed *seen,
+                         const struct qt_linear *linear, const struct qt_packed *p, size_t k,
+                         size_t rows, struct qt_err *err)
+{
+    const struct qt_factor_options opt = {.damp = 0.01, .group = qt_packed_group(p)};
+    double *h = NULL;
+    float *input = NULL, *state = NULL;
+    int rc;
+    QT_TRY(top_left(&h, seen->h, k, k, linear->k, sizeof *h, err));
+    QT_TRY(top_left(&input, seen->input.cross, k, k, linear->k, sizeof *input, err));
+    QT_TRY(qt_factor_new(f, h, k, &opt, err));
+    QT_TRY(qt_factor_correct_input_error(f, input, 1, seen->tokens, err));
+    if (seen->state.n) {
+        QT_TRY(top_left(&state, seen->state.cross, rows, k, linear->k, sizeof *state, err));
+        QT_TRY(qt_factor_correct_residual_error(f, state, rows, 1, seen->tokens, err));
+    }
+done:
+    qt_free(h);
+    qt_free(input);
+    qt_free(state);
+    return rc;
+}
+
+/* Rounds the first rows and k channels of the linear; w->data is replaced. */
+static int round_rows(const struct qt_plan_item *item, struct qt_matrix *w, const void *all,
+                      size_t width, struct qt_factor *f, struct qt_err *err)
+{
+    const struct qt_spec *spec = &item->packed->spec;
+    struct qt_solve_report report;
+    struct qt_packed p = {0};
+    void *data;
+    int rc = top_left(&data, all, w->n, w->k, width, qt_dtype_bits(w->dtype) / 8, err);
+    w->data = data;
+    if (rc == QT_OK)
+        rc = f ? qt_packed_solve(&p, spec, w, f, NULL, &report, err)
+               : qt_packed_quantize(&p, spec, w, NULL, NULL, err);
+    qt_packed_free(&p);
+    qt_free(data);
+    return rc;
+}
+
+static int solve_linear(struct sample *s, size_t i, const struct qt_observed *seen,
+                        struct qt_err *err)
+{
+    const struct qt_linear *linear = &s->linear[i];
+    const struct qt_plan_item *item = item_of(s, linear->weight);
+    struct qt_factor f = {0};
+    struct qt_blob blob = {0};
+    struct qt_err why = {0};
+    if (!item || item->copied)
+        return QT_OK;
+    const struct qt_tensor *t = item->tensor;
+    const size_t rows = qt_min_size(QT_PANEL_ROWS, linear->n),
+                 k = qt_min_size(LARGEST_K, linear->k);
+    const double wider = (double)linear->k / (double)k;
+    const double panels = (double)linear->n / (double)rows;
+    const bool solves = qt_spec_method(&item->packed->spec) == QT_METHOD_GPTQ;
+    struct qt_matrix w = {NULL, t->dtype, rows, k, t->file, t->name};
+    int rc = qt_ckpt_read(&blob, s->ckpt, t, err);
+    if (rc < 0)
+        return rc;
+    double start = processor_seconds();
+    if (solves && sample_factor(&f, seen, linear, item->packed, k, rows, &why) < 0) {
+        qt_factor_free(&f); /* such tensors are rounded without it */
+        f = (struct qt_factor){0};
+    }
+    bool first = solves; /* linears with the same input share the factor */
+    for (size_t j = 0; j < i && first; j++)
+        first = s->linear[j].input != linear->input;
+    if (first)
+        s->solving += (processor_seconds() - start) * wider * wider * wider;
+    start = processor_seconds();
+    rc = round_rows(item, &w, blob.data, linear->k, f.k ? &f : NULL, &why);
+    s->solving += (processor_seconds() - start) * panels * (solves ? wider * wider : wider);
+    if (rc == QT_E_RESOURCE || rc == QT_E_INTERRUPTED)
+        *err = why;
+    else
+        rc = QT_OK; /* quantize will say what is wrong */
+    qt_factor_free(&f);
+    qt_blob_free(&blob);
+    return rc;
+}
+
+/* ---- the layer ------------------------------------------------------------------------------ */
+
+static int observe_layer(struct sample *s, const struct qt_calibration *data, struct qt_err *err)
+{
+    struct qt_sequential *seq;
+    const int end = (int)qt_model_inputs(s->model, s->layer) - 1;
+    int rc = qt_sequential_open(&seq, &s->source, &s->source, data, err);
+    if (rc < 0)
+        return rc;
+    double start = processor_seconds();
+    QT_TRY(qt_sequential_enter(seq, s->layer, &s->source, err));
+    s->enter = processor_seconds() - start;
+    for (int input = 0; input <= end; input++) {
+        struct qt_observed seen;
+        start = processor_seconds();
+        QT_TRY(qt_sequential_observe(&seen, seq, input, false, err));
+        s->layer_time += processor_seconds() - start;
+        for (size_t i = 0; i < s->linears; i++)
+            if (s->linear[i].input == input)
+                QT_TRY(solve_linear(s, i, &seen, err));
+        start = processor_seconds();
+        if (qt_model_ends_sublayer(s->model, s->layer, input))
+            QT_TRY(qt_sequential_advance(seq, input, err));
+        s->layer_time += processor_seconds() - start;
+    }
+done:
+    qt_sequential_close(seq);
+    return rc;
+}
+
+static int time_forward(struct sample *s, const uint32_t *ids, struct qt_err *err)
+{
+    struct qt_layer *layer = NULL;
+    float *hidden = NULL;
+    int rc;
+    QT_TRY(qt_backend_floats(&hidden, s->be, s->tokens, qt_model_info(s->model)->hidden, err));
+    QT_TRY(qt_model_embed(hidden, s->model, &s->source, s->be, ids, s->tokens, s->tokens, err));
+    QT_TRY(qt_layer_open(&layer, s->model, s->layer, &s->source, s->be, err));
+    for (int i = 0; i < 2; i++) { /* the first run allocates */
+        const double start = processor_seconds();
+        QT_TRY(qt_layer_run(layer, hidden, s->tokens, s->tokens, NULL, err));
+        s->forward = processor_seconds() - start;
+    }
+done:
+    qt_layer_close(layer);
+    s->be->free(s->be, hidden);
+    return rc;
+}
+
+static int measure(struct sample *s, struct qt_err *err)
+{
+    const struct qt_model_info *info = qt_model_info(s->model);
+    uint32_t *ids;
+    s->layer = 0;
+    s->linears = qt_model_linears(&s->linear, s->model, s->layer);
+    for (size_t i = 0; i < s->linears; i++)
+        s->macs += (double)s->linear[i].n * (double)s->linear[i].k;
+    const size_t affordable = (size_t)(sample_macs / fmax(s->macs, 1));
+    s->tokens = qt_min_size(s->opt->seqlen, qt_max_size(LEAST_TOKENS, affordable));
+    int rc = qt_array_new(&ids, s->tokens, sizeof *ids, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < s->tokens; i++)
+        ids[i] = (uint32_t)(i * 7919 % info->vocab);
+    const struct qt_calibration data = {
+        .ids = ids, .samples = 1, .seqlen = s->tokens, .backend = s->be};
+    QT_TRY(observe_layer(s, &data, err));
+    QT_TRY(time_forward(s, ids, err));
+done:
+    qt_free(ids);
+    return rc;
+}
+
+/* ---- extrapolation -------------------------------------------------------------------------- */
+
+/* Attention grows with the length of a window: its share beyond that of the sample, of a forward
+ * pass. */
+static double longer(const struct sample *s)
+{
+    const struct qt_model_info *info = qt_model_info(s->model);
+    const double width = (double)(info->heads * info->head_dim);
+    const double more = (double)(s->opt->seqlen - s->tokens) * width; /* half of QK^T and of PV */
+    return 1 + more / s->macs;
+}
+
+/* Learning, for forward passes of a token in all layers. */
+static double learning(const struct sample *s, double token)
+{
+    const struct qt_model_info *info = qt_model_info(s->model);
+    struct qt_learn_options learn;
+    const double head = (double)info->vocab * (double)info->hidden /
+                        (s->macs * (double)info->layers); /* as a share of all layers */
+    if (qt_learn_parse(&learn, "", NULL) < 0)
+        return 0;
+    const double passes = (double)learn.passes * (1 - learn.held_out) +
+                          (double)(learn.passes + 1) * learn.held_out / step_forwards;
+    return token * (1 + passes * step_forwards) * (1 + head);
+}
+
+/* Seconds for the error of the quantized activations of a decoder layer: input 0 with some tokens. */
+static int time_errors(double *seconds, struct qt_act_planner *p, struct qt_err *err)
+{
+    enum { TOKENS = 32, MOST = 1024 /* sampled tokens (activations/plan.c) */ };
+    const size_t k = qt_act_input_at(p, 0, 0)->k;
+    const double all = (double)qt_min_size(MOST, p->data->samples * p->data->seqlen);
+    double channels = 0;
+    int rc;
+    *seconds = 0;
+    if (!k)
+        return QT_OK;
+    QT_TRY(qt_array_new(&p->out->act, p->out->layers * QT_INPUTS, sizeof *p->out->act, err));
+    QT_TRY(qt_act_new(qt_act_planned(p, 0, 0), k, 4, err));
+    QT_TRY(qt_array_new(&p->sample[0], TOKENS, k * sizeof *p->sample[0], err));
+    p->sampled[0] = TOKENS;
+    for (size_t i = 0; i < TOKENS * k; i++)
+        p->sample[0][i] = sinf((float)i);
+    for (int i = 0; i < QT_INPUTS; i++)
+        channels += (double)qt_act_input_at(p, 0, i)->k;
+    const double start = processor_seconds();
+    QT_TRY(qt_act_measure_errors(p, 0, 0, err));
+    *seconds = (processor_seconds() - start) * channels / (double)k * all / TOKENS;
+done:
+    qt_free(p->sample[0]);
+    qt_free(qt_act_input_at(p, 0, 0)->d4);
+    qt_free(qt_act_input_at(p, 0, 0)->d8);
+    return rc;
+}
+
+/* Seconds for the choice of activation precisions. forward: of a token in a layer. */
+static int choosing(double *seconds, const struct sample *s, double forward, struct qt_err *err)
+{
+    const struct qt_calibration data = {.samples = s->opt->samples, .seqlen = s->opt->seqlen};
+    struct qt_act_plan out = {.layers = qt_model_info(s->model)->layers};
+    struct qt_act_planner p = {
+        .model = s->model, .source = s->source, .data = &data, .be = s->be, .out = &out};
+    double errors = 0;
+    int rc = qt_act_find_inputs(&p, s->plan, err);
+    *seconds = 0;
+    if (rc == QT_OK && p.spec)
+        rc = time_errors(&errors, &p, err);
+    if (rc == QT_OK && p.spec)
+        *seconds = (double)out.layers * errors +
+                   forward * ((double)out.layers * (double)data.seqlen *
+                                  (double)qt_min_size(data.samples, STAT_WINDOWS) +
+                              qt_act_sensitivity_tokens(&p));
+    qt_act_plan_free(&out);
+    qt_free(p.inputs);
+    return rc;
+}
+
+static int extrapolate(double *seconds, const struct sample *s, int threads, struct qt_err *err)
+{
+    const double layers = (double)qt_model_info(s->model)->layers;
+    const double tokens = (double)s->opt->samples * (double)s->opt->seqlen;
+    const double forward = s->forward / (double)s->tokens * longer(s);
+    const double layer = s->layer_time / (double)s->tokens * longer(s);
+    double chosen;
+    bool learns = false;
+    int rc = choosing(&chosen, s, forward, err);
+    for (size_t i = 0; i < s->plan->count; i++)
+        learns |= !s->plan->items[i].copied && qt_spec_learns(&s->plan->items[i].packed->spec);
+    *seconds = layers * (s->enter + tokens * layer + s->solving) + chosen;
+    if (learns)
+        *seconds += learning(s, tokens * layers * forward);
+    *seconds /= threads;
+    return rc;
+}
+
+int qt_plan_time(double *seconds, const struct qt_plan *plan, const struct qt_ckpt *ckpt,
+                 const struct qt_memory_options *opt, struct qt_backend *cpu, struct qt_err *err)
+{
+    const int threads = qt_threads();
+    struct sample s = {.plan = plan, .ckpt = ckpt, .opt = opt, .be = cpu};
+    int rc;
+    *seconds = NAN;
+    s.source = qt_weights_of_ckpt(ckpt);
+    if (!opt->samples || opt->file)
+        return QT_OK;
+    QT_TRY(qt_model_open(&s.model, &s.source, err));
+    if (qt_model_info(s.model)->experts)
+        goto done;
+    qt_threads_set(1);
+    rc = measure(&s, err);
+    if (rc == QT_OK)
+        rc = extrapolate(seconds, &s, threads, err);
+    qt_threads_set(threads);
+done:
+    qt_model_close(s.model);
+    return rc;
+}
