@@ -46,6 +46,12 @@ static int fail_quantized(const char *file, const char *tensor, const char *evid
                    evidence);
 }
 
+/* True for a section in any form: what cannot be understood must not let quantized weights pass. */
+static bool is_section(const json_t *v)
+{
+    return json_is_object(v) || json_array_size(v) > 0 || json_string_length(v) > 0;
+}
+
 /* Finds the key of a section that describes quantized weights, in `obj` or an object in it. */
 static const char *find_section(const json_t *obj, bool is_decoder)
 {
@@ -56,7 +62,7 @@ static const char *find_section(const json_t *obj, bool is_decoder)
     const char *key, *found = NULL;
     json_t *value;
     for (size_t i = 0; i < sizeof anywhere / sizeof *anywhere; i++)
-        if (json_is_object(json_object_get(obj, anywhere[i])))
+        if (is_section(json_object_get(obj, anywhere[i])))
             return anywhere[i];
     /* Elsewhere, as in the configuration of an audio codec, this word means something else. */
     if (is_decoder && json_is_object(json_object_get(obj, "quantization")))
@@ -218,12 +224,15 @@ static int check_adapter(const struct guard *g, struct qt_err *err)
     const struct qt_tensor *adapter = NULL;
     json_t *file = NULL;
     char *path = NULL;
-    bool linears = false, wrapped = true; /* wrapped: all names are those of PEFT */
+    /* wrapped: all names are those of PEFT; active: the name that PEFT gives to an only adapter. */
+    bool linears = false, wrapped = true, active = false;
     int rc = load_object(&file, &path, qt_ckpt_dir(g->ckpt), "adapter_config.json", err);
     for (size_t i = 0; i < g->plan->count; i++) {
         const struct qt_plan_item *item = &g->plan->items[i];
-        if (qt_name_is_adapter(item->tensor->name))
+        if (qt_name_is_adapter(item->tensor->name)) {
             adapter = adapter ? adapter : item->tensor;
+            active |= strstr(item->tensor->name, ".default.") != NULL;
+        }
         linears |= item->linear;
         wrapped &= strncmp(item->tensor->name, "base_model.", strlen("base_model.")) == 0;
     }
@@ -231,8 +240,10 @@ static int check_adapter(const struct guard *g, struct qt_err *err)
         rc = fail_adapter(path, NULL,
                           json_string_value(json_object_get(file, "base_model_name_or_path")),
                           linears, err);
-    else if (rc == QT_OK && adapter &&
-             (wrapped || !linears)) /* some models have adapters beside their weights */
+    else if (
+        rc == QT_OK && adapter &&
+        /* Some models have adapters of other names, for images or speech, beside their weights. */
+        (wrapped || active || !linears))
         rc = fail_adapter(adapter->file, adapter->name, NULL, false, err);
     json_decref(file);
     qt_free(path);

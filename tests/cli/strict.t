@@ -66,6 +66,16 @@ $ qtool quantize adapter -o none --scheme nf4
 $ cp -r "$NANO" python && chmod -R u+w python && sed 's/{/{"time_step_limit": [0.0, Infinity], "quantization_config": {},/;q' "$NANO/config.json" >python/config.json && sed 1d "$NANO/config.json" >>python/config.json && qtool quantize python -o none --scheme nf4
 ? 4
 2 ^qtool quantize: python/config\.json: the checkpoint is already quantized \(quantization_config in config\.json; remove it if the weights are not quantized\)
+$ cp -r python form && for v in '"gptq"' '[{"bits":4}]'; do sed "s/NaN/0/; s/\"model_type\"/\"quantization_config\": $v, \"model_type\"/" "$NANO/config.json" >form/config.json; qtool plan form --scheme nf4; done
+? 4
+>-
+2 ^qtool plan: form/config\.json: the checkpoint is already quantized \(quantization_config in config\.json; remove it
+
+# An adapter that has not been merged, as PEFT saves it, and one that is a part of the model.
+$ for name in default speech; do h='{"model.layers.0.self_attn.q_proj.base_layer.weight":{"dtype":"F16","shape":[64,64],"data_offsets":[0,8192]},"model.layers.0.self_attn.q_proj.lora_A.'$name'.weight":{"dtype":"F16","shape":[16,64],"data_offsets":[8192,10240]}}'; n=${#h}; printf "\\$(printf %03o $((n % 256)))\\$(printf %03o $((n / 256)))\\0\\0\\0\\0\\0\\0%s" "$h" >$name.safetensors; truncate -s $((8 + n + 10240)) $name.safetensors; done; qtool plan speech.safetensors --scheme nf4 | grep -c 'copied: adapter'; qtool plan default.safetensors --scheme nf4
+? 4
+> ^1$
+2 ^qtool plan: default\.safetensors: tensor model\.layers\.0\.self_attn\.q_proj\.lora_A\.default\.weight: this is an adapter, not a model
 $ sed -i 's/"quantization_config": {},//' python/config.json && qtool eval python --data "$NANO/eval.txt" --windows 1 --seqlen 16 -q
 > ^perplexity
 $ sed -i 's/"hidden_size": *[0-9]*/"hidden_size": NaN/' python/config.json && qtool eval python --data "$NANO/eval.txt" --windows 1 --seqlen 16 -q
