@@ -64,7 +64,7 @@ static void test_places(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
-        const struct qt_gguf_arch *arch = qt_gguf_arch_find(places[i].family);
+        const struct qt_gguf_family *arch = qt_gguf_family_find(places[i].family);
         struct qt_gguf_place p;
         assert_non_null(arch);
         const bool found = qt_gguf_place(&p, arch, places[i].tensor, false);
@@ -88,11 +88,21 @@ static void test_tied_head(void **state)
 {
     struct qt_gguf_place p;
     (void)state;
-    assert_true(qt_gguf_place(&p, qt_gguf_arch_find("llama"), "lm_head.weight", true));
+    assert_true(qt_gguf_place(&p, qt_gguf_family_find("llama"), "lm_head.weight", true));
     assert_true(p.skip);
-    assert_true(qt_gguf_place(&p, qt_gguf_arch_find("llama"), "model.norm.weight", true));
+    assert_true(qt_gguf_place(&p, qt_gguf_family_find("llama"), "model.norm.weight", true));
     assert_false(p.skip);
+    assert_null(qt_gguf_family_find("opt"));
     assert_null(qt_gguf_arch_find("opt"));
+}
+
+/* Reader and exporter know the same families. */
+static void test_families(void **state)
+{
+    const struct qt_gguf_family *f;
+    (void)state;
+    for (size_t i = 0; (f = qt_gguf_family_at(i)) != NULL; i++)
+        assert_non_null(qt_gguf_arch_find(f->family));
 }
 
 /* ---- blocks --------------------------------------------------------------------------------- */
@@ -229,9 +239,9 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_places),    cmocka_unit_test(test_tied_head),
-        cmocka_unit_test(test_types),     cmocka_unit_test(test_keys),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_places),   cmocka_unit_test(test_tied_head),
+        cmocka_unit_test(test_families), cmocka_unit_test(test_types),
+        cmocka_unit_test(test_keys),     cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
