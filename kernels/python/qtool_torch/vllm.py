@@ -72,7 +72,7 @@ def _define():
             parts = parts_of(self.formats, prefix, self.packed_modules_mapping)
             return QtoolLinearMethod(prefix, parts) if parts else UnquantizedLinearMethod()
 
-    class QtoolLinearMethod(LinearMethodBase, Method):
+    class QtoolLinearMethod(Method, LinearMethodBase):
         pass
 
     return QtoolConfig

@@ -5,10 +5,11 @@ usage: speed.py QTOOL WORK LAYERS SCHEME...
 Four decoder layers are made and quantized (method=rtn); the model that is measured has copies of
 them, in memory of their own, up to LAYERS, and LAYERS / 32 of the vocabulary, so that the share of
 the head is that of all 32 layers. Static cache of 1024 tokens, 512 of them used,
-torch.compile(mode="reduce-overhead"), batches of 1 and 16. The first line is FP16. Needs 8 GB of
-disk.
+torch.compile(mode="reduce-overhead"), batches of 1 and 16. SCHEME none is FP16. Needs 8 GB of disk.
+Processes with the same WORK measure one after the other.
 """
 import copy
+import fcntl
 import os
 import subprocess
 import sys
@@ -21,6 +22,13 @@ import qtool_torch  # noqa: F401, registers the quantizer
 
 qtool, work, layers = sys.argv[1], sys.argv[2], int(sys.argv[3])
 CONTEXT, USED, STEPS = 1024, 512, 100
+
+
+def lock():
+    """Held until the result is closed."""
+    file = open(os.path.join(work, "lock"), "w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
 
 
 def make():
@@ -68,6 +76,7 @@ def tokens_per_second(model, batch):
         advance()
     torch.cuda.synchronize()
     compiled, best = time.time() - start, 1e9
+    held = lock()
     for _ in range(3):
         torch.cuda.synchronize()
         start = time.time()
@@ -75,12 +84,14 @@ def tokens_per_second(model, batch):
             advance()
         torch.cuda.synchronize()
         best = min(best, (time.time() - start) / STEPS)
+    held.close()
     return batch / best, compiled
 
 
-path = make()
+with lock():
+    path = make()
 base = {}
-for scheme in ["none", *sys.argv[4:]]:
+for scheme in sys.argv[4:]:
     source = path
     if scheme != "none":
         source = os.path.join(work, "c-" + scheme)
@@ -92,7 +103,7 @@ for scheme in ["none", *sys.argv[4:]]:
     for batch in (1, 16):
         torch._dynamo.reset()
         speed, seconds = tokens_per_second(model, batch)
-        base.setdefault(batch, speed)
+        base[batch] = speed if scheme == "none" else base.get(batch, float("nan"))
         memory = torch.cuda.memory_allocated() / 2**30
         print(f"{scheme:8} batch {batch:3}: {speed:8.1f} tokens/s, {speed / base[batch]:.2f} x "
               f"FP16 (compiled in {seconds:.0f} s, {memory:.2f} GiB)", flush=True)

@@ -123,17 +123,43 @@ def test_mixed_parts(container):
     assert parts_of(formats, "model.layers.9.self_attn.o_proj", PACKED) == []
 
 
-def test_registered():
-    """The classes against the interfaces of an installed vLLM."""
-    pytest.importorskip("vllm.model_executor.layers.quantization")
+def test_layers_of_vllm(container, monkeypatch):
+    """The plugin in the layers of an installed vLLM, on the CPU."""
+    pytest.importorskip("vllm.model_executor.layers.linear")
+    from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers import linear
     from vllm.model_executor.layers.quantization import get_quantization_config
 
     from qtool_torch import vllm
 
     vllm.register()
     vllm.register()
-    config = get_quantization_config("qtool").from_config({"quant_method": "qtool",
-                                                           "format_version": 1})
-    assert config.get_name() == "qtool" and config.get_min_capability() == 80
+    config_class = get_quantization_config("qtool")
     with pytest.raises(ContainerError, match="format version 2"):
-        type(config).from_config({"format_version": 2})
+        config_class.from_config({"quant_method": "qtool", "format_version": 2})
+    config = config_class.from_config({"quant_method": "qtool", "format_version": 1})
+    config.maybe_update_config(str(container("lut4")))
+    config.packed_modules_mapping = PACKED
+    tensors = load_container(container("lut4")).tensors
+    name, x = "model.layers.1.self_attn.", torch.randn(2, 256)
+    q, k, v = (tensors[f"{name}{part}_proj.weight"] for part in "qkv")
+    with set_current_vllm_config(VllmConfig(device_config=DeviceConfig(device="cpu"))):
+        for rank in range(2):
+            monkeypatch.setattr(linear, "get_tensor_model_parallel_rank", lambda: rank)
+            monkeypatch.setattr(linear, "get_tensor_model_parallel_world_size", lambda: 2)
+            layer = linear.QKVParallelLinear(256, HEAD, HEADS, KV_HEADS, bias=False,
+                                             params_dtype=torch.float32, quant_config=config,
+                                             prefix=name + "qkv_proj")
+            parameters = dict(layer.named_parameters())
+            for shard, packed in zip("qkv", (q, k, v)):
+                for section, tensor in packed.sections.items():
+                    parameter = parameters["weight.q." + section]
+                    parameter.weight_loader(parameter, tensor, shard)
+            layer.quant_method.process_weights_after_loading(layer)
+            want = torch.cat([t.decode()[rank * t.format.n // 2 :][: t.format.n // 2]
+                              for t in (q, k, v)])
+            assert torch.allclose(layer(x)[0], x @ want.T, atol=2e-5)
+    plain = config.get_quant_method(layer, "model.layers.9.self_attn.o_proj")
+    assert isinstance(plain, linear.UnquantizedLinearMethod)
+    with pytest.raises(ContainerError, match="no method for"):
+        config.get_quant_method(nn.Embedding(1, 1), "model.layers.1.mlp")
