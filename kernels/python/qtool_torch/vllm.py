@@ -57,8 +57,8 @@ def _define():
                                                         f"reads {FORMAT_VERSION}")
             return cls()
 
-        def maybe_update_config(self, model_name, *args, **kwargs):
-            self.formats = read_formats(_directory(model_name))
+        def maybe_update_config(self, model_name, hf_config=None, revision=None):
+            self.formats = read_formats(_directory(model_name, revision))
 
         def apply_vllm_mapper(self, hf_to_vllm_mapper):
             self.formats = hf_to_vllm_mapper.apply_dict(self.formats)
@@ -78,12 +78,12 @@ def _define():
     return QtoolConfig
 
 
-def _directory(model_name):
+def _directory(model_name, revision):
     if os.path.isdir(model_name):
         return model_name
     from huggingface_hub import hf_hub_download
 
-    return os.path.dirname(hf_hub_download(model_name, "qtool.json"))
+    return os.path.dirname(hf_hub_download(model_name, "qtool.json", revision=revision))
 
 
 def parts_of(formats, prefix, packed):
