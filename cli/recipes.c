@@ -5,15 +5,15 @@ static const struct {
     const char *bits, *runtime, *scheme, *data, *format;
 } recipes[] = {
     {"8", "vLLM, SGLang, transformers", "int8", "", "compressed-tensors"},
-    {"8", "the same on GPUs with FP8", "fp8:max=448", "", "compressed-tensors"},
+    {"8", "transformers, in FP8", "fp8:max=448", "", "compressed-tensors"},
     {"6", "vLLM 0.33 and later, SGLang", "fp6:e=2", "", "humming"},
     {"4.5", "llama.cpp, Ollama, LM Studio", "iq4nl", "--data", "gguf"},
     {"4.25", "MLX", "int4:g=64", "--data", "mlx"},
     {"4.13", "vLLM, SGLang, transformers", "int4", "--data", "compressed-tensors"},
     {"4.13", "transformers with bitsandbytes", "nf4", "--data", "bnb"},
-    {"4.13", "libqtool_kernels", "nf4", "--data", "-"},
+    {"4.13", "transformers with qtool-torch", "nf4", "--data", "-"},
     {"3.13", "vLLM 0.33 and later", "int3", "--data", "humming"},
-    {"3.13", "libqtool_kernels", "nf3", "--data", "-"},
+    {"3.13", "transformers with qtool-torch", "nf3", "--data", "-"},
 };
 
 int help_recipes(struct qt_err *err)
