@@ -10,6 +10,7 @@
  *   doc.c          the --json document
  *   source.c       PATH and -o arguments, --tensor rules, gates
  *   calibration.c  --data and --calib
+ *   budget.c       --target-bpw and --target-size
  *   interrupt.c    SIGINT and SIGTERM
  *   cmd_*.c        one command each; inspect_qcal.c: inspect of calibration files
  */
@@ -212,9 +213,11 @@ int out_check(const char *path, struct qt_err *err);
 struct rules {
     struct qt_rule *rule;
     char **text; /* strings that the rules point into */
-    size_t count;
+    size_t count, texts;
 };
 int rules_parse(struct rules *out, const struct opt_list *list, struct qt_err *err);
+/* Puts n rules, whose strings are borrowed, before the others. */
+int rules_prepend(struct rules *rules, const struct qt_rule *more, size_t n, struct qt_err *err);
 void rules_free(struct rules *rules);
 
 /* Checks, before any work, that a --gate expression (or NULL) is well-formed and names only these
@@ -311,6 +314,49 @@ bool calibration_has_windows(const struct calibration_options *o);
 int calibration_open(struct calibration *out, const struct calibration_options *o,
                      const struct qt_ckpt *ckpt, const char *device, struct qt_err *err);
 void calibration_close(struct calibration *c);
+
+/* ---- schemes for a size (budget.c) ---------------------------------------------------------- */
+
+struct budget_options {
+    const char *bpw, *size, *choices, *state; /* NULL: not given */
+};
+
+/* Option rows. member: the struct budget_options in the command's options. */
+#define BUDGET_OPTS(type, member)                                                                  \
+    {.name = "target-bpw",                                                                         \
+     .kind = OPT_STRING,                                                                           \
+     .offset = offsetof(type, member.bpw),                                                         \
+     .metavar = "BITS",                                                                            \
+     .help = "instead of --scheme: choose a scheme for each tensor, so that quantized weights "    \
+             "have BITS bits on average, with scales, tables and padding"},                        \
+        {.name = "target-size",                                                                    \
+         .kind = OPT_STRING,                                                                       \
+         .offset = offsetof(type, member.size),                                                    \
+         .metavar = "SIZE",                                                                        \
+         .help = "the same for a size of all tensors: 5GB, 700MiB"},                               \
+        {.name = "choices",                                                                        \
+         .kind = OPT_STRING,                                                                       \
+         .offset = offsetof(type, member.choices),                                                 \
+         .metavar = "S,S,...",                                                                     \
+         .help = "schemes to choose from (default nf2,nf3,nf4,fp5,fp6,fp8)"},                      \
+    {                                                                                              \
+        .name = "sensitivity", .kind = OPT_STRING, .offset = offsetof(type, member.state),         \
+        .metavar = "FILE",                                                                         \
+        .help = "keep the measured divergences in FILE, which another run with the same "          \
+                "checkpoint and --data reads"                                                      \
+    }
+
+bool budget_wanted(const struct budget_options *o);
+/* Checks the options before any work. scheme: --scheme, or NULL; needs_scheme: one is required. */
+int budget_check(const struct budget_options *o, const char *scheme, bool needs_scheme,
+                 struct qt_err *err);
+/* Chooses, and adds the rules to those of the user, which then borrow from *out. The caller frees
+ * *out with qt_budget_free. */
+int budget_choose(struct qt_budget *out, struct rules *rules, struct cli *cli,
+                  const struct budget_options *o, const struct qt_ckpt *ckpt,
+                  const struct calibration *calibration, struct qt_err *err);
+int budget_print(const struct qt_budget *b, struct qt_err *err);
+void budget_doc(struct cli *cli, const struct qt_budget *b);
 
 /* ---- KV caches (kv.c) ----------------------------------------------------------------------- */
 

@@ -10,6 +10,7 @@ struct plan_options {
     struct opt_list tensor;
     struct calibration_options calibration;
     struct kv_options kv;
+    struct budget_options budget;
     bool strict;
 };
 
@@ -288,17 +289,22 @@ done:
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
-/* The windows that quantize would use. Without --data, as many as its options say. */
-static int find_windows(struct qt_memory_options *out, const struct calibration_options *o,
+/* The windows that quantize would use. Without --data, as many as its options say. With a target
+ * also chooses the schemes. */
+static int find_windows(struct qt_memory_options *out, struct qt_budget *budget,
+                        struct rules *rules, struct cli *cli, const struct plan_options *options,
                         const struct qt_ckpt *ckpt, struct qt_err *err)
 {
+    const struct calibration_options *o = &options->calibration;
     const struct qt_weights source = qt_weights_of_ckpt(ckpt);
     struct calibration calibration = {0};
     struct qt_model *model;
     int rc = QT_OK;
     *out = (struct qt_memory_options){.file = o->file != NULL};
-    if (o->data.count || o->file) {
-        rc = calibration_open(&calibration, o, ckpt, "cpu", err);
+    if (o->data.count || o->file || budget_wanted(&options->budget)) {
+        rc = calibration_open(&calibration, o, ckpt, options->common.device, err);
+        if (rc == QT_OK && budget_wanted(&options->budget))
+            rc = budget_choose(budget, rules, cli, &options->budget, ckpt, &calibration, err);
         out->samples = calibration.data.samples;
         out->seqlen = calibration.data.seqlen;
         out->data_bytes = calibration.data_bytes;
@@ -323,27 +329,36 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     struct qt_ckpt *ckpt = NULL;
     struct rules rules;
     struct qt_memory_options memory;
+    struct qt_budget budget = {0};
     enum qt_kv_keys kv;
     int rc = kv_options_keys(&kv, &o->kv, err);
+    if (rc == QT_OK)
+        rc = budget_check(&o->budget, o->scheme, false, err);
     if (rc < 0)
         return rc;
     QT_TRY(rules_parse(&rules, &o->tensor, err));
     QT_TRY(checkpoint_open(&ckpt, args[0], err));
     QT_TRY(qt_ckpt_check_whole(ckpt, err));
-    QT_TRY(find_windows(&memory, &o->calibration, ckpt, err));
-    const struct qt_plan_options opt = {.scheme = o->scheme ? o->scheme : "none",
+    QT_TRY(find_windows(&memory, &budget, &rules, cli, o, ckpt, err));
+    const char *scheme = budget.scheme ? budget.scheme : o->scheme;
+    const struct qt_plan_options opt = {.scheme = scheme ? scheme : "none",
                                         .rules = rules.rule,
                                         .nrules = rules.count,
                                         .calibrated = kv == QT_KV_KEYS_STATIC || /* needs data */
                                                       memory.samples || memory.file,
                                         .kv = kv};
-    if (o->scheme || rules.count)
+    if (scheme || rules.count)
         QT_TRY(show_plan(cli, ckpt, &opt, &memory, o->strict, err));
     else
         QT_TRY(compare_schemes(cli, ckpt, opt, err));
+    if (budget.scheme && cli->doc)
+        budget_doc(cli, &budget);
+    else if (budget.scheme)
+        QT_TRY(budget_print(&budget, err));
 done:
     qt_ckpt_close(ckpt);
     rules_free(&rules);
+    qt_budget_free(&budget);
     return rc;
 }
 
@@ -367,6 +382,7 @@ static const struct opt opts[] = {
      .offset = offsetof(struct plan_options, calibration.file),
      .metavar = "X.qcal",
      .help = "calibration file of 'qtool calibrate', instead of --data"},
+    BUDGET_OPTS(struct plan_options, budget),
     KV_OPTS(struct plan_options, kv, "also plan a 4-bit KV cache", KV_KEYS_HELP "channel"),
     {.name = "strict",
      .kind = OPT_FLAG,
@@ -395,11 +411,16 @@ const struct command cmd_plan = {
         "linear weights, but are copied. A warning says if less than 90 % of the bytes of linear "
         "weights would be quantized. A matrix that its scheme would make larger is copied "
         "unless --tensor names it.\n\n"
+        "With --target-bpw or --target-size a scheme is chosen for each tensor (docs/targets.md): "
+        "with "
+        "--data by measured KL divergence, which runs the model, otherwise by the errors of the "
+        "weights. The options that give the result are printed.\n\n"
         "--tensor is split at its first '='; write \\x3d for a '=' in the regular expression "
         "(PCRE2, matched anywhere in the name). Vectors that match (norms and biases) are copied; "
         "a regular expression that matches nothing else is an error. The scheme 'none' copies.",
     .examples = "  qtool plan examples/nano-llama\n"
-                "  qtool plan examples/nano-llama --scheme nf4:g=128 --tensor 'down_proj=fp6'\n",
+                "  qtool plan examples/nano-llama --scheme nf4:g=128 --tensor 'down_proj=fp6'\n"
+                "  qtool plan examples/nano-llama --target-bpw 3.5 --choices nf3,nf4,fp6\n",
     .opts = opts,
     .positionals = positionals,
     .defaults = &defaults,

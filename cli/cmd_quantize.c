@@ -12,6 +12,7 @@ struct quantize_options {
     struct opt_list tensor;
     struct calibration_options calibration;
     struct kv_options kv;
+    struct budget_options budget;
     bool tune_norms, force, resume, strict;
 };
 
@@ -190,6 +191,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     struct qt_ckpt *ckpt = NULL;
     struct rules rules = {0};
     struct calibration calibration = {0};
+    struct qt_budget budget = {0};
     struct qt_learn_options learn;
     enum qt_kv_keys kv;
     char *command = NULL, *hint = NULL;
@@ -197,6 +199,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(resume_command(&command, cli, o->resume, err));
     QT_TRY(qt_string_format(&hint, err, "To continue: %s\n", command));
     interrupt_hint(hint);
+    QT_TRY(budget_check(&o->budget, o->scheme, true, err));
     QT_TRY(out_check(o->out, err));
     QT_TRY(kv_options_keys(&kv, &o->kv, err));
     QT_TRY(rules_parse(&rules, &o->tensor, err));
@@ -218,12 +221,22 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         .interrupted = interrupt_came,
     };
     QT_TRY(calibration_open(&calibration, &o->calibration, ckpt, o->common.device, err));
+    if (budget_wanted(&o->budget)) {
+        QT_TRY(budget_choose(&budget, &rules, cli, &o->budget, ckpt, &calibration, err));
+        opt.plan.scheme = budget.scheme;
+        opt.plan.rules = rules.rule;
+        opt.plan.nrules = rules.count;
+    }
     if (calibration.data.samples || calibration.file)
         opt.calibration = &calibration.data;
     opt.backend = calibration.backend;
     opt.plan.calibrated = opt.calibration != NULL;
     QT_TRY(qt_quantize(&report, ckpt, &opt, err));
     QT_TRY(print_report(cli, o, ckpt, &calibration, &report, err));
+    if (budget.scheme && cli->doc)
+        budget_doc(cli, &budget);
+    else if (budget.scheme)
+        QT_TRY(budget_print(&budget, err));
     fflush(stdout);
     print_next(cli, o, args[0], report.document);
 done:
@@ -240,6 +253,7 @@ done:
     calibration_close(&calibration);
     qt_ckpt_close(ckpt);
     rules_free(&rules);
+    qt_budget_free(&budget);
     return rc;
 }
 
@@ -259,9 +273,9 @@ static const struct opt opts[] = {
     {.name = "scheme",
      .kind = OPT_STRING,
      .offset = offsetof(struct quantize_options, scheme),
-     .required = true,
      .metavar = "S",
-     .help = "scheme of all linear weights, for example fp6 or nf4:g=128; see 'qtool list "
+     .help = "required, except with a target: scheme of all linear weights, for example fp6 or "
+             "nf4:g=128; see 'qtool list "
              "schemes'"},
     {.name = "tensor",
      .kind = OPT_LIST,
@@ -274,6 +288,7 @@ static const struct opt opts[] = {
      .offset = offsetof(struct quantize_options, calibration.file),
      .metavar = "X.qcal",
      .help = "calibration file of 'qtool calibrate', instead of --data"},
+    BUDGET_OPTS(struct quantize_options, budget),
     KV_OPTS(struct quantize_options, kv,
             "for runtimes with a 4-bit KV cache: record it in the manifest",
             KV_KEYS_HELP "channel"),
@@ -341,6 +356,9 @@ const struct command cmd_quantize = {
         "(norms and biases) are copied; a regular expression that matches nothing else is an "
         "error. The scheme 'none' copies. A matrix that its scheme would make larger is copied "
         "unless --tensor names it.\n\n"
+        "With --target-bpw or --target-size a scheme is chosen for each tensor, with --data by "
+        "measured KL divergence (docs/targets.md), and the options that give the result are "
+        "printed.\n\n"
         "Linear weights are the matrices of the decoder layers. Experts that are stacked in one "
         "tensor, in a form that docs/sources.md lists, are quantized one by one; others count as "
         "linear weights, but are copied. A warning says if less than 90 % of the bytes of linear "

@@ -158,7 +158,7 @@ int rules_parse(struct rules *out, const struct opt_list *list, struct qt_err *e
     QT_TRY(qt_array_new(&out->text, list->count, sizeof *out->text, err));
     for (size_t i = 0; i < list->count; i++) {
         QT_TRY(qt_string_copy(&out->text[i], list->items[i], err));
-        out->count = i + 1;
+        out->count = out->texts = i + 1;
         char *cut = strchr(out->text[i], '=');
         if (!cut || cut == out->text[i] || !cut[1]) {
             rc = qt_fail(err, QT_E_USAGE, NULL, NULL, "--tensor '%s' is not of the form REGEX=SPEC",
@@ -172,9 +172,25 @@ done:
     return rc;
 }
 
+int rules_prepend(struct rules *rules, const struct qt_rule *more, size_t n, struct qt_err *err)
+{
+    struct qt_rule *all;
+    int rc = qt_array_new(&all, n + rules->count, sizeof *all, err);
+    if (rc < 0)
+        return rc;
+    if (n)
+        memcpy(all, more, n * sizeof *all);
+    if (rules->count)
+        memcpy(all + n, rules->rule, rules->count * sizeof *all);
+    qt_free(rules->rule);
+    rules->rule = all;
+    rules->count += n;
+    return QT_OK;
+}
+
 void rules_free(struct rules *rules)
 {
-    for (size_t i = 0; i < rules->count; i++)
+    for (size_t i = 0; i < rules->texts; i++)
         qt_free(rules->text[i]);
     qt_free(rules->text);
     qt_free(rules->rule);

@@ -9,6 +9,7 @@
  *   gpu/weight.c           which kernel takes which packed matrix
  *   gpu/time.c             copies in GPU memory, and times
  *   bench/                 speed of the fused kernels
+ *   budget/                schemes of tensors for a given size
  *   report/                an HTML page from containers and saved results
  */
 #ifndef QT_VERIFY_VERIFY_H
@@ -240,6 +241,51 @@ int qt_bench_weights(struct qt_packed *out, const struct qt_spec *spec, size_t n
 int qt_bench(struct qt_bench_report *out, struct qt_gpu *gpu, const struct qt_bench_options *opt,
              struct qt_err *err);
 void qt_bench_free(struct qt_bench_report *report);
+
+/* ---- bits to a budget ----------------------------------------------------------------------- */
+
+/*
+ * Chooses a scheme for every linear weight, so that the divergence from the original is small and
+ * a size is kept: a multiple-choice knapsack over groups of tensors. Linears that share an input
+ * (q, k and v; gate and up) and all experts of a decoder layer are one group and get one scheme.
+ *
+ * The error of a group under a scheme is the sum over its tensors of ||W - Q||^2 / ||W||^2, times
+ * the number of weights. With `ids`, the KL divergence of the model in which only this group is
+ * quantized (with one of the choices) is measured, and is assumed to be proportional to that error
+ * under the other choices; divergences of groups are added (the linearity theorem of HIGGS, arXiv
+ * 2411.17525). Without `ids` errors are added as they are: every weight counts the same.
+ */
+struct qt_budget_options {
+    const char *const *choices; /* scheme texts */
+    size_t nchoices;
+    double bpw;     /* bits per quantized weight, with scales, tables and padding; or */
+    uint64_t bytes; /* size of all tensors; the other one is 0 */
+    struct qt_plan_options plan; /* rules for tensors that take no part; `scheme` is not used */
+    const uint32_t *ids;         /* [samples * seqlen] windows; NULL: nothing is measured */
+    size_t samples, seqlen;
+    struct qt_backend *backend; /* for the measurements */
+    /* A file with the measurements, read if it exists, written after each of them; NULL: none. */
+    const char *state;
+    const struct qt_log *log;
+    bool (*interrupted)(void); /* polled between measurements; may be NULL */
+};
+
+struct qt_budget {
+    char *scheme;          /* of most weights; owned, as all text here */
+    struct qt_rule *rules; /* for the others */
+    size_t nrules, groups;
+    double bpw;     /* of all quantized tensors */
+    uint64_t bytes; /* of all tensors */
+    double kld;     /* predicted; NaN: nothing was measured */
+};
+
+/* The caller frees *out with qt_budget_free. QT_E_USAGE: bad choices, the smallest of them is
+ * larger than the budget, or `state` belongs to another model or other windows. QT_E_UNSUPPORTED: a
+ * model that cannot be run, with `ids`; no tensor to choose for. QT_E_INTERRUPTED; errors of
+ * qt_plan_new and qt_eval. */
+int qt_budget_choose(struct qt_budget *out, const struct qt_ckpt *ckpt,
+                     const struct qt_budget_options *opt, struct qt_err *err);
+void qt_budget_free(struct qt_budget *b);
 
 /* ---- report --------------------------------------------------------------------------------- */
 

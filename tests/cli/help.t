@@ -118,7 +118,7 @@ $ qtool eval -- --help
 2 --data FILE is missing
 
 $ qtool quantize --help
-> ^usage: qtool quantize CKPT -o OUT --scheme S
+> ^usage: qtool quantize CKPT -o OUT
 >   -o, --out OUT +directory of the container \(required\)
 > may be repeated
 

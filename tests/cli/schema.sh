@@ -30,6 +30,8 @@ doc inspect-file 0 inspect $nano/model.safetensors
 doc plan-all 0 plan $nano
 doc plan-one 0 plan $nano --scheme nf3:g=64 --tensor 'down_proj=fp6' --tensor '0\.self_attn=none'
 doc plan-kv 0 plan $nano --scheme nf4 --kv 4
+doc plan-target 0 plan $nano --target-bpw 3.5 --choices nf3,nf4 -q
+doc quantize-target 0 quantize $nano -o "$tmp/target" --target-bpw 3.5 --choices nf3,nf4 --data $nano/calib.txt --samples 1 --seqlen 16 -q
 doc calibrate 0 calibrate $nano -o "$tmp/x.qcal" --data $nano/calib.txt --samples 1 --seqlen 16 -q
 doc inspect-calibration 0 inspect "$tmp/x.qcal"
 doc quantize 0 quantize $nano -o "$tmp/free" --scheme fp6 -q

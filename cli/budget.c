@@ -1,0 +1,167 @@
+/* --target-bpw and --target-size: schemes of tensors for a size. */
+#include "cli/cli.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Tokens on which the divergence of each group is measured. */
+enum { MEASURED_TOKENS = 8192 };
+
+static const char default_choices[] = "nf2,nf3,nf4,fp5,fp6,fp8";
+
+/* "5GB", "700MiB", "123456" */
+static int parse_size(uint64_t *out, const char *text, struct qt_err *err)
+{
+    static const struct {
+        const char *name;
+        double bytes;
+    } units[] = {{"", 1},         {"B", 1},        {"kB", 1e3},    {"KB", 1e3},
+                 {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},   {"KiB", 0x1p10},
+                 {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+    char *end;
+    const double value = strtod(text, &end);
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        const double bytes = value * units[i].bytes;
+        if (end == text || strcmp(end, units[i].name) != 0 || !(bytes >= 1 && bytes < 0x1p63))
+            continue;
+        *out = (uint64_t)bytes;
+        return QT_OK;
+    }
+    return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                   "--target-size must be a size like 5GB, 700MiB or 123456, not '%s'", text);
+}
+
+static int parse_bpw(double *out, const char *text, struct qt_err *err)
+{
+    char *end;
+    *out = strtod(text, &end);
+    if (end == text || *end || !(*out > 0 && *out <= 32))
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--target-bpw must be a number of bits from 0 to 32, not '%s'", text);
+    return QT_OK;
+}
+
+/* Splits at commas, except before parameters: "nf3,nf4:g=64,method=rtn" is two schemes. Returns
+ * their number; there is room for all of them. */
+static size_t split_choices(const char **out, char *text)
+{
+    size_t n = 0;
+    for (char *at = text, *comma; at; at = comma) {
+        comma = strchr(at, ',');
+        while (comma) {
+            const char *end = comma + 1 + strcspn(comma + 1, ",:");
+            if (*end == ':' || !memchr(comma + 1, '=', (size_t)(end - comma - 1)))
+                break;
+            comma = strchr(comma + 1, ',');
+        }
+        if (comma)
+            *comma++ = '\0';
+        out[n++] = at;
+    }
+    return n;
+}
+
+bool budget_wanted(const struct budget_options *o)
+{
+    return o->bpw || o->size;
+}
+
+int budget_check(const struct budget_options *o, const char *scheme, bool needs_scheme,
+                 struct qt_err *err)
+{
+    uint64_t bytes;
+    double bpw;
+    int rc = QT_OK;
+    if (o->bpw && o->size)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--target-bpw and --target-size cannot be used together");
+    if (!budget_wanted(o) && (o->choices || o->state))
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "%s needs --target-bpw or --target-size",
+                       o->choices ? "--choices" : "--sensitivity");
+    if (budget_wanted(o) && scheme)
+        return qt_fail(
+            err, QT_E_USAGE, NULL, NULL,
+            "--scheme %s and a target cannot be used together: name schemes in --choices", scheme);
+    if (!budget_wanted(o) && !scheme && needs_scheme)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--scheme S is missing");
+    if (o->bpw)
+        QT_TRY(parse_bpw(&bpw, o->bpw, err));
+    if (o->size)
+        QT_TRY(parse_size(&bytes, o->size, err));
+done:
+    return rc;
+}
+
+int budget_choose(struct qt_budget *out, struct rules *rules, struct cli *cli,
+                  const struct budget_options *o, const struct qt_ckpt *ckpt,
+                  const struct calibration *calibration, struct qt_err *err)
+{
+    struct qt_budget_options opt = {.plan = {.rules = rules->rule, .nrules = rules->count},
+                                    .state = o->state,
+                                    .log = &cli->log,
+                                    .interrupted = interrupt_came};
+    const struct qt_calibration *data = &calibration->data;
+    const char **choices = NULL;
+    char *text = NULL;
+    int rc;
+    *out = (struct qt_budget){0};
+    QT_TRY(qt_string_copy(&text, o->choices ? o->choices : default_choices, err));
+    QT_TRY(qt_array_new(&choices, strlen(text) + 1, sizeof *choices, err));
+    opt.nchoices = split_choices(choices, text);
+    opt.choices = choices;
+    if (o->bpw)
+        QT_TRY(parse_bpw(&opt.bpw, o->bpw, err));
+    if (o->size)
+        QT_TRY(parse_size(&opt.bytes, o->size, err));
+    if (data->ids) {
+        opt.ids = data->ids;
+        opt.seqlen = data->seqlen;
+        opt.samples = qt_min_size(data->samples, qt_max_size(1, MEASURED_TOKENS / data->seqlen));
+        opt.backend = data->backend;
+    } else if (o->state) {
+        QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--sensitivity holds measurements on calibration data: it needs --data"));
+    } else {
+        qt_log_message(
+            &cli->log, QT_LOG_WARNING,
+            "without --data schemes are chosen by the errors of the weights alone, as if "
+            "all weights mattered equally");
+    }
+    QT_TRY(qt_budget_choose(out, ckpt, &opt, err));
+    /* The chosen rules name other tensors than the user's. */
+    QT_TRY(rules_prepend(rules, out->rules, out->nrules, err));
+done:
+    qt_free(choices);
+    qt_free(text);
+    return rc;
+}
+
+int budget_print(const struct qt_budget *b, struct qt_err *err)
+{
+    struct table t = {.align = "ll"};
+    char bytes[TEXT_SIZE];
+    table_row(&t, "chosen\t%.4f bits per quantized weight, %s, %zu groups", b->bpw,
+              text_bytes(bytes, b->bytes), b->groups);
+    if (!isnan(b->kld))
+        table_row(&t, "predicted\tKL divergence %.4f (nats), of rounding without calibration",
+                  b->kld);
+    table_row(&t, "options\t--scheme %s", b->scheme);
+    for (size_t i = 0; i < b->nrules; i++)
+        table_row(&t, "\t--tensor '%s=%s'", b->rules[i].regex, b->rules[i].spec);
+    return table_print(&t, err);
+}
+
+void budget_doc(struct cli *cli, const struct qt_budget *b)
+{
+    json_t *o = json_object(), *rules = json_array();
+    for (size_t i = 0; i < b->nrules; i++)
+        doc_append(cli, rules, json_sprintf("%s=%s", b->rules[i].regex, b->rules[i].spec));
+    doc_set(cli, o, "scheme", doc_text(b->scheme));
+    doc_set(cli, o, "tensor", rules);
+    doc_set(cli, o, "bpw", doc_real(b->bpw));
+    doc_set(cli, o, "bytes", doc_size(b->bytes));
+    doc_set(cli, o, "groups", doc_size(b->groups));
+    doc_set(cli, o, "predicted_kld", doc_real(b->kld));
+    doc_set(cli, cli->doc, "target", o);
+}

@@ -1,0 +1,75 @@
+# --target-bpw and --target-size: a scheme for each tensor.
+
+# By the errors of weights.
+$ qtool plan "$NANO" --target-bpw 3.5 --choices nf3,nf4,fp6
+> ^chosen +3\.4[5-9][0-9]+ bits per quantized weight, .*, 12 groups$
+> ^options +--scheme nf[34]$
+>! ^predicted
+2 warning: without --data schemes are chosen by the errors of the weights alone
+$ qtool plan "$NANO" --target-bpw 3.5 --choices nf3,nf4,fp6 -q | grep -v ^memory >a && qtool plan "$NANO" --target-bpw 3.5 --choices nf3,nf4,fp6 -q --threads 3 | grep -v ^memory | cmp - a
+
+# Measured. The file of measurements serves other targets; it is the same whatever the threads.
+$ qtool plan "$NANO" --target-bpw 3.4 --choices nf3,nf4,fp6 --data "$NANO/calib.txt" --samples 2 --seqlen 64 --sensitivity s.json
+> ^predicted +KL divergence 0\.[0-9]+ \(nats\), of rounding without calibration$
+$ grep -c '"model.layers' s.json
+> ^12$
+$ cp s.json one.json && sed -i '/down_proj/d; s/\(qkv.*\),$/\1,/' s.json && qtool plan "$NANO" --target-bpw 3.4 --choices nf3,nf4,fp6 --data "$NANO/calib.txt" --samples 2 --seqlen 64 --sensitivity s.json --threads 3 -q >/dev/null && cmp s.json one.json
+$ qtool plan "$NANO" --target-bpw 4.5 --choices nf3,nf4,fp6 --data "$NANO/calib.txt" --samples 2 --seqlen 64 --sensitivity s.json --json -q | grep -A3 '"predicted_kld": 0'
+$ cmp s.json one.json
+$ qtool plan "$NANO" --target-bpw 3.4 --choices nf3,nf4 --data "$NANO/calib.txt" --samples 3 --seqlen 64 --sensitivity s.json
+? 2
+2 s\.json: was made for another checkpoint, data or version: 'ids_crc32' differs
+$ qtool plan "$NANO" --target-bpw 4.5 --choices nf4,fp6 --data "$NANO/calib.txt" --samples 2 --seqlen 64 --sensitivity s.json
+? 2
+2 s\.json: has measurements with nf3: add it to --choices
+
+# quantize gives what the printed options give, and resumes.
+$ qtool quantize "$NANO" -o target --target-size 1300kB --choices nf3,nf4,fp6 --tensor 'layers.1.*k_proj=fp8' -q >out && cat out
+> ^size +1\.2[0-9] MiB
+> ^chosen
+$ sed -n 's/^.* --scheme \(.*\)$/--scheme \1/p; s/^.*--tensor/--tensor/p' out >options && eval "qtool quantize '$NANO' -o same --tensor 'layers.1.*k_proj=fp8' -q $(tr '\n' ' ' <options)" && cmp target/model.safetensors same/model.safetensors
+$ test $(sed -n 's/^size.*(\([0-9]*\) bytes).*/\1/p' out) -le 1300000
+$ qtool quantize "$NANO" -o target --target-size 1300kB --choices nf3,nf4,fp6 --tensor 'layers.1.*k_proj=fp8' -q --resume
+> already complete
+
+# Refusals, before any work.
+$ qtool plan "$NANO" --target-bpw 3.0 --choices nf3,nf4
+? 2
+2 the target of 3 bits per weight is below the smallest possible, 3\.12
+$ qtool plan "$NANO" --target-size 1MB --choices nf3,nf4
+? 2
+2 the target of 1000000 bytes is below the smallest possible size, 1[0-9]{6} bytes
+$ qtool quantize "$NANO" -o x
+? 2
+2 --scheme S is missing
+$ qtool quantize "$NANO" -o x --scheme nf4 --target-bpw 4
+? 2
+2 --scheme nf4 and a target cannot be used together
+$ qtool plan "$NANO" --target-bpw 4 --target-size 1GB
+? 2
+$ qtool plan "$NANO" --target-bpw four
+? 2
+2 --target-bpw must be a number of bits from 0 to 32, not 'four'
+$ qtool plan "$NANO" --target-size 5XB
+? 2
+2 --target-size must be a size like 5GB
+$ qtool plan "$NANO" --target-bpw 4 --choices nf4
+? 2
+2 choices must be 2 to 16 schemes
+$ qtool plan "$NANO" --target-bpw 4 --choices nf4,w4ax
+? 2
+2 w4ax cannot be a choice
+$ qtool plan "$NANO" --target-bpw 4 --choices nf4:g=64,method=rtn,nf3,nf3
+? 2
+2 nf3 is a choice twice
+$ qtool plan "$NANO" --choices nf4,nf3
+? 2
+2 --choices needs --target-bpw or --target-size
+$ qtool plan "$NANO" --target-bpw 4 --sensitivity s.json
+? 2
+2 it needs --data
+$ qtool plan "$NANO" --target-bpw 4 --choices nf3,nf4 --tensor '.*=nf4'
+? 4
+2 there is no tensor to choose a scheme for
+$ ls
+>! partial

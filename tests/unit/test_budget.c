@@ -1,0 +1,156 @@
+/* Schemes for a size: the knapsack against brute force, ties, and the rules that name a result. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "verify/budget/budget.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { GROUPS = 6, CHOICES = 4 };
+
+static const char *const choices[CHOICES] = {"nf2", "nf3", "nf4", "fp6"};
+
+/* The least cost of all CHOICES^GROUPS results within the budget. */
+static double brute_force(const struct budget *b, const double *cost)
+{
+    double best = INFINITY;
+    for (size_t code = 0; code < 1u << (2 * GROUPS); code++) {
+        uint64_t bytes = 0;
+        double sum = 0;
+        for (size_t g = 0; g < GROUPS; g++) {
+            const size_t c = code >> (2 * g) & 3;
+            bytes += b->groups[g].bytes[c];
+            sum += cost[g * BUDGET_CHOICES + c];
+        }
+        if (bytes <= b->budget)
+            best = fmin(best, sum);
+    }
+    return best;
+}
+
+/* unit: sizes are multiples of it. */
+static void check_random(uint64_t seed, uint64_t unit, double tolerance)
+{
+    struct group groups[GROUPS] = {0};
+    const struct qt_budget_options opt = {.choices = choices, .nchoices = CHOICES};
+    struct budget b = {.opt = &opt, .groups = groups, .ngroups = GROUPS};
+    double cost[GROUPS * BUDGET_CHOICES] = {0}, sum = 0;
+    uint64_t least = 0, most = 0, used = 0;
+    for (size_t g = 0; g < GROUPS; g++) {
+        uint64_t bytes = unit;
+        double price = 1e-3 * (double)(qt_splitmix64(&seed) % 100000);
+        for (size_t c = 0; c < CHOICES; c++) {
+            bytes += unit * (1 + qt_splitmix64(&seed) % 50);
+            groups[g].bytes[c] = bytes;
+            cost[g * BUDGET_CHOICES + c] = price;
+            price *= 1e-3 * (double)(qt_splitmix64(&seed) % 1000);
+        }
+        least += groups[g].bytes[0];
+        most += groups[g].bytes[CHOICES - 1];
+    }
+    b.budget =
+        least + (uint64_t)((double)(most - least) * (double)(qt_splitmix64(&seed) % 100) / 100);
+    assert_int_equal(budget_solve(&b, cost, NULL), QT_OK);
+    for (size_t g = 0; g < GROUPS; g++) {
+        used += groups[g].bytes[groups[g].choice];
+        sum += cost[g * BUDGET_CHOICES + groups[g].choice];
+    }
+    assert_true(used <= b.budget);
+    const double best = brute_force(&b, cost);
+    if (!(sum <= best * (1 + tolerance) + 1e-12))
+        fail_msg("cost %.9g, possible %.9g", sum, best);
+}
+
+static void test_knapsack(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 60; seed++) {
+        check_random(seed, 4096, 0);
+        check_random(seed, 1, 0);
+    }
+}
+
+/* Sizes without a common divisor: within what rounding to 1/65536 of the budget allows. */
+static void test_knapsack_rounded(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 1; seed <= 20; seed++)
+        check_random(seed, 1000003, 0.02);
+}
+
+static void test_keys(void **state)
+{
+    static const char *const cases[][2] = {
+        {"model.layers.3.self_attn.q_proj.weight", "model.layers.3.self_attn.qkv"},
+        {"model.layers.3.self_attn.v_proj.weight", "model.layers.3.self_attn.qkv"},
+        {"model.layers.3.self_attn.o_proj.weight", "model.layers.3.self_attn.o_proj.weight"},
+        {"model.layers.12.mlp.up_proj.weight", "model.layers.12.mlp.gate_up"},
+        {"model.layers.1.mlp.experts.7.down_proj.weight", "model.layers.1.mlp.experts"},
+        {"model.layers.1.mlp.experts.8.up_proj.weight", "model.layers.1.mlp.experts"},
+        {"q_proj.weight", "q_proj.weight"},
+        {"transformer.h.0.attn.c_attn.weight", "transformer.h.0.attn.c_attn.weight"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *key;
+        assert_int_equal(budget_key(&key, cases[i][0], NULL), QT_OK);
+        assert_string_equal(key, cases[i][1]);
+        qt_free(key);
+    }
+}
+
+static void test_rules(void **state)
+{
+    static const struct {
+        const char *name;
+        size_t group;
+    } tensors[] = {
+        {"m.layers.0.a+b=c.weight", 0},
+        {"m.layers.1.a+b=c.weight", 1},
+        {"m.layers.10.a+b=c.weight", 0},
+        {"m.layers.0.experts.0.down_proj.weight", 0},
+        {"m.layers.0.experts.1.down_proj.weight", 0},
+        {"m.layers.2.x.weight", 2},
+    };
+    enum { N = sizeof tensors / sizeof *tensors };
+    struct qt_tensor t[N] = {0};
+    struct qt_plan_item items[N] = {0};
+    struct group groups[3] = {{.choice = 1}, {.choice = 2}, {.choice = 2}};
+    size_t group_of[N];
+    const struct qt_budget_options opt = {.choices = choices, .nchoices = CHOICES};
+    struct budget b = {.opt = &opt, .groups = groups, .ngroups = 3, .group_of = group_of};
+    struct qt_budget out = {0};
+    (void)state;
+    for (size_t i = 0; i < N; i++) {
+        t[i].name = tensors[i].name;
+        t[i].count = tensors[i].group == 2 ? 1000 : 10; /* nf4 has most weights */
+        items[i].tensor = &t[i];
+        group_of[i] = tensors[i].group;
+    }
+    b.plan[0].items = items;
+    b.plan[0].count = N;
+    assert_int_equal(budget_rules(&out, &b, NULL), QT_OK);
+    assert_string_equal(out.scheme, "nf4");
+    assert_int_equal(out.nrules, 2);
+    assert_string_equal(out.rules[0].regex, "^m\\.layers\\.(0|10)\\.a\\+b\\x3dc\\.weight$");
+    assert_string_equal(out.rules[0].spec, "nf3");
+    assert_string_equal(out.rules[1].regex,
+                        "^m\\.layers\\.0\\.experts\\.[0-9]+\\.down_proj\\.weight$");
+    qt_budget_free(&out);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_knapsack),
+        cmocka_unit_test(test_knapsack_rounded),
+        cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_rules),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,41 @@
+/* The parts of choosing schemes for a size (private to verify/budget/). */
+#ifndef QT_VERIFY_BUDGET_BUDGET_H
+#define QT_VERIFY_BUDGET_BUDGET_H
+
+#include "verify/verify.h"
+
+enum { BUDGET_CHOICES = 16 };
+
+/* Tensors that get one scheme. */
+struct group {
+    char *key; /* "model.layers.0.self_attn.qkv": names the group in the state file */
+    uint64_t bytes[BUDGET_CHOICES];
+    double error[BUDGET_CHOICES];
+    double kld;    /* measured with the choice `base`; NaN: not measured */
+    size_t choice; /* the result */
+};
+
+struct budget {
+    const struct qt_ckpt *ckpt;
+    const struct qt_budget_options *opt;
+    struct qt_plan plan[BUDGET_CHOICES]; /* every choice for all tensors */
+    size_t *group_of;                    /* [plan items]; SIZE_MAX: takes no part */
+    struct group *groups;
+    size_t ngroups, capacity;
+    uint64_t fixed;  /* bytes of tensors that take no part, quantized or not */
+    uint64_t budget; /* bytes of the groups together */
+    size_t base;     /* the choice that is measured */
+};
+
+/* The group of a tensor, by its name; freed with qt_free (ties.c). */
+int budget_key(char **out, const char *name, struct qt_err *err);
+/* A regular expression for tensors that differ in the number of their decoder layer only: fills
+ * out->rules (ties.c). */
+int budget_rules(struct qt_budget *out, const struct budget *b, struct qt_err *err);
+/* Sets group.choice: least sum of cost[group * BUDGET_CHOICES + choice] within the budget
+ * (knapsack.c). */
+int budget_solve(struct budget *b, const double *cost, struct qt_err *err);
+/* Sets group.kld of all groups, from the state file or by measuring (measure.c). */
+int budget_measure(struct budget *b, struct qt_err *err);
+
+#endif
