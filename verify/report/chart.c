@@ -124,11 +124,11 @@ static double place_y(const struct chart *c, double v)
 /* "0.02", "500", "20k", "5M" */
 static const char *text_tick(char buf[32], double v)
 {
-    static const char units[] = {'\0', 'k', 'M', 'G', 'T'};
+    static const char *const units[] = {"", "k", "M", "G", "T"};
     size_t unit = 0;
-    for (; fabs(v) >= 1e3 && unit + 1 < sizeof units; unit++)
+    for (; fabs(v) >= 1e3 && unit + 1 < sizeof units / sizeof *units; unit++)
         v /= 1e3;
-    snprintf(buf, 32, "%.4g%.1s", v, &units[unit]);
+    snprintf(buf, 32, "%.4g%s", v, units[unit]);
     return buf;
 }
 
