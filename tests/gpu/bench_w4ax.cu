@@ -279,7 +279,8 @@ static __global__ void move_kernel(const uint4 *from, size_t in, uint4 *to, size
 
 static void bench_quantize(size_t k, size_t m)
 {
-    size_t token_bytes, in_bytes = m * k * 2, out_bytes = m * k + m * (k / 128) * 4 + 4096;
+    size_t token_bytes, in_bytes = m * k * 2;
+    const size_t out_bytes = (m * k + m * (k / 128) * 4 + 4096) / 128 * 128; /* codes: 128 bytes */
     char *base = (char *)gpu_alloc((size_t)4 << 30);
     int copies = copies_of(timer, in_bytes + out_bytes);
     if ((in_bytes + out_bytes) * (size_t)copies > (size_t)4 << 30)
