@@ -53,8 +53,8 @@ struct qt_factor_options {
     bool storage_order;   /* process columns in storage order instead of by activity */
     const uint8_t *class; /* [groups] lower classes are processed first; NULL: one class */
     /* Computes large matrix products for the lifetime of the factor. NULL or a host backend: the
-     * CPU. Solving n rows takes max(8 k^2, 4 k^2 + 8 n k) bytes of backend memory at most, and at
-     * most five FP32 matrices [n][k] of host memory. */
+     * CPU. A factor takes 8 k^2 bytes of backend memory, 24 k^2 while it is made, and 4 k^2 for the
+     * correction of input errors; rounding n rows takes 18 n k more. */
     struct qt_backend *backend;
     bool sums_on_backend; /* h, and `cross` of the corrections, are in backend memory */
 };

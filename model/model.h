@@ -153,6 +153,8 @@ struct qt_weights {
     bool (*shape)(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS]);
     /* Writes the whole tensor as FP32 to dst[count] in host memory. */
     int (*load)(void *ctx, const char *name, float *dst, struct qt_err *err);
+    /* True if the tensor is that of the source that these weights were made from; NULL: unknown. */
+    bool (*unchanged)(void *ctx, const char *name);
     struct qt_fake_quant fake_quant; /* rounding that these weights need; members NULL: none */
     /* The quantization_config of config.json that `load` undoes; NULL: there must be none. */
     const json_t *quantization;
@@ -307,6 +309,9 @@ void qt_layer_close(struct qt_layer *layer);
  * may only be closed. */
 int qt_layer_load(struct qt_layer *layer, size_t index, const struct qt_weights *w,
                   struct qt_err *err);
+/* The same, but copies tensors that are `unchanged` from a layer with the source's weights. */
+int qt_layer_load_from(struct qt_layer *layer, const struct qt_layer *source, size_t index,
+                       const struct qt_weights *w, struct qt_err *err);
 /* Loads other weights for the linears with this input. All else, simulated quantization included,
  * stays. After a failure the layer may only be closed. */
 int qt_layer_load_linears(struct qt_layer *layer, int input, const struct qt_weights *w,

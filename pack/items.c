@@ -322,6 +322,14 @@ static int current_load(void *ctx, const char *name, float *dst, struct qt_err *
     return rc;
 }
 
+static bool current_unchanged(void *ctx, const char *name)
+{
+    const struct qt_run *run = ctx;
+    size_t i;
+    return qt_run_find_item(&i, run, name, NULL) == QT_OK &&
+           (run->plan.items[i].copied || !run->entries[i]);
+}
+
 struct qt_weights qt_run_weights(struct qt_run *run)
 {
     return (struct qt_weights){
@@ -329,5 +337,6 @@ struct qt_weights qt_run_weights(struct qt_run *run)
         .ctx = run,
         .shape = current_shape,
         .load = current_load,
+        .unchanged = current_unchanged,
         .fake_quant = {.ctx = &run->acts, .input = run->acts.act ? qt_act_plan_input : NULL}};
 }

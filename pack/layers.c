@@ -51,6 +51,15 @@ static int current_load(void *ctx, const char *name, float *dst, struct qt_err *
     return l->current.load(l->current.ctx, name, dst, err);
 }
 
+static bool current_unchanged(void *ctx, const char *name)
+{
+    const struct layer_run *l = ctx;
+    for (size_t i = 0; i < l->count; i++)
+        if (l->packed[i].nsections && strcmp(l->linear[i].weight, name) == 0)
+            return false;
+    return l->current.unchanged(l->current.ctx, name);
+}
+
 /* ---- resuming ------------------------------------------------------------------------------- */
 
 /* Finds the layer's items and reads back those that are finished; l->pending counts the others. */
@@ -246,6 +255,7 @@ static int quantize_and_advance(struct layer_run *l, struct qt_sequential *seq, 
                                        .ctx = l,
                                        .shape = current_shape,
                                        .load = current_load,
+                                       .unchanged = current_unchanged,
                                        .fake_quant = l->current.fake_quant};
     const bool last = layer + 1 == qt_model_info(l->model)->layers;
     const int end = (int)qt_model_inputs(l->model, layer) - 1;

@@ -159,7 +159,11 @@ int qt_sequential_enter(struct qt_sequential *s, size_t layer, const struct qt_w
 {
     int rc = load_layer(&s->reference_layer, s, layer, &s->source, err);
     s->layer = layer;
-    return rc < 0 ? rc : load_layer(&s->quantized_layer, s, layer, current, err);
+    if (rc < 0)
+        return rc;
+    return s->quantized_layer
+               ? qt_layer_load_from(s->quantized_layer, s->reference_layer, layer, current, err)
+               : load_layer(&s->quantized_layer, s, layer, current, err);
 }
 
 int qt_sequential_reload(struct qt_sequential *s, int input, const struct qt_weights *current,

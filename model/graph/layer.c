@@ -88,8 +88,38 @@ static void point_to_rows(struct qt_layer *l)
     }
 }
 
-/* input: loads the linears with this input; -1: loads all parts. */
-static int load_parts(struct qt_layer *l, int input, const struct qt_weights *w, struct qt_err *err)
+static int copy_tensor(float **out, const float *from, size_t count, struct qt_backend *be,
+                       struct qt_err *err)
+{
+    int rc = QT_OK;
+    if (!*out)
+        QT_TRY(qt_backend_floats(out, be, count, 1, err));
+    QT_TRY(be->copy(be, *out, from, count * sizeof **out, err));
+done:
+    return rc;
+}
+
+/* Copies a part from `source`, or loads it if that is NULL or has other weights. */
+static int renew_part(struct qt_layer *l, size_t i, const struct qt_layer *source, float *staging,
+                      const struct qt_weights *w, struct qt_err *err)
+{
+    const struct part *part = &l->def->parts[i];
+    struct loaded *to = &l->parts[i];
+    int rc = QT_OK;
+    if (!source || !w->unchanged || (part->weight && !w->unchanged(w->ctx, part->weight)) ||
+        (part->bias && !w->unchanged(w->ctx, part->bias)))
+        return layer_load_part(to, part, staging, w, l->be, err);
+    if (part->weight)
+        QT_TRY(copy_tensor(&to->weight, source->parts[i].weight, part_count(part), l->be, err));
+    if (part->bias)
+        QT_TRY(copy_tensor(&to->bias, source->parts[i].bias, part->n, l->be, err));
+done:
+    return rc;
+}
+
+/* input: loads the linears with this input; -1: all parts. */
+static int load_parts(struct qt_layer *l, int input, const struct qt_layer *source,
+                      const struct qt_weights *w, struct qt_err *err)
 {
     const struct layer_def *def = l->def;
     const size_t parts = layer_parts(&l->model->cfg);
@@ -102,7 +132,7 @@ static int load_parts(struct qt_layer *l, int input, const struct qt_weights *w,
     QT_TRY(qt_array_new(&staging, largest, sizeof *staging, err));
     for (size_t i = 0; i < parts; i++)
         if (input < 0 || is_linear_of(def, i, input))
-            QT_TRY(layer_load_part(&l->parts[i], &def->parts[i], staging, w, l->be, err));
+            QT_TRY(renew_part(l, i, source, staging, w, err));
     point_to_rows(l);
 done:
     qt_free(staging);
@@ -122,6 +152,12 @@ static void free_parts(struct qt_layer *l)
  * with the same mixer: only a change between the kinds needs new memory. */
 int qt_layer_load(struct qt_layer *l, size_t layer, const struct qt_weights *w, struct qt_err *err)
 {
+    return qt_layer_load_from(l, NULL, layer, w, err);
+}
+
+int qt_layer_load_from(struct qt_layer *l, const struct qt_layer *source, size_t layer,
+                       const struct qt_weights *w, struct qt_err *err)
+{
     const struct layer_def *def = &l->model->layers[layer];
     if (l->def && (l->def->experts != def->experts || l->def->mixer != def->mixer))
         free_parts(l);
@@ -130,13 +166,13 @@ int qt_layer_load(struct qt_layer *l, size_t layer, const struct qt_weights *w, 
     l->fake_quant = w->fake_quant;
     l->window = l->model->cfg.windows[layer];
     l->no_rope = l->model->cfg.no_rope[layer];
-    return load_parts(l, -1, w, err);
+    return load_parts(l, -1, source, w, err);
 }
 
 int qt_layer_load_linears(struct qt_layer *l, int input, const struct qt_weights *w,
                           struct qt_err *err)
 {
-    return load_parts(l, input, w, err);
+    return load_parts(l, input, NULL, w, err);
 }
 
 static int new_experts(struct qt_layer *l, size_t rows, struct qt_err *err)

@@ -283,7 +283,7 @@ static void test_recurrences(size_t sequences, size_t seqlen, size_t heads, size
     struct array x = floats(m * width, 1), w = floats(width * 4, 1), c = zeros(m * width * 4);
     struct array a = floats(m * 2 * heads, 1), b = floats(m * 2 * heads, 1);
     struct array log = floats(2 * heads, 1), dt = floats(2 * heads, 1), y = zeros(m * values * 4);
-    struct qt_delta d = {seqlen, heads, 2 * heads, dim, dim + 1, NULL, NULL, NULL, 0};
+    struct qt_delta d = {seqlen, heads, 2 * heads, dim, dim + 1, NULL, NULL, NULL};
 #define CALL(be) be->convolve(be, c.be, x.be, w.be, m, seqlen, width, 4, &err)
     BOTH(CALL);
 #undef CALL

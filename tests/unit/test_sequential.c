@@ -54,6 +54,11 @@ static int load(void *ctx, const char *name, float *dst, struct qt_err *err)
     return QT_OK;
 }
 
+static bool unchanged(void *ctx, const char *name)
+{
+    return !is_changed(ctx, name);
+}
+
 /* Activations of a whole run through a layer: inputs, and hidden states in front of both
  * sublayers. */
 struct seen {
@@ -189,7 +194,7 @@ static void model_case(const char *dir, float scale, int skipped)
     struct fixture *f = calloc(1, sizeof *f);
     struct qt_sequential *s;
     struct changing c = {0};
-    struct qt_weights now = {.ctx = &c, .shape = shape, .load = load};
+    struct qt_weights now = {.ctx = &c, .shape = shape, .load = load, .unchanged = unchanged};
     expect_ok("ckpt", qt_ckpt_open(&f->ckpt, dir, &f->err), &f->err);
     expect_ok("backend", qt_backend_cpu_open(&f->be, &f->err), &f->err);
     f->source = c.source = qt_weights_of_ckpt(f->ckpt);
