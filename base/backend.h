@@ -128,8 +128,8 @@ struct qt_round_values {
     enum qt_scales scales;
     bool zeros; /* value[i] = code[i] = i, and zero-points are such values; else they are 0 */
     float first_scale; /* scale of a group of zeros, and while the search finds no other */
-    /* Search: the nominal scale times from + (to - from) i / steps for i = 0..steps, also negated if
-     * `mirrored`, then least-squares refinement. steps = 0: the nominal scale. */
+    /* Search: the nominal scale times from + (to - from) i / steps for i = 0..steps, also negated
+     * if `mirrored`, then least-squares refinement. steps = 0: the nominal scale. */
     unsigned steps;
     float from, to;
     bool mirrored;
@@ -284,8 +284,8 @@ struct qt_backend {
     int (*square_grad)(struct qt_backend *be, double *sum, float *grad, const float *y,
                        const float *target, float weight, size_t count, struct qt_err *err);
 
-    /* ---- Hessians; NULL if `host`: hessian/ computes there. order[k] is host memory: position p of
-     * h and v is column order[p] of the other matrices. ---- */
+    /* ---- Hessians; NULL if `host`: hessian/ computes there. order[k] is host memory: position p
+     * of h and v is column order[p] of the other matrices. ---- */
 
     /* h[k][k] = the symmetric matrix with the lower triangle of gram[k][k], times `scale`, plus
      * `damp` on the diagonal; v[k][k] = its upper triangular factor, h = v v^T. Sets *positive to

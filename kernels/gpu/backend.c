@@ -1,8 +1,8 @@
 /*
- * The CUDA backend. Matrix products use cuBLAS (product.c), Hessians and rounding have files of their
- * own (factor.c, round.c), everything else is in the kernels of math.cu. Attention is computed by products of panels, with the scores in scratch
- * memory. Gradients that are not matrix products are needed for learning only and are computed on
- * the CPU.
+ * The CUDA backend. Matrix products use cuBLAS (product.c), Hessians and rounding have files of
+ * their own (factor.c, round.c), everything else is in the kernels of math.cu. Attention is computed
+ * by products of panels, with the scores in scratch memory. Gradients that are not matrix products
+ * are needed for learning only and are computed on the CPU.
  */
 #include "kernels/gpu/product.h"
 

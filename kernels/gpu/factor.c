@@ -3,7 +3,7 @@
 
 enum {
     TILE = 128,  /* columns that a kernel factors at a time */
-    BLOCK = 512, /* columns that cuBLAS solves at a time; products do the rest */
+    BLOCK = 256, /* columns that cuBLAS solves at a time; products do the rest */
 };
 
 static int launched(int status, struct qt_err *err)

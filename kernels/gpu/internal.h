@@ -155,7 +155,7 @@ int gpu_math_add_lower(double *h, const float *product, size_t i0, size_t rows, 
 /* Replaces the lower triangle of a[n][n] (pitch: doubles from row to row) by its Cholesky factor.
  * Sets *failed (device memory) to 1 if a is not positive definite. Runs in one thread block. */
 int gpu_math_cholesky_tile(double *a, int n, size_t pitch, int *failed, void *stream);
-/* For the function `factor` of struct qt_backend: h[i][j] = gram[order[i]][order[j]] * scale in FP32;
+/* For the function `factor` of struct qt_backend: h[i][j] = gram[order[i]][order[j]] * scale, FP32;
  * a = the lower triangle of h with rows and columns reversed, in FP64; `damp` is added to both
  * diagonals. */
 int gpu_math_order_gram(float *h, double *a, const double *gram, const uint32_t *order,

@@ -8,6 +8,7 @@
 
 enum {
     BLOCK = 128, /* positions of a column block, unless a group is longer */
+    SPAN = 512,  /* positions whose errors go to those outside by one product */
     PANEL = 128, /* rows that converge together */
 };
 
@@ -18,7 +19,6 @@ struct rounding {
     struct gpu_round r;
     void *memory[24]; /* of r, and of the results */
     size_t allocated;
-    size_t staged_bytes;
     float *staged;             /* device [n][k]: weights in storage order */
     uint32_t *host;            /* [3 k + 2 groups] the tables of r */
     struct row_values *values; /* host */
@@ -178,24 +178,78 @@ static size_t block_columns(const struct rounding *s, size_t at)
     return end - at;
 }
 
-/* g of positions from `first` on += d[n][columns] times rows [at, at + columns) of m. */
-static int spread(struct rounding *s, const float *m, size_t at, size_t columns, size_t first,
-                  struct qt_err *err)
+/* Column blocks [first, end) of a span. */
+struct span {
+    size_t first, end;
+};
+
+static struct span span_at(const struct rounding *s, size_t first)
+{
+    struct span span = {first, first};
+    while (span.end < s->r.k && span.end - first < SPAN)
+        span.end += block_columns(s, span.end);
+    return span;
+}
+
+/* Lets the next kernel write changes of a column block in the span. */
+static void set_change(struct rounding *s, struct span span, size_t at)
+{
+    s->r.change = s->r.d + (at - span.first);
+    s->r.change_ld = span.end - span.first;
+}
+
+/* g of positions [from, to) += changes of positions [at, at + columns) times these rows of m. The
+ * factors are rounded to FP16: an error of 2^-12 of what a change adds to g is far smaller than a
+ * step of the values. */
+static int spread(struct rounding *s, const float *m, struct span span, size_t at, size_t columns,
+                  size_t from, size_t to, struct qt_err *err)
 {
     const size_t k = s->r.k;
     const struct gpu_product p = {.m = (int)s->r.n,
-                                  .n = (int)(k - first),
+                                  .n = (int)(to - from),
                                   .k = (int)columns,
                                   .alpha = 1,
                                   .beta = 1,
-                                  .a = s->r.d,
-                                  .b = m + at * k + first,
-                                  .c = s->r.g + first,
-                                  .lda = (int)columns,
+                                  .a = s->r.d + (at - span.first),
+                                  .b = m + at * k + from,
+                                  .c = s->r.g + from,
+                                  .lda = (int)(span.end - span.first),
                                   .ldb = (int)k,
                                   .ldc = (int)k,
                                   .count = 1};
-    return first < k ? gpu_product(s->products, &p, err) : QT_OK;
+    const bool half = s->products->half;
+    if (from >= to)
+        return QT_OK;
+    s->products->half = true;
+    int rc = gpu_product(s->products, &p, err);
+    s->products->half = half;
+    return rc;
+}
+
+/* Runs error compensation, or a round of descent, on all column blocks. */
+static int pass(struct rounding *s, bool descent, struct qt_err *err)
+{
+    const float *m = descent ? s->job->h : s->job->v;
+    void *stream = gpu_stream_of(s->gpu);
+    int rc = QT_OK;
+    for (struct span span = {0, 0}; span.end < s->r.k;) {
+        span = span_at(s, span.end);
+        for (size_t at = span.first, columns; at < span.end; at += columns) {
+            columns = block_columns(s, at);
+            set_change(s, span, at);
+            QT_TRY(launched(descent ? gpu_round_descend(&s->r, m, at, columns, stream)
+                                    : gpu_round_compensate(&s->r, m, at, columns, stream),
+                            err));
+            QT_TRY(spread(s, m, span, at, columns, descent ? span.first : at + columns, span.end,
+                          err));
+        }
+        const size_t columns = span.end - span.first;
+        if (descent)
+            QT_TRY(spread(s, m, span, span.first, columns, 0, span.first, err));
+        QT_TRY(spread(s, m, span, span.first, columns, span.end, s->r.k, err));
+    }
+done:
+    return rc;
 }
 
 /* out[n][k] = x h, for the symmetric h. */
@@ -271,18 +325,12 @@ done:
 
 static int compensate(double *total, struct rounding *s, struct qt_err *err)
 {
-    const size_t k = s->r.k;
     int rc;
-    QT_TRY(s->gpu->fill(s->gpu, s->r.g, 0, s->r.n * k * sizeof *s->r.g, err));
+    QT_TRY(s->gpu->fill(s->gpu, s->r.g, 0, s->r.n * s->r.k * sizeof *s->r.g, err));
     QT_TRY(s->gpu->fill(s->gpu, s->r.sum, 0, s->r.n * sizeof *s->r.sum, err));
     if (is_one_group(s))
         QT_TRY(fit(s, s->job->v, true, err));
-    for (size_t at = 0, columns; at < k; at += columns) {
-        columns = block_columns(s, at);
-        QT_TRY(launched(gpu_round_compensate(&s->r, s->job->v, at, columns, gpu_stream_of(s->gpu)),
-                        err));
-        QT_TRY(spread(s, s->job->v, at, columns, at + columns, err));
-    }
+    QT_TRY(pass(s, false, err));
     QT_TRY(download_sums(total, s, err));
 done:
     return rc;
@@ -297,11 +345,7 @@ static int descend(bool *active, double *total, struct rounding *s, struct qt_er
     int rc;
     QT_TRY(qt_array_new(&before, panels, sizeof *before, err));
     memcpy(before, s->error, panels * sizeof *before);
-    for (size_t at = 0, columns; at < s->r.k; at += columns) {
-        columns = block_columns(s, at);
-        QT_TRY(launched(gpu_round_descend(&s->r, s->job->h, at, columns, stream), err));
-        QT_TRY(spread(s, s->job->h, at, columns, 0, err));
-    }
+    QT_TRY(pass(s, true, err));
     if (s->r.hw)
         QT_TRY(launched(gpu_round_rescale(&s->r, stream), err));
     QT_TRY(launched(gpu_round_objective(&s->r, stream), err));

@@ -1,7 +1,8 @@
 /*
  * Rounding of a matrix on the GPU: the function `round` of struct qt_backend (private to kernels/).
  * round.c divides it into column blocks, round_kernels.cu has the kernels, round_row.h what they do
- * with a row. Positions are columns in processing order. All arrays are in device memory and row-major.
+ * with a row. Positions are columns in processing order. All arrays are in device memory and
+ * row-major.
  */
 #ifndef QT_KERNELS_GPU_ROUND_H
 #define QT_KERNELS_GPU_ROUND_H
@@ -23,7 +24,9 @@ struct gpu_round {
     float *w;                            /* [n][k] */
     float *hw;                           /* [n][k] H w, for gpu_round_rescale */
     float *g;                            /* [n][k] running sums */
-    float *d;      /* [n][k] errors w - q; or, densely, changes of a column block */
+    float *d;      /* [n][k] errors w - q, or changes of a span of column blocks */
+    float *change; /* place of a column block in d: [n][change_ld] */
+    size_t change_ld;
     uint8_t *rank; /* [n][k] index of each value */
     float *scale;  /* [n][groups] */
     uint8_t *zero; /* [n][groups] */
@@ -42,10 +45,10 @@ int gpu_round_diagonal(float *out, const float *m, size_t k, bool squared, void 
 int gpu_round_fit(const struct gpu_round *r, const float *h, void *stream);
 /* Rounds w to nearest. */
 int gpu_round_assign(const struct gpu_round *r, void *stream);
-/* Error compensation of `columns` positions from `at` on under v; d = w - q, and sum += terms. */
+/* Error compensation of `columns` positions from `at` on under v; change = w - q, sum += terms. */
 int gpu_round_compensate(const struct gpu_round *r, const float *v, size_t at, size_t columns,
                          void *stream);
-/* Coordinate descent under h; d = change of w - q. */
+/* Coordinate descent under h; change = that of w - q. */
 int gpu_round_descend(const struct gpu_round *r, const float *h, size_t at, size_t columns,
                       void *stream);
 /* d[n][k] = w - q. */

@@ -42,7 +42,7 @@ static __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     if (row >= r.n)
         return;
-    float *d = r.d + row * columns;
+    float *d = r.change + row * r.change_ld;
     if (DESCENT && r.skip[row]) {
         for (int c = lane; c < columns; c += 32)
             d[c] = 0;

@@ -1,10 +1,10 @@
 /*
- * Rounding of one row by one warp: the functions that round_kernels.cu runs on the GPU and tests run on the
- * CPU. Methods: hessian/compensate.c, hessian/descent.c, pack/schemes/codebook.c.
+ * Rounding of one row by one warp: the functions that round_kernels.cu runs on the GPU, and tests on
+ * the CPU. Methods: hessian/compensate.c, hessian/descent.c, pack/schemes/codebook.c.
  *
- * The columns of a column block are spread over ROW_LANES lanes, `cols` per lane: column c is element
- * c / ROW_LANES of the arrays [cols] of lane c % ROW_LANES. On the CPU there is one lane. All lanes
- * call the functions together; other arguments are the same in all lanes.
+ * The columns of a column block are spread over ROW_LANES lanes, `cols` per lane: column c is
+ * element c / ROW_LANES of the arrays [cols] of lane c % ROW_LANES. On the CPU there is one lane.
+ * All lanes call the functions together; other arguments are the same in all lanes.
  */
 #ifndef QT_KERNELS_GPU_ROUND_ROW_H
 #define QT_KERNELS_GPU_ROUND_ROW_H
@@ -324,8 +324,8 @@ ROW void row_inverse_diagonal(float *inverse, const struct row_block *b, int col
 
 /*
  * Chooses the parameters of the group of columns [from, end) during compensation. Its targets are
- * the optimum without rounding for the errors so far: the e for which every term of the objective is
- * 0, by forward substitution.
+ * the optimum without rounding for the errors so far: the e for which every term of the objective
+ * is 0, by forward substitution.
  */
 ROW struct row_group row_begin(const struct row_block *b, struct row_state *s, int cols,
                                const float *w, const float *g, const float *inverse, int from,

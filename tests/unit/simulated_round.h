@@ -90,7 +90,7 @@ static int round_block(const struct gpu_round *r, const float *m, size_t at, siz
     for (size_t row = 0; row < r->n; row++) {
         struct row_state s = {r->scale + row * r->groups, r->zero + row * r->groups, x, h, 0};
         const size_t first = row * r->k + at;
-        float g[GPU_ROUND_WIDEST], *d = r->d + row * columns;
+        float g[GPU_ROUND_WIDEST], *d = r->change + row * r->change_ld;
         int rank[GPU_ROUND_WIDEST];
         memset(d, 0, columns * sizeof *d);
         if (descent && r->skip[row])

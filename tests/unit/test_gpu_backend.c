@@ -1,8 +1,9 @@
 /*
  * The host code of the CUDA backend on a simulated device: device memory is host memory, cuBLAS is
- * OpenBLAS, and the kernels for matrix products and attention are C loops. Other kernels are
- * missing. This checks the division into panels, 3xTF32 parts and heads without a GPU;
- * tests/gpu/test_backend.c checks the kernels.
+ * OpenBLAS, and the kernels for matrix products, attention, Hessians and rounding are C loops. Other
+ * kernels are missing. This checks the division into panels, 3xTF32 parts, heads and column blocks,
+ * and the rounding of a row, without a GPU; tests/gpu/test_backend.c and test_round.c check the
+ * kernels.
  */
 #include "backend_fixture.h"
 
@@ -689,6 +690,7 @@ static void rounding(void **state)
         round_case(specs[i], 9, 64 + random_size(0, 60), (enum kind)(1 + i % (KINDS - 1)));
     }
     round_case("nf3", 5, 300, PLAIN);
+    round_case("nf4", 258, 580 + random_size(0, 9), PLAIN); /* two spans, products in FP16 */
     round_case("fp5", 5, 300, PLAIN);
     round_case("int4:g=256", 5, 600, PLAIN);
 }
