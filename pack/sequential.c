@@ -1,7 +1,8 @@
 /* Hidden states of the calibration windows, and sums over linear inputs, in both models. */
 #include "pack/sequential.h"
 
-enum { CHUNK_TOKENS = 4096 }; /* approximately: whole windows that are observed at once */
+/* Approximately: whole windows that are observed at once; APART: in memory that is not the host's. */
+enum { CHUNK_TOKENS = 4096, CHUNK_TOKENS_APART = 16384 };
 
 struct qt_sequential {
     const struct qt_calibration *data;
@@ -43,7 +44,8 @@ struct qt_sequential {
 
 static size_t chunk_tokens(const struct qt_sequential *s)
 {
-    size_t windows = CHUNK_TOKENS / s->data->seqlen;
+    const size_t tokens = s->be->host ? CHUNK_TOKENS : CHUNK_TOKENS_APART;
+    const size_t windows = tokens / s->data->seqlen;
     return qt_min_size((windows ? windows : 1) * s->data->seqlen, s->tokens);
 }
 

@@ -294,7 +294,7 @@ int qt_layer_grad(struct qt_layer *layer, float *grad, const struct qt_layer_gra
     if (part)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "learning does not support %s", part);
     QT_TRY(layer_check_length(layer->model, m, seqlen, err));
-    rows = layer_chunk(m, seqlen);
+    rows = layer_chunk(LAYER_TOKENS, m, seqlen);
     QT_TRY(prepare(layer, rows, seqlen, err));
     for (size_t at = 0; at < m; at += rows) {
         const struct layer_run run = {

@@ -93,7 +93,7 @@ static int run_sublayers(sublayer *const sublayers[2], const struct layer_run *a
     size_t rows;
     int rc = QT_OK;
     QT_TRY(layer_check_length(all->layer->model, m, all->seqlen, err));
-    rows = layer_chunk(m, all->seqlen);
+    rows = layer_chunk(all->layer->be->host ? LAYER_TOKENS : LAYER_TOKENS_APART, m, all->seqlen);
     QT_TRY(layer_prepare(all->layer, rows, all->seqlen, err));
     for (size_t at = 0; at < m; at += rows) {
         struct layer_run r = *all;

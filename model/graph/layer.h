@@ -6,8 +6,9 @@
 #include "model/graph/internal.h"
 
 /* Approximate number of tokens of a chunk, in decoder layers and in the head. Large enough for
- * efficient matrix products; fixed, so that results do not depend on the machine. */
-enum { LAYER_TOKENS = 2048, HEAD_TOKENS = 512 };
+ * efficient matrix products; fixed, so that results do not depend on the machine. APART: forward, if
+ * backend memory is not that of the host; a GPU converts the weights for every product. */
+enum { LAYER_TOKENS = 2048, LAYER_TOKENS_APART = 8192, HEAD_TOKENS = 512 };
 
 /* The weights of a part in backend memory; NULL: none. */
 struct loaded {
@@ -111,10 +112,10 @@ int layer_check_length(const struct qt_model *model, size_t m, size_t seqlen, st
  * the tables). */
 int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err *err);
 
-/* Number of tokens of a chunk: whole sequences, about LAYER_TOKENS. */
-static inline size_t layer_chunk(size_t m, size_t seqlen)
+/* Number of tokens of a chunk: whole sequences, about `tokens`. */
+static inline size_t layer_chunk(size_t tokens, size_t m, size_t seqlen)
 {
-    return qt_min_size(m, seqlen < LAYER_TOKENS ? LAYER_TOKENS / seqlen * seqlen : seqlen);
+    return qt_min_size(m, seqlen < tokens ? tokens / seqlen * seqlen : seqlen);
 }
 
 /* y[m][n] = linear of x[m][k]. part: index by part_at(). */
