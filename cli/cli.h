@@ -328,12 +328,12 @@ struct budget_options {
      .offset = offsetof(type, member.bpw),                                                         \
      .metavar = "BITS",                                                                            \
      .help = "instead of --scheme: choose a scheme for each tensor, so that quantized weights "    \
-             "have BITS bits on average, with scales, tables and padding"},                        \
+             "have at most BITS bits on average, with scales, tables and padding"},                \
         {.name = "target-size",                                                                    \
          .kind = OPT_STRING,                                                                       \
          .offset = offsetof(type, member.size),                                                    \
          .metavar = "SIZE",                                                                        \
-         .help = "the same for a size of all tensors: 5GB, 700MiB"},                               \
+         .help = "the same for a largest size of all tensors: 5GB, 700MiB"},                       \
         {.name = "choices",                                                                        \
          .kind = OPT_STRING,                                                                       \
          .offset = offsetof(type, member.choices),                                                 \
@@ -342,8 +342,8 @@ struct budget_options {
     {                                                                                              \
         .name = "sensitivity", .kind = OPT_STRING, .offset = offsetof(type, member.state),         \
         .metavar = "FILE",                                                                         \
-        .help = "keep the measured divergences in FILE, which another run with the same "          \
-                "checkpoint and --data reads"                                                      \
+        .help = "with --data: keep the measured divergences in FILE, which another run with the "  \
+                "same checkpoint and data reads"                                                   \
     }
 
 bool budget_wanted(const struct budget_options *o);

@@ -462,10 +462,11 @@ const struct command cmd_generate = {
     .summary = "continue a text",
     .description =
         "Runs the model and prints the text that follows the prompt, token by token, until a token "
-        "ends the text (eos_token_id of generation_config.json or config.json) or --max-tokens are "
-        "there. Weights are dequantized to FP32 and all of them are held in memory: this shows "
-        "what a model says, not how fast runtimes serve it. Checksums of containers are checked "
-        "first. The same prompt, options and machine give the same text.\n\n"
+        "ends the text (eos_token_id of generation_config.json or config.json) or until "
+        "--max-tokens have been generated. Weights are dequantized to FP32 and all of them are "
+        "held in memory: this shows what a model says, not how fast runtimes serve it. Checksums "
+        "of containers are checked first. The same prompt, options and machine give the same "
+        "text.\n\n"
         "With --json, the document has the token ids and the text of each sequence.",
     .examples =
         "  qtool generate examples/nano-llama --prompt 'Once upon a time'\n"

@@ -14,6 +14,19 @@ static bool takes_part(const struct budget *b, size_t i)
     return b->plan[0].items[i].linear;
 }
 
+/* Bytes of a tensor that takes no part. The most common choice becomes its scheme if that can
+ * quantize it; which one that is does not show before the choice, so the most is counted. */
+static uint64_t fixed_bytes(const struct budget *b, size_t i)
+{
+    uint64_t most = 0;
+    for (size_t c = 0; c < b->opt->nchoices; c++) {
+        const struct qt_plan_item *item = &b->plan[c].items[i];
+        const uint64_t bytes = item->copied ? item->tensor->nbytes : qt_packed_bytes(item->packed);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
 static int find_group(size_t *out, struct budget *b, json_t *numbers, const char *name,
                       struct qt_err *err)
 {
@@ -44,7 +57,7 @@ static int make_groups(struct budget *b, struct qt_err *err)
         const struct qt_plan_item *item = &plan->items[i];
         b->group_of[i] = SIZE_MAX;
         if (!takes_part(b, i)) {
-            b->fixed += item->copied ? item->tensor->nbytes : qt_packed_bytes(item->packed);
+            b->fixed += fixed_bytes(b, i);
             continue;
         }
         QT_TRY(find_group(&b->group_of[i], b, numbers, item->tensor->name, err));
@@ -81,7 +94,7 @@ static int find_budget(struct budget *b, struct qt_err *err)
             continue;
         weights += plan->items[i].tensor->count;
         if (b->group_of[i] == SIZE_MAX)
-            fixed_packed += qt_packed_bytes(plan->items[i].packed);
+            fixed_packed += fixed_bytes(b, i);
     }
     for (size_t g = 0; g < b->ngroups; g++) {
         uint64_t smallest = b->groups[g].bytes[0];
@@ -213,7 +226,7 @@ static void fill(struct qt_budget *out, const struct budget *b, const double *co
             continue;
         weights += (double)plan->items[i].tensor->count;
         if (b->group_of[i] == SIZE_MAX)
-            packed += (double)qt_packed_bytes(plan->items[i].packed);
+            packed += (double)fixed_bytes(b, i);
     }
     out->bpw = 8 * packed / weights;
 }
