@@ -21,6 +21,7 @@
 #   tiny-llama       w4ax, 16 x 256                      138       145
 #   tiny-llama       w4ax, 64 x 512                      222       230
 #   tiny-llama       mix24, 16 x 256                     138       134
+#   tiny-llama       mix24, 64 x 512                     222       219
 #   tiny-llama       nf4:learn=1, 16 x 256               208       146
 #   tiny-llama       nf4:learn=1, 64 x 512               267       236
 #   2048 channels    nf4, 2 x 64                        1368      1329
