@@ -114,7 +114,7 @@ struct qt_channels {
     uint32_t *hist; /* [k][QT_HIST_BINS] number of tokens per bin of |x|; NULL: not counted */
 };
 
-/* What a scale can be: any FP16 value; a power of two; 8 times a positive value of E4M3FN. */
+/* A scale is any FP16 value, a power of two, or 8 times a positive value of E4M3FN. */
 enum qt_scales { QT_SCALES_F16, QT_SCALES_POWERS, QT_SCALES_E4M3 };
 
 /* Values that weights are rounded to: scale * (value[i] - zero), with a scale and a zero-point for

@@ -299,7 +299,7 @@ const struct qt_gguf_family *qt_gguf_family_at(size_t i);
 /* NULL: not in the table. */
 const struct qt_gguf_family *qt_gguf_family_find(const char *family);
 
-/* What a tensor becomes. */
+/* The GGUF tensor that a checkpoint's tensor becomes. */
 struct qt_gguf_place {
     char name[QT_GGUF_NAME];
     size_t layer; /* 0: of none */

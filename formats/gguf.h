@@ -70,7 +70,7 @@ bool qt_gguf_is(const struct qt_gguf_text *text, const char *s);
 
 /* ---- names (gguf_names.c) ------------------------------------------------------------------- */
 
-/* What a tensor is in a checkpoint of transformers. */
+/* The tensor of a transformers checkpoint from which a GGUF tensor was made. */
 struct qt_gguf_origin {
     char name[2 * QT_GGUF_NAME];
     size_t layer;

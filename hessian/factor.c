@@ -110,8 +110,8 @@ static void store_row(void *ctx, size_t i)
         r->f->v[i * k + j] = (float)r->a[(k - 1 - i) * k + (k - 1 - j)];
 }
 
-/* What an attempt to factor needs: memory on the host, where h is in processing order already, or
- * the sums on a backend. */
+/* An attempt to factor uses `a` on the host, where h is in processing order already, or `gram` on a
+ * backend. */
 struct attempt {
     struct qt_factor *f;
     double *a;          /* host, [k][k] */

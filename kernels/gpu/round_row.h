@@ -274,7 +274,7 @@ ROW_CALL struct row_group row_fit(const struct row_values *t, const struct row_t
 
 /* ---- a column block ------------------------------------------------------------------------- */
 
-/* What the rows of a column block share. */
+/* All rows of a column block share this. */
 struct row_block {
     const struct row_values *t;
     int n;          /* columns, at most cols * ROW_LANES */

@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#define FILE_LIMIT  ((size_t)256 << 20)
 #define REPLACEMENT "\xef\xbf\xbd" /* U+FFFD */
 
 enum { MAX_STEPS = 64 };
@@ -388,7 +387,7 @@ int qt_detokenizer_open(struct qt_detokenizer **out, const struct qt_tokenizer *
     QT_TRY(qt_array_new(&d, 1, sizeof *d, err));
     *d = (struct qt_detokenizer){.vocab = qt_tokenizer_vocab(tok)};
     QT_TRY(qt_path_join(&d->file, dir, "tokenizer.json", err));
-    QT_TRY(qt_json_load_lenient(&d->root, d->file, FILE_LIMIT, err));
+    QT_TRY(qt_json_load_lenient(&d->root, d->file, QT_TOKENIZER_LIMIT, err));
     QT_TRY(load_tokens(d, err));
     const json_t *decoder = json_object_get(d->root, "decoder");
     if (decoder && !json_is_null(decoder))

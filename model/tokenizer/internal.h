@@ -21,6 +21,9 @@
 #include "model/model.h"
 #include "model/tokenizer/bpe.h"
 
+/* The largest published tokenizer.json files have about 35 MB. */
+#define QT_TOKENIZER_LIMIT ((size_t)256 << 20)
+
 /* ---- text ----------------------------------------------------------------------------------- */
 
 /* A growing byte string; zero-initialized, data freed by qt_free. Growing beyond `limit` bytes is

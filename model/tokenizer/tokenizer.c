@@ -3,9 +3,6 @@
 
 #include <string.h>
 
-/* The largest published tokenizer.json files have about 35 MB. */
-#define FILE_LIMIT ((size_t)256 << 20)
-
 enum { MAX_ADDED_BYTES = 4096 }; /* bounds the work per byte of text */
 
 struct qt_tokenizer {
@@ -274,7 +271,7 @@ static int read_config(json_t **config, const struct qt_tokenizer *tok, struct q
     int rc;
     *config = NULL;
     /* Parsed as data: an unknown model_max_length is written as 1000000000000000019884624838656. */
-    QT_TRY(qt_file_read(&text, &size, tok->config_file, FILE_LIMIT, err));
+    QT_TRY(qt_file_read(&text, &size, tok->config_file, QT_TOKENIZER_LIMIT, err));
     QT_TRY(qt_json_parse_data(config, text, size, 1, "\\ufffd", tok->config_file, err));
     if (!json_is_object(*config))
         rc = qt_fail(err, QT_E_INPUT, tok->config_file, NULL, "not a JSON object");
@@ -349,7 +346,7 @@ int qt_tokenizer_open(struct qt_tokenizer **out, const char *dir, struct qt_err 
     QT_TRY(qt_array_new(&tok, 1, sizeof *tok, err));
     QT_TRY(qt_path_join(&tok->file, dir, "tokenizer.json", err));
     QT_TRY(qt_path_join(&tok->config_file, dir, "tokenizer_config.json", err));
-    QT_TRY(qt_json_load_lenient(&root, tok->file, FILE_LIMIT, err));
+    QT_TRY(qt_json_load_lenient(&root, tok->file, QT_TOKENIZER_LIMIT, err));
     QT_TRY(load_tokenizer(tok, root, err));
     *out = tok;
     tok = NULL;

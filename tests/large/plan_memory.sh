@@ -26,42 +26,19 @@
 #   tiny-llama       nf4:learn=1, 64 x 512               267       236
 #   2048 channels    nf4, 2 x 64                        1368      1329
 
-build=${1:?usage: tests/large/plan_memory.sh BUILD CKPT DATA [SCHEME...]} ckpt=${2:?CKPT}
-text=${3:?DATA}
-shift 3
-[ $# -gt 0 ] || set -- nf4 int4 fp6 mix24 w4ax nf4:learn=1
-[ -r "$ckpt/config.json" ] && [ -r "$text" ] || {
-    echo "SKIP: no $ckpt or $text"
-    echo "0 passed, 0 failed, 1 skipped"
-    exit 0
-}
-dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
-trap 'exit 1' INT TERM
-passed=0 failed=0
+. "${0%/*}/plan.sh"
 
 # compare SCHEME [OPTION...]
 compare() {
-    plan=$("$build/qtool" plan "$ckpt" --scheme "$@" --threads 2 --json |
-        sed -n 's/.*"peak_bytes": \([0-9]*\).*/\1/p')
-    rm -rf "$dir/out"
-    peak=$("$build/tests/peak" 1000000 "$build/qtool" quantize "$ckpt" -o "$dir/out" --scheme "$@" \
-        --threads 2 -q 2>&1 >/dev/null | sed -n 's/.*peak_mib \([0-9]*\).*/\1/p')
+    plan=$(planned peak_bytes "$@") peak=$(measured peak_mib "$@")
     plan=$((${plan:-0} / 1048576)) peak=${peak:-0}
     apart=$((plan > peak ? plan - peak : peak - plan))
     echo "$*: predicted $plan MiB, measured $peak MiB"
-    if [ "$plan" -gt 0 ] && [ "$peak" -gt 0 ] && [ $apart -le $((peak / 10 + 64)) ]; then
-        passed=$((passed + 1))
-    else
-        failed=$((failed + 1))
-    fi
+    count [ "$plan" -gt 0 -a "$peak" -gt 0 -a $apart -le $((peak / 10 + 64)) ]
 }
 
 for scheme; do
     case $scheme in w4ax* | *learn=1*) ;; *) compare "$scheme" ;; esac
-    for windows in ${SIZES-2x256 16x256 64x512}; do
-        compare "$scheme" --data "$text" --samples "${windows%x*}" --seqlen "${windows#*x}"
-    done
+    with_data "${SIZES-2x256 16x256 64x512}" "$scheme"
 done
-echo "$passed passed, $failed failed, 0 skipped"
-[ $failed -eq 0 ]
+finish

@@ -2,8 +2,7 @@
  * GGUF files as checkpoints: what is refused, and damaged headers. test_sources.c compares values;
  * tests/cli/gguf_source.t runs the program on them.
  */
-#include "formats/formats.h"
-#include "tests/unit/fixture.h"
+#include "ckpt_fixture.h"
 
 #define GOLDEN "tests/golden/sources/gguf_mixtral/model.gguf"
 
@@ -18,27 +17,6 @@ static struct file load(void)
     struct qt_err err = {0};
     expect_ok(GOLDEN, qt_file_read(&f.data, &f.size, GOLDEN, 1 << 20, &err), &err);
     return f;
-}
-
-/* Opens the file and reads all tensors; the result is the first failure. */
-static int read_all(const char *path, struct qt_err *err)
-{
-    struct qt_ckpt *ckpt;
-    struct qt_blob blob;
-    int rc = qt_ckpt_open(&ckpt, path, err);
-    if (rc < 0)
-        return rc;
-    rc = qt_ckpt_check_readable(ckpt, err);
-    for (size_t i = 0; i < qt_ckpt_count(ckpt) && rc == QT_OK; i++) {
-        const struct qt_tensor *t = qt_ckpt_tensor(ckpt, i);
-        rc = qt_ckpt_read(&blob, ckpt, t, err);
-        if (rc < 0)
-            break;
-        assert_int_equal(blob.size, t->nbytes);
-        qt_blob_free(&blob);
-    }
-    qt_ckpt_close(ckpt);
-    return rc;
 }
 
 static void expect_refused(const char *path, size_t at, int rc, const struct qt_err *err)
@@ -75,7 +53,7 @@ static void test_truncated(void **state)
     for (size_t n = 0; n < f.size; n += n < header ? 1 : 97) {
         struct qt_err err = {0};
         const char *path = fixture_write(dir, "model.gguf", f.data, n);
-        const int rc = read_all(path, &err);
+        const int rc = ckpt_read_all(path, &err);
         expect_refused(path, n, rc, &err);
     }
     qt_free(f.data);
@@ -95,7 +73,7 @@ static void test_changed(void **state)
         const char before = f.data[i];
         f.data[i] = (char)values[i / 2 % sizeof values];
         const char *path = fixture_write(dir, "model.gguf", f.data, f.size);
-        const int rc = read_all(path, &err);
+        const int rc = ckpt_read_all(path, &err);
         if (rc < 0)
             expect_refused(path, i, rc, &err);
         refused += rc < 0;
@@ -114,7 +92,7 @@ static void test_out_of_memory(void **state)
     for (; rc != QT_OK; n++) {
         struct qt_err err = {0};
         qt_mem_fail_after(n);
-        rc = read_all(GOLDEN, &err);
+        rc = ckpt_read_all(GOLDEN, &err);
         qt_mem_fail_after(-1);
         if (rc != QT_OK)
             expect_error("open", rc, QT_E_RESOURCE, "out of memory", &err);
@@ -230,7 +208,7 @@ static void test_refusals(void **state)
         struct file f = {NULL, 0};
         struct qt_err err = {0};
         write_example(&f, &examples[i]);
-        const int rc = read_all(fixture_write(dir, "model.gguf", f.data, f.size), &err);
+        const int rc = ckpt_read_all(fixture_write(dir, "model.gguf", f.data, f.size), &err);
         expect_error(examples[i].what, rc, examples[i].status, examples[i].fragment, &err);
         free(f.data);
     }
@@ -239,8 +217,8 @@ static void test_refusals(void **state)
     struct qt_err err = {0};
     write_example(&f, &examples[sizeof examples / sizeof *examples - 1]);
     fixture_write(dir, "tokenizer.json", "{}", 2);
-    expect_ok("tokenizer.json", read_all(fixture_write(dir, "model.gguf", f.data, f.size), &err),
-              &err);
+    expect_ok("tokenizer.json",
+              ckpt_read_all(fixture_write(dir, "model.gguf", f.data, f.size), &err), &err);
     free(f.data);
     fixture_remove(dir);
 }

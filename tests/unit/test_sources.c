@@ -2,9 +2,8 @@
  * Quantized and stacked checkpoints: tests/golden/sources has checkpoints and what they stand for
  * (tests/oracle/make_source_golden.py). All bits are compared.
  */
-#include "formats/formats.h"
+#include "ckpt_fixture.h"
 #include "pack/pack.h"
-#include "tests/unit/fixture.h"
 
 #include <dirent.h>
 
@@ -260,27 +259,6 @@ static void write_mutant(const char *dir, char *text, size_t size, uint64_t *see
     json_decref(header);
 }
 
-/* Opens the checkpoint and reads all tensors; the result is the first failure. */
-static int read_all(const char *dir, struct qt_err *err)
-{
-    struct qt_ckpt *ckpt;
-    struct qt_blob blob;
-    int rc = qt_ckpt_open(&ckpt, dir, err);
-    if (rc < 0)
-        return rc;
-    rc = qt_ckpt_check_readable(ckpt, err);
-    for (size_t i = 0; i < qt_ckpt_count(ckpt) && rc == QT_OK; i++) {
-        const struct qt_tensor *t = qt_ckpt_tensor(ckpt, i);
-        rc = qt_ckpt_read(&blob, ckpt, t, err);
-        if (rc < 0)
-            break;
-        assert_int_equal(blob.size, t->nbytes);
-        qt_blob_free(&blob);
-    }
-    qt_ckpt_close(ckpt);
-    return rc;
-}
-
 static void check_mutants(const char *name, uint64_t seed, size_t *refused)
 {
     enum { TIMES = 40, LIMIT = 1 << 20 };
@@ -299,7 +277,7 @@ static void check_mutants(const char *name, uint64_t seed, size_t *refused)
         write_mutant(dir, text, size, &seed);
         qt_free(text);
         err = (struct qt_err){0};
-        const int rc = read_all(dir, &err);
+        const int rc = ckpt_read_all(dir, &err);
         if (rc < 0 && ((rc != QT_E_INPUT && rc != QT_E_UNSUPPORTED) || !*err.reason || !*err.file))
             fail_msg("%s, seed %llu: status %d: %s: %s", name, (unsigned long long)now, rc,
                      err.file, err.reason);
@@ -337,7 +315,7 @@ static void test_out_of_memory(void **state)
         for (; rc != QT_OK; n++) {
             struct qt_err err = {0};
             qt_mem_fail_after(n);
-            rc = read_all(path, &err);
+            rc = ckpt_read_all(path, &err);
             qt_mem_fail_after(-1);
             if (rc != QT_OK)
                 expect_error(names[i], rc, QT_E_RESOURCE, "out of memory", &err);
@@ -432,8 +410,8 @@ static void test_unreadable(void **state)
             *c = *c == '\'' ? '"' : *c;
         expect_ok("parse", qt_json_parse(&list, text, strlen(text), "f", &err), &err);
         write_ones(dir, list);
-        expect_error(unreadable[i].name, read_all(dir, &err), QT_E_INPUT, unreadable[i].fragment,
-                     &err);
+        expect_error(unreadable[i].name, ckpt_read_all(dir, &err), QT_E_INPUT,
+                     unreadable[i].fragment, &err);
         json_decref(list);
         fixture_remove(dir);
     }

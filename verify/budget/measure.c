@@ -58,7 +58,7 @@ static int measure(double *out, const struct budget *b, size_t group, struct qt_
 
 enum { MAX_STATE = 64 << 20 };
 
-/* What the measurements depend on. */
+/* Returns the facts that measurements depend on: a state file with others is refused. NULL: failed. */
 static json_t *state_head(const struct budget *b, struct qt_err *err)
 {
     const struct qt_budget_options *o = b->opt;

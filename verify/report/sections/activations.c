@@ -36,7 +36,7 @@ struct outlier {
     double absmax, rms, ratio;
 };
 
-/* What is gathered from a calibration file, one linear input at a time. */
+/* Each linear input of a calibration file adds to these figures. */
 struct gathered {
     double bins[QT_INPUTS][QT_HIST_BINS];
     struct outlier top[OUTLIERS]; /* the largest ratios, in descending order */
