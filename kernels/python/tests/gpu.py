@@ -1,6 +1,6 @@
 """Operators and transformers on a GPU, against the reference decoders.
 
-usage: gpu.py QTOOL CHECKPOINT CALIB WORK [matmul] [w4ax] [graphs] [kv4] [model]
+usage: gpu.py QTOOL CHECKPOINT CALIB WORK [matmul] [w4ax] [graphs] [kv4] [model[=SCHEME,...]]
 
 CHECKPOINT: a small model of the family llama; CALIB: text for w4ax. Prints one line per check and
 ends with status 1 if one failed. QTOOL_KERNELS: path of libqtool_kernels.so.
@@ -217,13 +217,12 @@ def used(cache, table, lengths):
 
 # ---- transformers -------------------------------------------------------------------------------
 
-def model():
+def model(names="nf4,nf3,lut3,fp6,int4,int8,mix24,nvfp4,w4ax-block,w4ax-int"):
     from transformers import AutoModelForCausalLM
 
     ids = (torch.arange(96) * 37 % 1000 + 3)[None].cuda()
-    for scheme in ["nf4", "nf3", "lut3", "fp6", "int4", "int8", "mix24:order=none,fit=minmax",
-                   "nvfp4", "w4ax-block", "w4ax-int"]:
-        name = scheme.partition(":")[0]
+    for name in names.split(","):
+        scheme = "mix24:order=none,fit=minmax" if name == "mix24" else name
         path = w4ax_container(name[5:]) if name.startswith("w4ax") else \
             quantize(checkpoint, os.path.join(work, "t-" + name), "--scheme", scheme)
         fused = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float16).to("cuda")
@@ -246,7 +245,8 @@ def model():
 
 
 for part in parts:
-    {"matmul": matmul, "w4ax": w4ax, "graphs": graphs, "kv4": kv4_cache, "model": model}[part]()
+    part, *names = part.split("=")
+    {"matmul": matmul, "w4ax": w4ax, "graphs": graphs, "kv4": kv4_cache, "model": model}[part](*names)
 print(json.dumps({"failed": failed, "torch": torch.__version__,
                   "device": torch.cuda.get_device_name()}))
 sys.exit(failed > 0)

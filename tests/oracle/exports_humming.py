@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""Exports in Humming's kernels: products of a model's matrices against FP64 products of the weights.
+
+usage: exports_humming.py QTOOL CHECKPOINT [SCHEME...]      needs humming-kernels and a GPU
+
+For each SCHEME: quantizes the checkpoint without data, exports it as `humming` and as `dense`, loads
+matrices of the first by Humming itself, unmodified, and multiplies random activations in FP16.
+Prints one line per scheme; exit status 1 if an error (RMS, relative to the product's RMS) exceeds
+2^-11, which is what one rounding of the weights and one of the result give.
+"""
+import os
+import subprocess
+import sys
+import tempfile
+
+import torch
+from humming.layer import HummingLayer
+from safetensors import safe_open
+
+SCHEMES = ["fp6", "fp6:e=2", "fp5", "fp4", "fp7", "fp8:max=448", "int2", "int3", "int4",
+           "int4:g=64,zero=group", "int8"]
+MODULES = ["self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.down_proj"]
+LIMIT = 2.0**-11
+
+
+def run(*args):
+    subprocess.run(args + ("-q",), check=True, stdout=subprocess.DEVNULL)
+
+
+def worst_error(qtool, checkpoint, scheme, directory):
+    container, export, dense = (os.path.join(directory, n) for n in "cxd")
+    run(qtool, "quantize", checkpoint, "-o", container, "--scheme", scheme)
+    run(qtool, "export", container, "-o", export, "--format", "humming")
+    run(qtool, "export", container, "-o", dense, "--format", "dense", "--dtype", "float32")
+    worst = 0.0
+    with safe_open(os.path.join(dense, "model.safetensors"), "pt", device="cuda") as weights:
+        for module in MODULES:
+            name = "model.layers.0." + module
+            w = weights.get_tensor(name + ".weight").double()
+            layer = HummingLayer.from_safetensors(export, name, torch_dtype=torch.float16).cuda()
+            layer.transform()
+            for tokens in (1, 7, 16, 100):
+                x = torch.randn(tokens, w.shape[1], dtype=torch.float16, device="cuda")
+                want = x.double() @ w.T
+                got = layer(x)[:, : w.shape[0]].double()
+                worst = max(worst, ((got - want).norm() / want.norm()).item())
+    return worst
+
+
+def main():
+    if len(sys.argv) < 3:
+        print(__doc__)
+        return 2
+    bad = 0
+    for scheme in sys.argv[3:] or SCHEMES:
+        with tempfile.TemporaryDirectory() as directory:
+            try:
+                error = worst_error(*sys.argv[1:3], scheme, directory)
+                text = f"error at most {error:.2e} in {len(MODULES)} matrices"
+            except Exception as e:
+                error, text = float("inf"), f"{type(e).__name__}: {e}"[:300]
+        bad += not error <= LIMIT
+        print(f"{'ok' if error <= LIMIT else 'FAIL'} {scheme}: {text}", flush=True)
+    return bad > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
