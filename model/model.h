@@ -10,8 +10,9 @@
  *   tokenizer/pretokenize*.c   splitting text before BPE;  bpe*.c: vocabulary and merges
  *   chat/chat.c       chat templates (a subset of Jinja); chat/chat.h lists the files
  *   config/arch.c     the table of model families, one row per family
- *   config/config.c   config.json -> sizes and options; rope.c, experts.c: rotary embeddings and
- *                     mixtures of experts; source.c: typed, checked values
+ *   config/config.c   config.json -> sizes and options; rope.c, experts.c, heads.c: rotary
+ *                     embeddings, mixtures of experts, attention heads of layers; source.c:
+ *                     typed, checked values
  *   graph/attention.c, latent.c, delta.c   the mixers: attention, latent attention, gated DeltaNet
  *   graph/model.c     the tensors that a config implies, checked against the source -> qt_model
  *   graph/weights.c   a checkpoint as a source of weights

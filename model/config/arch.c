@@ -53,10 +53,12 @@
                    [ROLE_MLP_OUT] = "post_feedforward_layernorm",                                  \
                    [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"
 
-#define GEMMA_PARTS                                                                                \
-    ATTENTION_PARTS, MLP_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",                      \
-                                [ROLE_MLP_IN] = "pre_feedforward_layernorm",                       \
-                                [ROLE_MLP_OUT] = "post_feedforward_layernorm"
+#define GEMMA_COMMON                                                                               \
+    ATTENTION_PARTS, [ROLE_ATTN_OUT] = "post_attention_layernorm",                                 \
+                     [ROLE_MLP_IN] = "pre_feedforward_layernorm",                                  \
+                     [ROLE_MLP_OUT] = "post_feedforward_layernorm"
+
+#define GEMMA_PARTS GEMMA_COMMON, MLP_PARTS
 
 #define GLM_LIKE                                                                                   \
     LLAMA_LIKE, .kv_heads = 2, .head_dim = 128, .eps = 1.5625e-7, .partial_rope = true,            \
@@ -139,6 +141,21 @@
                    .norms_unbiased = true, .parallel = {NULL, true}, .interleaved = true,          \
                    .tied = {"tie_word_embeddings", true}, .qkv_bias = {"attention_bias", false},   \
                    .o_bias = {"attention_bias", false}, .read = config_read_cohere
+
+#define GEMMA4_LIKE                                                                                \
+    DECODER_NAMES, .eps_key = "rms_norm_eps", .act_key = "hidden_activation",                      \
+                   .act = "gelu_pytorch_tanh", .norm = QT_NORM_RMS, .head_dim = 256,               \
+                   .kv_heads = 4, .layer_heads = true, .value_norm = true, .last_global = true,    \
+                   .rope_needed = true, .theta = 1e6, .local_theta = 1e4,                          \
+                   .window = WINDOW_PATTERN, .window_period = 6,                                   \
+                   .tied = {"tie_word_embeddings", true}, .qkv_bias = {"attention_bias", false},   \
+                   .o_bias = {"attention_bias", false}
+
+#define GEMMA4_PARTS                                                                               \
+    GEMMA_COMMON, [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm",          \
+                  [ROLE_LAYER_SCALE] = "layer_scalar"
+
+static const struct arch_alias gemma4_keys[] = {{"num_experts_per_tok", "top_k_experts"}, {0}};
 
 static const struct arch_alias gpt2_keys[] = {
     {"hidden_size", "n_embd"},         {"num_hidden_layers", "n_layer"},
@@ -867,6 +884,34 @@ static const struct arch table[] = {
         .query_scalar = 256,
     },
     {
+        .family = "gemma4_text",
+        GEMMA4_LIKE,
+        .aliases = gemma4_keys,
+        .window_size = 512,
+        .parts =
+            {GEMMA4_PARTS, [ROLE_GATE] = "gate_proj", [ROLE_UP] = "up_proj",
+             [ROLE_DOWN] = "down_proj", [ROLE_ROUTER] = "router.proj",
+             [ROLE_ROUTER_NORM] = "router.scale", [ROLE_EXPERT_SCALE] = "router.per_expert_scale",
+             [ROLE_EXPERTS_IN] = "pre_feedforward_layernorm_2",
+             [ROLE_EXPERTS_OUT] = "post_feedforward_layernorm_2",
+             [ROLE_SHARED_OUT] = "post_feedforward_layernorm_1"},
+        .experts_switch = "enable_moe_block",
+        .experts = "experts.",
+        .shared = "mlp.",
+        .dense = "mlp.",
+        .intermediate_key = "moe_intermediate_size",
+        .shared_key = "intermediate_size",
+        .normalize_routing = {NULL, true},
+        .read = config_read_gemma4,
+    },
+    {
+        .family = "gemma4_unified_text",
+        GEMMA4_LIKE,
+        .window_size = 1024,
+        .parts = {GEMMA4_PARTS, MLP_PARTS},
+        .read = config_read_gemma4_unified,
+    },
+    {
         .family = "cohere",
         COHERE_LIKE,
     },
@@ -981,6 +1026,8 @@ enum { FAMILIES = sizeof table / sizeof *table };
 static const struct arch_multimodal multimodal[] = {
     {"exaone4_5", "exaone4", 0},
     {"gemma3", "gemma3_text", 0},
+    {"gemma4", "gemma4_text", 0},
+    {"gemma4_unified", "gemma4_unified_text", 0},
     {"glm4v", "glm4v_text", 0},
     {"glm4v_moe", "glm4v_moe_text", 0},
     {"idefics3", "llama", 1e-5},
@@ -1040,6 +1087,8 @@ const char *arch_cannot(const struct arch *arch, bool experts, bool parallel, en
         return "mixtures of experts";
     if (arch->latent)
         return "latent attention";
+    if (arch->layer_heads && use != QT_USE_CALIB_FILE)
+        return "attention heads of several sizes";
     if (arch->delta && use != QT_USE_CALIB_FILE)
         return "gated DeltaNet";
     if (parallel && changes)

@@ -118,6 +118,7 @@ static int read_sizes(struct config *cfg, const struct source *src, struct qt_er
 {
     struct qt_model_info *info = &cfg->info;
     const char *key = cfg->arch->intermediate_key;
+    bool mixture = cfg->arch->experts && !cfg->arch->experts_switch;
     int rc = QT_OK;
     QT_TRY(config_read_size(&info->layers, src, "num_hidden_layers", CONFIG_LAYERS, err));
     QT_TRY(config_read_size(&info->hidden, src, "hidden_size", CONFIG_WIDTH, err));
@@ -131,11 +132,14 @@ static int read_sizes(struct config *cfg, const struct source *src, struct qt_er
         QT_TRY(config_read_size(&most, src, cfg->arch->positions_key, CONFIG_POSITIONS, err));
         info->max_positions = qt_min_size(info->max_positions, most);
     }
-    if (cfg->arch->experts)
+    if (cfg->arch->experts_switch)
+        QT_TRY(qt_json_get_bool(&mixture, src->json, cfg->arch->experts_switch, src->path, err));
+    if (mixture)
         QT_TRY(config_read_experts(cfg, src, err));
     else {
         cfg->dense_width = cfg->arch->grows ? 4 * info->hidden : 0;
-        QT_TRY(config_read_size(&cfg->dense_width, src, key ? key : "intermediate_size",
+        QT_TRY(config_read_size(&cfg->dense_width, src,
+                                key && !cfg->arch->experts ? key : "intermediate_size",
                                 CONFIG_WIDTH, err));
     }
     QT_TRY(read_heads(cfg, src, err));
@@ -232,6 +236,8 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
            (rule == WINDOW_EVEN_TO_LAYER && layer % 2 == 0 && layer < from) ||
            (rule == WINDOW_PATTERN && (layer + 1) % from != 0) ||
            (rule == WINDOW_PATTERN_FIRST && layer % from != 0);
+    if (cfg->arch->last_global && layer + 1 == cfg->info.layers)
+        *out = false;
     if (!config_given(src->json, "layer_types"))
         return QT_OK;
     if (!json_is_array(types) || json_array_size(types) != cfg->info.layers)
@@ -248,7 +254,7 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
                                   err);
     if ((rule == WINDOW_ALL || rule == WINDOW_NONE) && slides != *out)
         return config_unsupported(src, "layer_types", type, err);
-    *out = slides;
+    *out = slides && !(cfg->arch->last_global && layer + 1 == cfg->info.layers);
     return QT_OK;
 }
 
@@ -394,6 +400,7 @@ static int read_all(struct config *cfg, struct source *src, struct qt_err *err)
     QT_TRY(read_flags(cfg, src, err));
     QT_TRY(read_act(cfg, src, err));
     QT_TRY(read_windows(cfg, src, err));
+    QT_TRY(config_read_layer_heads(cfg, src, err));
     QT_TRY(read_no_rope(cfg, src, err));
     if (cfg->arch->rope)
         QT_TRY(config_read_rope(cfg, src, err));
@@ -444,6 +451,7 @@ void config_free(struct config *cfg)
     qt_free(cfg->windows);
     qt_free(cfg->no_rope);
     qt_free(cfg->mixers);
+    qt_free(cfg->heads);
     qt_free(cfg->dense);
     qt_free(cfg->rope.inv_freq);
     qt_free(cfg->rope.long_inv_freq);

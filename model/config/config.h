@@ -36,6 +36,8 @@ int config_read_flag(bool *out, const struct source *src, const struct arch_flag
 /* Readers of options that only some families have: see arch.read. */
 int config_read_opt(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_gemma(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_gemma4(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_gemma4_unified(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_multipliers(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_deepseek_v2(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_deepseek_v3(struct config *cfg, const struct source *src, struct qt_err *err);
@@ -48,9 +50,11 @@ int config_read_gpt2(struct config *cfg, const struct source *src, struct qt_err
 int config_read_minimax_m2(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_granite4(struct config *cfg, const struct source *src, struct qt_err *err);
 
+/* Reads cfg->heads; cfg->windows is read before. */
+int config_read_layer_heads(struct config *cfg, const struct source *src, struct qt_err *err);
 /* Reads all fields of cfg about experts, and the width of dense MLPs. */
 int config_read_experts(struct config *cfg, const struct source *src, struct qt_err *err);
-/* Reads cfg->rope, local_rope, rotary_dim, query_beta and query_step; YaRN may raise
+/* Reads cfg->rope, local_rope, query_beta and query_step; YaRN may raise
  * info.max_positions. */
 int config_read_rope(struct config *cfg, const struct source *src, struct qt_err *err);
 

@@ -59,6 +59,38 @@ done:
     return rc;
 }
 
+int config_read_gemma4_unified(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const char *both_ways = "";
+    size_t shared = 0;
+    int rc;
+    QT_TRY(read_softcap(&cfg->info.logit_softcap, src, "final_logit_softcapping", 0, err));
+    QT_TRY(
+        qt_json_get_string(&both_ways, src->json, "use_bidirectional_attention", src->path, err));
+    if (strcmp(both_ways, "all") == 0)
+        QT_TRY(config_unsupported(src, "use_bidirectional_attention", both_ways, err));
+    QT_TRY(qt_json_get_size(&shared, src->json, "num_kv_shared_layers", src->path, err));
+    if (shared)
+        QT_TRY(config_unsupported(src, "num_kv_shared_layers", "a number above 0", err));
+    cfg->attn_scale = 1;
+    cfg->embed_scale = (float)sqrt((double)cfg->info.hidden);
+done:
+    return rc;
+}
+
+int config_read_gemma4(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const char key[] = "hidden_size_per_layer_input";
+    size_t per_layer = config_null(src->json, key) ? 0 : 256;
+    int rc;
+    QT_TRY(config_read_gemma4_unified(cfg, src, err));
+    QT_TRY(qt_json_get_size(&per_layer, src->json, key, src->path, err));
+    if (per_layer)
+        QT_TRY(config_unsupported(src, key, "a number above 0", err));
+done:
+    return rc;
+}
+
 int config_read_multipliers(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     double embed = 1, attention = 1, residual = 1, logits = 1;

@@ -6,7 +6,7 @@ static const char original_key[] = "original_max_position_embeddings";
 /* Arguments of a scaling method, which changes the unscaled rotary embedding in *out. */
 struct scaling {
     struct rotary *out;  /* inv_freq[i] = 1 / powers[i] on entry */
-    const float *powers; /* [rotary_dim / 2]: theta^(2 i / rotary_dim) */
+    const float *powers; /* [out->dim / 2]: theta^(2 i / out->dim) */
     double theta;
     struct config *cfg;
     const struct source *src, *options; /* options: the object with the scaling's options */
@@ -39,7 +39,7 @@ static int scale_linear(const struct scaling *s, struct qt_err *err)
 {
     double factor = 0;
     int rc = config_read_positive(&factor, s->options, "factor", err);
-    for (size_t i = 0; rc == QT_OK && i < s->cfg->rotary_dim / 2; i++)
+    for (size_t i = 0; rc == QT_OK && i < s->out->dim / 2; i++)
         s->out->inv_freq[i] /= (float)factor;
     return rc;
 }
@@ -59,7 +59,7 @@ static int scale_llama3(const struct scaling *s, struct qt_err *err)
     if (high <= low)
         return qt_fail(err, QT_E_INPUT, s->src->path, NULL,
                        "'high_freq_factor' %g is not above 'low_freq_factor' %g", high, low);
-    for (size_t i = 0; i < s->cfg->rotary_dim / 2; i++) {
+    for (size_t i = 0; i < s->out->dim / 2; i++) {
         float f = s->out->inv_freq[i], wavelength = (float)(2 * M_PI) / f;
         float blend = ((float)old / wavelength - (float)low) / (float)(high - low);
         if (wavelength > (float)((double)old / low))
@@ -74,7 +74,7 @@ done:
 /* Index (not an integer) of the channel pair that rotates `turns` times within `old` positions. */
 static double turning_pair(const struct scaling *s, double turns, size_t old)
 {
-    return (double)s->cfg->rotary_dim * log((double)old / (turns * 2 * M_PI)) / (2 * log(s->theta));
+    return (double)s->out->dim * log((double)old / (turns * 2 * M_PI)) / (2 * log(s->theta));
 }
 
 static double yarn_attention(double factor, double mscale)
@@ -115,9 +115,9 @@ static int scale_yarn(const struct scaling *s, struct qt_err *err)
                        "'rope_theta' is %g; YaRN requires more than 1", s->theta);
     double from = turning_pair(s, fast, old), to = turning_pair(s, slow, old);
     from = fmax(truncate ? floor(from) : from, 0);
-    to = fmin(truncate ? ceil(to) : to, (double)s->cfg->rotary_dim - 1);
+    to = fmin(truncate ? ceil(to) : to, (double)s->out->dim - 1);
     to += from == to ? 0.001 : 0;
-    for (size_t i = 0; i < s->cfg->rotary_dim / 2; i++) {
+    for (size_t i = 0; i < s->out->dim / 2; i++) {
         float ramp = ((float)i - (float)from) / (float)(to - from);
         float keep = 1 - fminf(fmaxf(ramp, 0), 1);
         float slowed = 1 / ((float)factor * s->powers[i]);
@@ -134,11 +134,11 @@ done:
     return rc;
 }
 
-/* Reads factor[rotary_dim / 2] from the list `key`. */
+/* Reads factor[out->dim / 2] from the list `key`. */
 static int read_factors(float *factor, const struct scaling *s, const char *key, struct qt_err *err)
 {
     const json_t *list = json_object_get(s->options->json, key);
-    const size_t half = s->cfg->rotary_dim / 2;
+    const size_t half = s->out->dim / 2;
     if (!json_is_array(list) || json_array_size(list) != half)
         return qt_fail(err, QT_E_INPUT, s->src->path, NULL, "'%s' is not a list of %zu numbers",
                        key, half);
@@ -156,7 +156,7 @@ static int read_factors(float *factor, const struct scaling *s, const char *key,
  * for long sequences. The context extension also determines a scale of queries and keys. */
 static int scale_longrope(const struct scaling *s, struct qt_err *err)
 {
-    const size_t half = s->cfg->rotary_dim / 2;
+    const size_t half = s->out->dim / 2;
     struct rotary *out = s->out;
     double factor, attention;
     size_t old;
@@ -191,6 +191,24 @@ done:
     return rc;
 }
 
+/* Gemma 4: only the first partial_rotary_factor of the channel pairs rotate, with the frequencies
+ * that they would have among all. */
+static int scale_proportional(const struct scaling *s, struct qt_err *err)
+{
+    double partial = 1, factor = 1;
+    int rc;
+    QT_TRY(config_read_positive(&partial, s->options, "partial_rotary_factor", err));
+    QT_TRY(config_read_positive(&factor, s->options, "factor", err));
+    if (partial > 1)
+        QT_TRY(config_unsupported(s->src, "partial_rotary_factor", "a value above 1", err));
+    for (size_t i = 0; i < s->out->dim / 2; i++)
+        s->out->inv_freq[i] = i < (size_t)(partial * (double)s->out->dim / 2)
+                                  ? s->out->inv_freq[i] / (float)factor
+                                  : 0;
+done:
+    return rc;
+}
+
 static int scale(const struct scaling *s, const char *type, struct qt_err *err)
 {
     static const struct {
@@ -201,6 +219,8 @@ static int scale(const struct scaling *s, const char *type, struct qt_err *err)
                  {"llama3", scale_llama3},
                  {"yarn", scale_yarn},
                  {"longrope", scale_longrope}};
+    if (s->cfg->arch->layer_heads && strcmp(type, "proportional") == 0)
+        return scale_proportional(s, err);
     if (s->cfg->arch->original_positions && strcmp(type, "default") != 0)
         return strcmp(type, "longrope") == 0 || strcmp(type, "su") == 0 || strcmp(type, "yarn") == 0
                    ? scale_longrope(s, err)
@@ -232,9 +252,10 @@ static int find_rope(const json_t **out, const struct source *src, const json_t 
     return QT_OK;
 }
 
-/* Reads cfg->rotary_dim. */
-static int read_rotary_dim(struct config *cfg, const struct source *options,
-                           const struct source *src, struct qt_err *err)
+/* Reads out->dim, for heads of head_dim channels. */
+static int read_rotary_dim(struct rotary *out, const struct config *cfg, size_t head_dim,
+                           const struct source *options, const struct source *src,
+                           struct qt_err *err)
 {
     double partial = cfg->arch->rotary_factor > 0 ? cfg->arch->rotary_factor : 1;
     int rc = QT_OK;
@@ -244,8 +265,8 @@ static int read_rotary_dim(struct config *cfg, const struct source *options,
         QT_TRY(config_unsupported(src, "partial_rotary_factor", "null", err));
     if (cfg->arch->rotary_read && config_given(src->json, "rotary_dim")) {
         size_t channels = 0;
-        QT_TRY(config_read_size(&channels, src, "rotary_dim", cfg->info.head_dim, err));
-        partial = (double)channels / (double)cfg->info.head_dim;
+        QT_TRY(config_read_size(&channels, src, "rotary_dim", head_dim, err));
+        partial = (double)channels / (double)head_dim;
     }
     QT_TRY(config_read_positive(&partial, src, "partial_rotary_factor", err));
     QT_TRY(config_read_positive(&partial, options, "partial_rotary_factor", err));
@@ -259,18 +280,17 @@ static int read_rotary_dim(struct config *cfg, const struct source *options,
     if (partial != 1 && (!cfg->arch->partial_rope || partial > 1))
         QT_TRY(config_unsupported(src, "partial_rotary_factor",
                                   partial > 1 ? "a value above 1" : "a value other than 1", err));
-    cfg->rotary_dim =
-        cfg->arch->latent ? cfg->latent.rope : (size_t)((double)cfg->info.head_dim * partial);
-    if (cfg->rotary_dim % 2 || !cfg->rotary_dim)
+    out->dim = cfg->arch->latent ? cfg->latent.rope : (size_t)((double)head_dim * partial);
+    if (out->dim % 2 || !out->dim)
         rc =
             partial < 1
                 ? qt_fail(err, QT_E_INPUT, src->path, NULL,
                           "'partial_rotary_factor' gives %zu rotary channels of an attention head; "
                           "an even number above 0 is required",
-                          cfg->rotary_dim)
+                          out->dim)
                 : qt_fail(err, QT_E_INPUT, src->path, NULL,
                           "'head_dim' %zu is odd; the rotary embedding requires an even number",
-                          cfg->rotary_dim);
+                          out->dim);
 done:
     return rc;
 }
@@ -304,9 +324,9 @@ static int read_alpha(double *theta, const struct config *cfg, const struct sour
 
 /* Fills *out, whose arrays the caller frees. theta: the default if neither `key` of config.json nor
  * the options have it. */
-static int read_rope_from(struct rotary *out, struct config *cfg, const json_t *rope,
-                          const char *key, double theta, const struct source *src,
-                          struct qt_err *err)
+static int read_rope_from(struct rotary *out, struct config *cfg, size_t head_dim,
+                          const json_t *rope, const char *key, double theta,
+                          const struct source *src, struct qt_err *err)
 {
     const struct source options = {rope, src->root, src->path};
     const char *type = "default";
@@ -315,17 +335,20 @@ static int read_rope_from(struct rotary *out, struct config *cfg, const json_t *
     if (key)
         QT_TRY(config_read_positive(&theta, src, key, err));
     QT_TRY(config_read_positive(&theta, &options, "rope_theta", err));
-    QT_TRY(read_rotary_dim(cfg, &options, src, err));
     QT_TRY(qt_json_get_string(&type, rope, "type", src->path, err));
     QT_TRY(qt_json_get_string(&type, rope, "rope_type", src->path, err));
+    if (cfg->arch->layer_heads && strcmp(type, "proportional") == 0)
+        out->dim = head_dim;
+    else
+        QT_TRY(read_rotary_dim(out, cfg, head_dim, &options, src, err));
     if (cfg->arch->rope_alpha && strcmp(type, "dynamic") == 0)
         QT_TRY(read_alpha(&theta, cfg, &options, err));
-    const size_t half = cfg->rotary_dim / 2;
+    const size_t half = out->dim / 2;
     QT_TRY(qt_array_new(&powers, half, sizeof *powers, err));
     QT_TRY(qt_array_new(&out->inv_freq, half, sizeof *out->inv_freq, err));
     out->scale = 1;
     for (size_t i = 0; i < half; i++) {
-        powers[i] = (float)pow(theta, (double)((float)(2 * i) / (float)cfg->rotary_dim));
+        powers[i] = (float)pow(theta, (double)((float)(2 * i) / (float)out->dim));
         out->inv_freq[i] = 1.0f / powers[i];
     }
     const struct scaling s = {out, powers, theta, cfg, src, &options};
@@ -388,6 +411,15 @@ done:
     return rc;
 }
 
+/* Channels of the heads of layers with or without a window. */
+static size_t head_dim_of(const struct config *cfg, bool window)
+{
+    for (size_t i = 0; i < cfg->info.layers; i++)
+        if ((cfg->windows[i] > 0) == window)
+            return cfg->heads[i].dim;
+    return cfg->info.head_dim;
+}
+
 int config_read_rope(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     json_t *empty = json_object();
@@ -405,10 +437,12 @@ int config_read_rope(struct config *cfg, const struct source *src, struct qt_err
     } else {
         QT_TRY(check_theta_of_all(cfg, src, err));
         QT_TRY(ropes_of_layers(&rope, &local, src, empty, err));
-        QT_TRY(read_rope_from(&cfg->local_rope, cfg, local, cfg->arch->local_theta_key,
-                              cfg->arch->local_theta, src, err));
+        if (cfg->arch->rope_needed && rope == empty)
+            QT_TRY(config_unsupported(src, "rope_parameters", "the lack of this key", err));
+        QT_TRY(read_rope_from(&cfg->local_rope, cfg, head_dim_of(cfg, true), local,
+                              cfg->arch->local_theta_key, cfg->arch->local_theta, src, err));
     }
-    QT_TRY(read_rope_from(&cfg->rope, cfg, rope, "rope_theta",
+    QT_TRY(read_rope_from(&cfg->rope, cfg, head_dim_of(cfg, false), rope, "rope_theta",
                           cfg->arch->theta > 0 ? cfg->arch->theta : 1e4, src, err));
 done:
     json_decref(empty);

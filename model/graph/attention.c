@@ -30,8 +30,9 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
 {
     struct qt_layer *l = r->layer;
     const struct qt_model_info *info = &l->model->cfg.info;
+    const struct heads *heads = &l->def->heads;
     struct qt_attention a = layer_attention(r);
-    const size_t width = info->heads * info->head_dim, kv_width = info->kv_heads * info->head_dim;
+    const size_t width = info->heads * heads->dim, kv_width = heads->kv * heads->dim;
     float *q = l->work.scratch, *k = q + r->m * width, *v = k + r->m * kv_width;
     float *y = v + r->m * kv_width, *gate = y + r->m * width, *both = gate + r->m * width;
     const float *attended = y, *keys, *values;
@@ -41,9 +42,15 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
         goto done;
     QT_TRY(make_queries(q, gate, both, x, r, err));
     QT_TRY(layer_linear(r, ROLE_K, k, x, err));
-    QT_TRY(layer_linear(r, ROLE_V, v, x, err));
+    if (heads->keys_are_values)
+        QT_TRY(l->be->copy(l->be, v, k, r->m * kv_width * sizeof *v, err));
+    else
+        QT_TRY(layer_linear(r, ROLE_V, v, x, err));
+    if (l->work.ones)
+        QT_TRY(l->be->norm(l->be, v, v, l->work.ones, NULL, QT_NORM_RMS, l->model->cfg.eps,
+                           r->m * heads->kv, heads->dim, err));
     QT_TRY(layer_heads(r, ROLE_Q_NORM, q, q, info->heads, err));
-    QT_TRY(layer_heads(r, ROLE_K_NORM, k, k, info->kv_heads, err));
+    QT_TRY(layer_heads(r, ROLE_K_NORM, k, k, heads->kv, err));
     QT_TRY(cache_keys(&keys, &values, &a, k, v, r, err));
     QT_TRY(l->be->attention(l->be, y, q, keys, values, r->m, &a, err));
     if (l->model->cfg.arch->gated)

@@ -254,7 +254,7 @@ static int heads_back(const struct chunk *c, enum role norm, float *d, const flo
         QT_TRY(norm_back(c, norm, d, d, raw, rows, err));
     if (rope->cos)
         QT_TRY(c->be->rope(c->be, d, rope->cos, rope->minus_sin, c->run.m, c->run.seqlen, heads,
-                           c->cfg->info.head_dim, c->cfg->rotary_dim, c->cfg->interleaved, err));
+                           c->cfg->info.head_dim, c->cfg->rope.dim, c->cfg->interleaved, err));
     if (!norm_last)
         QT_TRY(norm_back(c, norm, d, d, raw, rows, err));
 done:

@@ -6,10 +6,10 @@
 #include "model/graph/layer.h"
 
 /* Floats per token of the keys, and of the values, of a decoder layer. */
-static size_t key_width(const struct config *cfg, enum mixer_kind mixer)
+static size_t key_width(const struct config *cfg, size_t layer)
 {
-    const struct qt_model_info *info = &cfg->info;
-    return (mixer == MIXER_LATENT ? info->heads : info->kv_heads) * info->head_dim;
+    const struct heads *heads = &cfg->heads[layer];
+    return (cfg->mixers[layer] == MIXER_LATENT ? cfg->info.heads : heads->kv) * heads->dim;
 }
 
 static size_t delta_width(const struct config *cfg)
@@ -32,8 +32,8 @@ int cache_open(struct layer_cache *out, const struct qt_model *model, size_t lay
         QT_TRY(qt_backend_floats(&out->state, be, work->sequences * cfg->delta.value_heads,
                                  cfg->delta.key_dim * cfg->delta.value_dim, err));
     } else {
-        QT_TRY(qt_backend_floats(&out->k, be, tokens, key_width(cfg, mixer), err));
-        QT_TRY(qt_backend_floats(&out->v, be, tokens, key_width(cfg, mixer), err));
+        QT_TRY(qt_backend_floats(&out->k, be, tokens, key_width(cfg, layer), err));
+        QT_TRY(qt_backend_floats(&out->v, be, tokens, key_width(cfg, layer), err));
     }
 done:
     return rc;
@@ -61,7 +61,7 @@ int cache_work_open(struct cache_work *out, const struct qt_model *model, bool r
         if (cfg->mixers[i] == MIXER_DELTA)
             delta = delta_width(cfg);
         else
-            width = qt_max_size(width, key_width(cfg, cfg->mixers[i]));
+            width = qt_max_size(width, key_width(cfg, i));
     }
     if (width && (rounded || sequences > 1)) {
         QT_TRY(qt_backend_floats(&out->k, be, all, width, err));

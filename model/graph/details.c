@@ -12,7 +12,7 @@ void qt_model_details(struct qt_model_details *out, const struct qt_model *model
         .normalize_routing = cfg->normalize_routing,
         .windows = cfg->windows,
         .no_rope = cfg->no_rope,
-        .rotary_dim = cfg->rotary_dim,
+        .rotary_dim = cfg->rope.dim,
         .inv_freq = cfg->rope.inv_freq,
         .long_inv_freq = cfg->rope.long_inv_freq,
         .local_inv_freq = cfg->local_rope.inv_freq,

@@ -137,12 +137,18 @@ int experts_route(float *weights, const struct layer_run *r, const float *x, str
     struct qt_layer *l = r->layer;
     struct layer_experts *e = &l->work.experts;
     const struct config *cfg = &l->model->cfg;
+    const bool normed = l->parts[ROLE_ROUTER_NORM].weight != NULL;
     const float *select_bias = l->parts[ROLE_SELECT_BIAS].weight;
     const bool gated = l->parts[ROLE_SHARED_GATE].weight != NULL;
     struct route_job job = {
         cfg, e->scores, select_bias ? e->select_bias : NULL, gated ? e->gate : NULL, weights, r->m};
     int rc;
-    QT_TRY(scores_of(e->scores, cfg->routed, ROLE_ROUTER, r, x, err));
+    if (normed) {
+        QT_TRY(layer_apply_norm(r, ROLE_ROUTER_NORM, e->normed, r->hidden, r->m, err));
+        QT_TRY(l->be->scale(l->be, e->normed, (float)(1 / sqrt((double)cfg->info.hidden)),
+                            r->m * cfg->info.hidden, err));
+    }
+    QT_TRY(scores_of(e->scores, cfg->routed, ROLE_ROUTER, r, normed ? e->normed : x, err));
     if (gated)
         QT_TRY(scores_of(e->gate, 1, ROLE_SHARED_GATE, r, x, err));
     if (select_bias)
@@ -154,6 +160,20 @@ done:
 }
 
 /* ---- running -------------------------------------------------------------------------------- */
+
+/* What follows an expert whose output is in experts.out, and precedes the sum over experts. */
+static int finish_expert(const struct layer_run *r, size_t expert, size_t tokens,
+                         struct qt_err *err)
+{
+    struct qt_layer *l = r->layer;
+    const struct layer_experts *e = &l->work.experts;
+    const struct config *cfg = &l->model->cfg;
+    if (expert == cfg->routed)
+        return layer_apply_norm(r, ROLE_SHARED_OUT, e->out, e->out, tokens, err);
+    return l->parts[ROLE_EXPERT_SCALE].weight ? l->be->scale(l->be, e->out, e->output_scale[expert],
+                                                             tokens * cfg->info.hidden, err)
+                                              : QT_OK;
+}
 
 /* Adds the weighted output of an expert for its tokens (experts.tokens) to experts.sum. */
 static int run_expert(bool *stop, const float *x, const struct layer_run *r, size_t expert,
@@ -170,8 +190,30 @@ static int run_expert(bool *stop, const float *x, const struct layer_run *r, siz
         goto done;
     QT_TRY(be->gather_rows(be, e->in, x, t->row, NULL, t->count, hidden, err));
     QT_TRY(layer_mlp(stop, e->out, e->in, &selected, expert, err));
-    if (!*stop)
-        QT_TRY(be->scatter_rows(be, e->sum, e->out, t->row, t->weight, t->count, hidden, err));
+    if (*stop)
+        goto done;
+    QT_TRY(finish_expert(&selected, expert, t->count, err));
+    QT_TRY(be->scatter_rows(be, e->sum, e->out, t->row, t->weight, t->count, hidden, err));
+done:
+    return rc;
+}
+
+/* *out = the input of the routed experts. Also reads the factors of their outputs. */
+static int prepare_routed(const float **out, const struct layer_run *r, const float *x,
+                          struct qt_err *err)
+{
+    struct qt_layer *l = r->layer;
+    struct layer_experts *e = &l->work.experts;
+    const float *scale = l->parts[ROLE_EXPERT_SCALE].weight;
+    int rc = QT_OK;
+    *out = x;
+    if (scale)
+        QT_TRY(l->be->download(l->be, e->output_scale, scale,
+                               l->model->cfg.routed * sizeof *e->output_scale, err));
+    if (l->parts[ROLE_EXPERTS_IN].weight) {
+        QT_TRY(layer_apply_norm(r, ROLE_EXPERTS_IN, e->normed, r->hidden, r->m, err));
+        *out = e->normed;
+    }
 done:
     return rc;
 }
@@ -184,18 +226,22 @@ int experts_run(bool *stop, float *y, const float *x, const struct layer_run *r,
     int rc = QT_OK;
     const int only = layer_expert(r->layer->def, r->stop);
     const size_t first = only < 0 ? 0 : (size_t)only, end = only < 0 ? info->experts : first + 1;
+    const float *routed_x;
     bool stopped;
     *stop = only >= 0;
     if (!r->tokens)
         QT_TRY(experts_route(e->weights, r, x, err));
     if (!*stop)
         QT_TRY(r->layer->be->zero(r->layer->be, e->sum, bytes, err));
+    QT_TRY(prepare_routed(&routed_x, r, x, err));
     for (size_t i = first; i < end; i++) {
         if (r->tokens)
             qt_tokens_slice(&e->tokens, r->tokens, r->first_token, r->m);
         else
             qt_tokens_of_expert(&e->tokens, e->weights, r->m, info->experts, i, 0);
-        QT_TRY(run_expert(&stopped, x, r, i, err));
+        if (i == r->layer->model->cfg.routed && !*stop)
+            QT_TRY(layer_apply_norm(r, ROLE_EXPERTS_OUT, e->sum, e->sum, r->m, err));
+        QT_TRY(run_expert(&stopped, i < r->layer->model->cfg.routed ? routed_x : x, r, i, err));
     }
     if (!*stop)
         QT_TRY(r->layer->be->copy(r->layer->be, y, e->sum, bytes, err));

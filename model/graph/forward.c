@@ -55,6 +55,8 @@ static int run_mlp(const struct layer_run *r, struct qt_err *err)
                            : layer_mlp(&stop, l->work.x, x, r, 0, err));
     if (!stop)
         QT_TRY(sublayer_output(r, ROLE_MLP_IN, ROLE_MLP_OUT, err));
+    if (!stop && l->scale != 1)
+        QT_TRY(l->be->scale(l->be, r->hidden, l->scale, r->m * l->model->cfg.info.hidden, err));
 done:
     return rc;
 }

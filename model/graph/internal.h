@@ -30,6 +30,12 @@
  * output of ATTN_IN), and both outputs are added to the hidden states at the end: the layer is one
  * sublayer.
  *
+ * Gemma 4 has a dense MLP beside the experts: it is the shared expert. Then the hidden states pass
+ * ROUTER_NORM before the router and EXPERTS_IN before the experts; MLP_IN is for the shared expert
+ * only. EXPERTS_OUT follows the sum over the routed experts, each of which is multiplied by its
+ * EXPERT_SCALE, and SHARED_OUT the shared expert. LAYER_SCALE multiplies the hidden states at the
+ * end of the layer. Values may pass a norm without weights, and K may compute values, too.
+ *
  * With `norm_after` (early OPT), ATTN_IN and MLP_IN are applied after the residual adds instead.
  * The output of a sublayer is multiplied by `residual_scale` before the residual add.
  */
@@ -70,7 +76,13 @@ enum role {
     ROLE_ROUTER,
     ROLE_SELECT_BIAS,
     ROLE_SHARED_GATE,
+    ROLE_ROUTER_NORM,
+    ROLE_EXPERT_SCALE,
+    ROLE_EXPERTS_IN,
+    ROLE_EXPERTS_OUT,
+    ROLE_SHARED_OUT,
     ROLE_MLP_OUT,
+    ROLE_LAYER_SCALE,
     ROLE_GATE_UP, /* this and the following parts exist once per expert */
     ROLE_GATE,
     ROLE_UP,
@@ -128,6 +140,7 @@ struct arch {
     /* Name prefixes of MLP parts in families with experts: `experts` precedes the expert number,
      * `shared` a part of the shared expert, `dense` a part of a dense MLP. NULL: there are none. */
     const char *experts, *shared, *dense;
+    const char *experts_switch; /* key that enables the experts, default false; NULL: always */
     struct arch_flag normalize_routing; /* routing weights of the chosen experts sum to 1 */
     bool sigmoid_router;                /* scores are sigmoids, not a softmax */
     /* Also reads n_group, topk_group, routed_scaling_factor and first_k_dense_replace. */
@@ -168,11 +181,14 @@ struct arch {
     size_t window_size;        /* default of sliding_window; 0: 4096 */
     bool window_given; /* without the key sliding_window there is no window (else: the default) */
     bool window_optional; /* with WINDOW_PATTERN: sliding_window null means no window */
+    bool last_global;     /* the last layer has no window, whatever layer_types says */
     enum no_rope_rule no_rope;
     bool norms_of_all_heads;    /* Q_NORM and K_NORM normalize all attention heads together */
     bool norms_after_rope;      /* Q_NORM and K_NORM follow the rotary embedding */
     const char *head_norms_key; /* key that enables Q_NORM and K_NORM; NULL: always enabled */
-    bool latent;                /* MIXER_LATENT: reads q_lora_rank and the like */
+    bool value_norm;            /* values pass a norm without weights */
+    bool layer_heads;  /* layers without a window have other heads: reads global_head_dim */
+    bool latent;       /* MIXER_LATENT: reads q_lora_rank and the like */
     bool delta;        /* some layers are MIXER_DELTA, by layer_types or full_attention_interval */
     bool gated;        /* Q has a gate for each channel of the attention output, too */
     bool router_bias;  /* of ROUTER */
@@ -206,14 +222,21 @@ struct arch_multimodal {
 /* NULL: not the model_type of a multimodal model. */
 const struct arch_multimodal *arch_of_multimodal(const char *type);
 
-/* A rotary embedding rotates channels i and i + rotary_dim / 2 of an attention head (2i and 2i + 1
- * if interleaved) by position * inv_freq[i]. Cosines and sines are multiplied by `scale`. */
+/* A rotary embedding rotates channels i and i + dim / 2 of an attention head (2i and 2i + 1 if
+ * interleaved) by position * inv_freq[i]. Cosines and sines are multiplied by `scale`. */
 struct rotary {
-    float *inv_freq; /* [config.rotary_dim / 2], NULL: none */
+    size_t dim;      /* channels of an attention head that it rotates */
+    float *inv_freq; /* [dim / 2], NULL: none */
     /* Replaces inv_freq in sequences of more than long_from tokens; NULL: no replacement. */
     float *long_inv_freq;
     size_t long_from;
     float scale;
+};
+
+/* Attention heads of a decoder layer. */
+struct heads {
+    size_t kv, dim;       /* KV heads; channels of a head */
+    bool keys_are_values; /* V is absent: values are the outputs of K */
 };
 
 /* The checked contents of config.json. Sizes are at least 1 (0 only where "0:" says so) and small
@@ -224,13 +247,13 @@ struct config {
     size_t embed_dim; /* width of the embedding table */
     /* Intermediate widths (rows of UP) of a dense MLP, an expert and the shared expert; 0: none. */
     size_t dense_width, expert_width, shared_width;
-    bool *dense;       /* [layers] true: dense MLP in a model with experts; NULL: no experts */
-    size_t *windows;   /* [layers] sliding window in tokens; 0: none */
-    bool *no_rope;     /* [layers] true: no rotary embedding */
-    size_t rotary_dim; /* channels of an attention head that the rotary embedding rotates */
-    bool interleaved;  /* see struct arch */
+    bool *dense;      /* [layers] true: dense MLP in a model with experts; NULL: no experts */
+    size_t *windows;  /* [layers] sliding window in tokens; 0: none */
+    bool *no_rope;    /* [layers] true: no rotary embedding */
+    bool interleaved; /* see struct arch */
     enum mixer_kind *mixers; /* [layers] */
-    size_t o_width;          /* channels of the input of O */
+    struct heads *heads;     /* [layers]; info.kv_heads and head_dim: the largest */
+    size_t o_width;          /* channels of the input of O, at most */
     struct {
         size_t key_heads, value_heads, key_dim, value_dim, kernel;
     } delta; /* MIXER_DELTA: heads, channels of a head, and tokens of the convolution */
@@ -281,11 +304,12 @@ struct part {
 
 struct layer_def {
     enum mixer_kind mixer;
+    struct heads heads;
     int mixer_inputs;   /* linear inputs of the mixer; those of the MLP follow */
     size_t experts;     /* 0: dense MLP */
     struct part *parts; /* [layer_parts()], indexed by part_at() */
     struct qt_linear *linears;
-    struct qt_norm norms[QT_LAYER_NORMS];
+    struct qt_norm norms[ROLE_COUNT];
     size_t linear_count, norm_count;
 };
 

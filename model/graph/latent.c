@@ -63,7 +63,7 @@ static int rotate(const struct layer_run *r, float *x, size_t heads, size_t dim,
     const struct rope *rope = layer_rope(r->layer, false);
     return r->layer->be->rope(r->layer->be, x, layer_rope_from(r, rope->cos),
                               layer_rope_from(r, rope->sin), r->m, r->seqlen, heads, dim,
-                              cfg->rotary_dim, cfg->interleaved, err);
+                              cfg->rope.dim, cfg->interleaved, err);
 }
 
 /* Multiplies q[m][width] by the factors of the tokens' positions. */

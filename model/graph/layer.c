@@ -148,8 +148,13 @@ static void free_parts(struct qt_layer *l)
     }
 }
 
-/* All layers with experts have parts of the same shapes, and so have all layers without, and all
- * with the same mixer: only a change between the kinds needs new memory. */
+/* True if all parts have the same shapes: if not, loading the other layer needs new memory. */
+static bool same_shapes(const struct layer_def *a, const struct layer_def *b)
+{
+    return a->experts == b->experts && a->mixer == b->mixer && a->heads.kv == b->heads.kv &&
+           a->heads.dim == b->heads.dim && a->heads.keys_are_values == b->heads.keys_are_values;
+}
+
 int qt_layer_load(struct qt_layer *l, size_t layer, const struct qt_weights *w, struct qt_err *err)
 {
     return qt_layer_load_from(l, NULL, layer, w, err);
@@ -159,14 +164,20 @@ int qt_layer_load_from(struct qt_layer *l, const struct qt_layer *source, size_t
                        const struct qt_weights *w, struct qt_err *err)
 {
     const struct layer_def *def = &l->model->layers[layer];
-    if (l->def && (l->def->experts != def->experts || l->def->mixer != def->mixer))
+    int rc;
+    if (l->def && !same_shapes(l->def, def))
         free_parts(l);
     l->def = def;
     l->dir = w->dir;
     l->fake_quant = w->fake_quant;
     l->window = l->model->cfg.windows[layer];
     l->no_rope = l->model->cfg.no_rope[layer];
-    return load_parts(l, -1, source, w, err);
+    l->scale = 1;
+    rc = load_parts(l, -1, source, w, err);
+    if (rc == QT_OK && l->parts[ROLE_LAYER_SCALE].weight)
+        rc = l->be->download(l->be, &l->scale, l->parts[ROLE_LAYER_SCALE].weight, sizeof l->scale,
+                             err);
+    return rc;
 }
 
 int qt_layer_load_linears(struct qt_layer *l, int input, const struct qt_weights *w,
@@ -184,9 +195,12 @@ static int new_experts(struct qt_layer *l, size_t rows, struct qt_err *err)
     QT_TRY(qt_backend_floats(&e->in, l->be, rows, info->hidden, err));
     QT_TRY(qt_backend_floats(&e->out, l->be, rows, info->hidden, err));
     QT_TRY(qt_backend_floats(&e->sum, l->be, rows, info->hidden, err));
+    if (l->model->cfg.arch->parts[ROLE_EXPERTS_IN])
+        QT_TRY(qt_backend_floats(&e->normed, l->be, rows, info->hidden, err));
     QT_TRY(qt_backend_floats(&e->logits, l->be, rows, routed, err));
     QT_TRY(qt_array_new(&e->scores, rows, routed * sizeof *e->scores, err));
     QT_TRY(qt_array_new(&e->select_bias, routed, sizeof *e->select_bias, err));
+    QT_TRY(qt_array_new(&e->output_scale, routed, sizeof *e->output_scale, err));
     QT_TRY(qt_array_new(&e->gate, rows, sizeof *e->gate, err));
     QT_TRY(qt_array_new(&e->weights, rows, info->experts * sizeof *e->weights, err));
     QT_TRY(qt_tokens_new(&e->tokens, rows, err));
@@ -200,9 +214,11 @@ static void free_experts(struct qt_layer *l)
     l->be->free(l->be, e->in);
     l->be->free(l->be, e->out);
     l->be->free(l->be, e->sum);
+    l->be->free(l->be, e->normed);
     l->be->free(l->be, e->logits);
     qt_free(e->scores);
     qt_free(e->select_bias);
+    qt_free(e->output_scale);
     qt_free(e->gate);
     qt_free(e->weights);
     qt_tokens_free(&e->tokens);
@@ -225,6 +241,7 @@ static void free_work(struct qt_layer *l)
     be->free(be, l->work.scratch);
     be->free(be, l->work.quantized_input);
     be->free(be, l->work.exact_keys);
+    be->free(be, l->work.ones);
     free_rope(&l->work.rope, be);
     free_rope(&l->work.local_rope, be);
     free_rope(&l->work.query_rope, be);
@@ -257,7 +274,7 @@ static int make_rope(struct rope *out, struct qt_layer *l, const struct rotary *
     const float *inv_freq = rotary->long_inv_freq && seqlen > rotary->long_from
                                 ? rotary->long_inv_freq
                                 : rotary->inv_freq;
-    size_t half = cfg->rotary_dim / 2, bytes;
+    size_t half = rotary->dim / 2, bytes;
     float *cos_host = NULL, *sin_host = NULL;
     int rc = QT_OK;
     if (!inv_freq)
@@ -284,6 +301,12 @@ done:
     qt_free(cos_host);
     qt_free(sin_host);
     return rc;
+}
+
+const struct rotary *layer_rotary(const struct qt_layer *l)
+{
+    const struct config *cfg = &l->model->cfg;
+    return cfg->local_rope.inv_freq && l->window ? &cfg->local_rope : &cfg->rope;
 }
 
 const struct rope *layer_rope(const struct qt_layer *l, bool queries)
@@ -332,6 +355,20 @@ size_t qt_model_working_floats(const struct qt_model *model)
     return scratch_floats(cfg, true) + (cfg->parallel ? 2 : 1) * cfg->info.hidden;
 }
 
+static int make_ones(struct qt_layer *l, size_t count, struct qt_err *err)
+{
+    float *ones = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&ones, count, sizeof *ones, err));
+    for (size_t i = 0; i < count; i++)
+        ones[i] = 1;
+    QT_TRY(qt_backend_floats(&l->work.ones, l->be, count, 1, err));
+    QT_TRY(l->be->upload(l->be, l->work.ones, ones, count * sizeof *ones, err));
+done:
+    qt_free(ones);
+    return rc;
+}
+
 int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err *err)
 {
     const struct config *cfg = &l->model->cfg;
@@ -354,6 +391,8 @@ int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err 
                                  err));
     if (info->experts)
         QT_TRY(new_experts(l, rows, err));
+    if (cfg->arch->value_norm)
+        QT_TRY(make_ones(l, info->head_dim, err));
     QT_TRY(make_rope(&l->work.rope, l, &cfg->rope, false, seqlen, err));
     if (cfg->query_beta > 0)
         QT_TRY(make_rope(&l->work.query_rope, l, &cfg->rope, true, seqlen, err));
@@ -405,7 +444,7 @@ size_t layer_head_rows(const struct layer_run *r, size_t heads)
 static int norm_heads(const struct layer_run *r, enum role norm, float *x, float *raw, size_t heads,
                       struct qt_err *err)
 {
-    const size_t count = r->m * heads * r->layer->model->cfg.info.head_dim;
+    const size_t count = r->m * heads * r->layer->def->heads.dim;
     int rc = QT_OK;
     if (raw != x)
         QT_TRY(r->layer->be->copy(r->layer->be, raw, x, count * sizeof *x, err));
@@ -416,7 +455,7 @@ done:
 
 const float *layer_rope_from(const struct layer_run *r, const float *table)
 {
-    return table + r->past * (r->layer->model->cfg.rotary_dim / 2);
+    return table + r->past * (layer_rotary(r->layer)->dim / 2);
 }
 
 int layer_heads(const struct layer_run *r, enum role norm, float *x, float *raw, size_t heads,
@@ -431,7 +470,7 @@ int layer_heads(const struct layer_run *r, enum role norm, float *x, float *raw,
         QT_TRY(norm_heads(r, norm, x, raw, heads, err));
     if (rope->cos)
         QT_TRY(l->be->rope(l->be, x, layer_rope_from(r, rope->cos), layer_rope_from(r, rope->sin),
-                           r->m, r->seqlen, heads, cfg->info.head_dim, cfg->rotary_dim,
+                           r->m, r->seqlen, heads, l->def->heads.dim, layer_rotary(l)->dim,
                            cfg->interleaved, err));
     if (norm_last)
         QT_TRY(norm_heads(r, norm, x, raw, heads, err));
@@ -445,8 +484,8 @@ struct qt_attention layer_attention(const struct layer_run *r)
     const struct qt_model_info *info = &cfg->info;
     return (struct qt_attention){.seqlen = r->seqlen,
                                  .heads = info->heads,
-                                 .kv_heads = info->kv_heads,
-                                 .head_dim = info->head_dim,
+                                 .kv_heads = r->layer->def->heads.kv,
+                                 .head_dim = r->layer->def->heads.dim,
                                  .scale = cfg->attn_scale,
                                  .softcap = cfg->attn_softcap,
                                  .sinks = r->layer->parts[ROLE_SINKS].weight,

@@ -27,7 +27,7 @@ struct layer_grad_work {
     float *dscratch; /* gradients of q, y, k, v, or of gate, up, one after the other */
 };
 
-/* Tables of a rotary embedding, [seqlen][config.rotary_dim / 2]; NULL: none. */
+/* Tables of a rotary embedding, [seqlen][rotary.dim / 2]; NULL: none. */
 struct rope {
     float *cos, *sin, *minus_sin;
 };
@@ -35,10 +35,12 @@ struct rope {
 /* Working memory of experts.c, for chunks of `rows` tokens. */
 struct layer_experts {
     float *in, *out;         /* backend, [rows][hidden], of one expert */
+    float *normed;           /* backend, [rows][hidden], input of the router or of routed experts */
     float *sum;              /* backend, [rows][hidden], weighted sum over the experts */
     float *logits;           /* backend, [rows][routed], of the router */
     float *scores;           /* host, copy of logits */
     float *select_bias;      /* host, [routed] */
+    float *output_scale;     /* host, [routed], see ROLE_EXPERT_SCALE */
     float *gate;             /* host, [rows], logits of the shared expert's gate */
     float *weights;          /* host, [rows][experts], routing weights */
     struct qt_tokens tokens; /* of one expert */
@@ -52,6 +54,7 @@ struct layer_work {
     float *scratch;               /* q, k, v and attention output, then up and gate */
     float *quantized_input;       /* linear input after simulated quantization */
     float *exact_keys;            /* keys before simulated quantization */
+    float *ones;                  /* [info.head_dim], weights of the norm of values */
     struct rope rope, local_rope; /* local: for layers with a window, if they differ */
     struct rope query_rope;       /* for queries, if they are scaled by position */
     struct layer_experts experts;
@@ -65,6 +68,7 @@ struct qt_layer {
     struct qt_fake_quant fake_quant;
     size_t window;
     bool no_rope;
+    float scale;                 /* see ROLE_LAYER_SCALE; 1: none */
     struct loaded *parts;        /* [layer_parts()] */
     struct layer_work work;      /* allocated by the first run */
     struct layer_grad_work grad; /* allocated by the first backward pass */
@@ -102,7 +106,9 @@ int layer_load_part(struct loaded *out, const struct part *part, float *staging,
 void layer_free_part(struct loaded *l, struct qt_backend *be);
 /* The factor of queries at a position: see struct config, query_beta. */
 float layer_query_growth(const struct config *cfg, size_t position);
-/* The rotary tables of queries or keys; NULL tables if the layer has no rotary embedding. */
+/* The rotary embedding of the layer. */
+const struct rotary *layer_rotary(const struct qt_layer *l);
+/* Its tables, of queries or keys; NULL tables if the layer has no rotary embedding. */
 const struct rope *layer_rope(const struct qt_layer *l, bool queries);
 /* The linear of a part, or of the fused part that contains it. */
 const struct qt_linear *layer_linear_of(const struct layer_def *l, size_t part);

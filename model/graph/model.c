@@ -112,7 +112,8 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
     const int in = expert_input(layer, expert, false), down = expert_input(layer, expert, true);
     const size_t q_rank = cfg->latent.q_rank, kv_rank = cfg->latent.kv_rank;
     const size_t qk = cfg->latent.nope + cfg->latent.rope;
-    size_t h = info->hidden, q = info->heads * info->head_dim, kv = info->kv_heads * info->head_dim;
+    const size_t dim = layer->heads.dim;
+    size_t h = info->hidden, q = info->heads * dim, kv = layer->heads.kv * dim;
     const size_t keys = 2 * cfg->delta.key_heads * cfg->delta.key_dim; /* queries, too */
     const size_t values = cfg->delta.value_heads * cfg->delta.value_dim;
     size_t inner = mlp_width(cfg, layer, expert);
@@ -177,8 +178,10 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
     case ROLE_DELTA_OUT:
         return (struct qt_linear){.n = h, .k = values, .input = 1, .feeds = -1};
     case ROLE_O:
-        return (struct qt_linear){
-            .n = h, .k = cfg->o_width, .input = layer->mixer_inputs - 1, .feeds = -1};
+        return (struct qt_linear){.n = h,
+                                  .k = layer->mixer == MIXER_LATENT ? cfg->o_width : q,
+                                  .input = layer->mixer_inputs - 1,
+                                  .feeds = -1};
     case ROLE_GATE_UP:
         return (struct qt_linear){.n = 2 * inner,
                                   .k = h,
@@ -200,12 +203,16 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
         return (struct qt_linear){.n = cfg->routed, .k = h, .input = -1, .feeds = -1};
     case ROLE_SELECT_BIAS:
         return (struct qt_linear){.n = cfg->routed, .input = -1, .feeds = -1};
+    case ROLE_EXPERT_SCALE:
+        return (struct qt_linear){.n = cfg->routed, .input = -1, .feeds = -1};
+    case ROLE_LAYER_SCALE:
+        return (struct qt_linear){.n = 1, .input = -1, .feeds = -1};
     case ROLE_SHARED_GATE:
         return (struct qt_linear){.n = 1, .k = h, .input = -1, .feeds = -1};
     case ROLE_Q_NORM:
-        return (struct qt_linear){.n = all ? q : info->head_dim, .input = -1, .feeds = -1};
+        return (struct qt_linear){.n = all ? q : dim, .input = -1, .feeds = -1};
     case ROLE_K_NORM:
-        return (struct qt_linear){.n = all ? kv : info->head_dim, .input = -1, .feeds = -1};
+        return (struct qt_linear){.n = all ? kv : dim, .input = -1, .feeds = -1};
     default:
         return (struct qt_linear){.n = h, .input = -1, .feeds = -1};
     }
@@ -296,18 +303,20 @@ static bool mixer_has(const struct config *cfg, enum mixer_kind mixer, enum role
     }
 }
 
-/* True for vectors that are stored without ".weight" and are no norms. */
+/* True for vectors that are stored without ".weight". */
 static bool role_bare(enum role role)
 {
     return role == ROLE_SELECT_BIAS || role == ROLE_SINKS || role == ROLE_A_LOG ||
-           role == ROLE_DT_BIAS;
+           role == ROLE_DT_BIAS || role == ROLE_ROUTER_NORM || role == ROLE_EXPERT_SCALE ||
+           role == ROLE_LAYER_SCALE;
 }
 
 static bool layer_has(const struct config *cfg, const struct layer_def *layer, enum role role)
 {
     return cfg->arch->parts[role] && mixer_has(cfg, layer->mixer, role) &&
            (role != ROLE_MLP_IN || !cfg->parallel) &&
-           (layer->experts || role < ROLE_ROUTER || role > ROLE_SHARED_GATE) &&
+           (layer->experts || role < ROLE_ROUTER || role > ROLE_SHARED_OUT) &&
+           (role != ROLE_V || !layer->heads.keys_are_values) &&
            (cfg->head_norms || (role != ROLE_Q_NORM && role != ROLE_K_NORM));
 }
 
@@ -337,6 +346,8 @@ static int layer_part(struct layer_def *layer, const struct config *cfg, const c
         linear.weight = part->weight;
         linear.layer = index;
         layer->linears[part->index] = linear;
+    } else if (role == ROLE_ROUTER_NORM) {
+        part->eps = cfg->eps;
     } else if (!linear.k && !role_bare(role)) {
         part->index = layer->norm_count++;
         layer->norms[part->index] = (struct qt_norm){part->weight, linear.n};
@@ -368,6 +379,7 @@ static int layer_set(struct layer_def *layer, const struct config *cfg, const ch
     const size_t parts = layer_parts(cfg);
     int rc;
     layer->mixer = cfg->mixers[index];
+    layer->heads = cfg->heads[index];
     layer->mixer_inputs = layer->mixer != MIXER_LATENT ? 2 : cfg->latent.q_rank ? 4 : 3;
     layer->experts = cfg->dense && cfg->dense[index] ? 0 : cfg->info.experts;
     QT_TRY(qt_array_new(&layer->parts, parts, sizeof *layer->parts, err));

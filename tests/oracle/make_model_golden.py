@@ -414,6 +414,27 @@ MODELS |= {
                            num_hidden_layers=1, num_attention_heads=2, head_dim=8, image_size=28,
                            patch_size=14)), {}),
 }
+GEMMA4 = TINY | dict(
+    num_hidden_layers=3, head_dim=4, global_head_dim=8, hidden_size_per_layer_input=0,
+    vocab_size_per_layer_input=53, sliding_window=7,
+    layer_types=["sliding_attention", "full_attention", "full_attention"],
+    rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                     "full_attention": {"rope_type": "proportional", "rope_theta": 2000.0,
+                                        "partial_rotary_factor": 0.5}})
+MODELS |= {
+    "gemma4": ("gemma4", dict(
+        text_config=GEMMA4 | dict(num_global_key_value_heads=1, attention_k_eq_v=True,
+                                  final_logit_softcapping=20.0),
+        vision_config=dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, head_dim=8,
+                           num_attention_heads=1, num_key_value_heads=1, patch_size=2,
+                           position_embedding_size=4), audio_config=None), {"global": True}),
+    "gemma4_moe": ("gemma4_text", GEMMA4 | dict(
+        num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"],
+        enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=8), {}),
+    "gemma4_unified": ("gemma4_unified_text", {k: v for k, v in GEMMA4.items() if "input" not in k}
+                       | dict(num_hidden_layers=2, layer_types=None, attention_bias=True),
+                       {"layer_types": None}),
+}
 # Compared by --check only: the same decoders with the names of other multimodal models.
 CHECKED = {
     "llava": ("llava", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP), {}),
@@ -470,11 +491,13 @@ def fill(model, rng, embed_std):
         if p.dim() >= 2:
             std = embed_std if "embed" in name or "lm_head" in name else 1.5 / p.shape[-1] ** 0.5
         p.data.normal_(0, std, generator=rng)
-        if p.dim() == 1 and name.endswith("norm.weight") and "Gemma" not in type(model).__name__:
+        if p.dim() == 1 and name.endswith("norm.weight") and not re.search("Gemma[^4]", type(model).__name__):
             p.data += 1
     for name, b in model.named_buffers():
         if name.endswith("correction_bias"):
             b.data = torch.empty_like(b).normal_(0, 0.2, generator=rng).half().float()
+        if name.endswith("layer_scalar"):
+            b.data = torch.empty_like(b).uniform_(0.5, 1, generator=rng).half().float()
     for p in model.parameters():
         p.data = p.data.half().float()
 
@@ -485,6 +508,11 @@ def write_config(directory, edits):
     for key, value in edits.items():
         if key == "omni":
             continue
+        elif key == "global":  # as published, instead of transformers 5's per_layer_config
+            text = config["text_config"]
+            one = text.pop("per_layer_config").popitem()[1]
+            text |= {"global_head_dim": one["head_dim"],
+                     "num_global_key_value_heads": one["num_key_value_heads"]}
         elif key == "flat":
             config = config.pop("text_config") | config
         elif value is None:
@@ -567,7 +595,7 @@ def write_model(directory, kind, options, edits, seed):
         path = directory / "config.json"
         path.write_text(json.dumps({"model_type": edits["omni"], "thinker_config": json.loads(
             path.read_text())}, indent=1, sort_keys=True) + "\n")
-    unsupported = re.compile(r"experts\.|sparse_moe|kv_b_proj|sinks|A_log")
+    unsupported = re.compile(r"experts\.|sparse_moe|kv_b_proj|sinks|A_log|layer_scalar")
     if kind not in NO_GRADS and not any(unsupported.search(n) for n in files):
         write_grads(directory / "grads.json", model, ids)
 

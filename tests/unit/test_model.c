@@ -247,7 +247,7 @@ static void reference_case(const char *name, const char *ids_path)
     }
     open_fixture(&f, dir);
     double plain = reference_difference(&f, ids_file, logits_file);
-    for (size_t i = 0; i < f.model->cfg.rotary_dim / 2; i++)
+    for (size_t i = 0; i < f.model->cfg.rope.dim / 2; i++)
         f.model->cfg.rope.inv_freq[i] = qt_f16_to_f32(qt_f32_to_f16(f.model->cfg.rope.inv_freq[i]));
     double rounded = reference_difference(&f, ids_file, logits_file);
     print_message("  %s: %.2e, with FP16 frequencies %.2e\n", name, plain, rounded);
@@ -833,6 +833,20 @@ static const struct refusal refusals[] = {
     {"deepseek_v3", "scoring_func", "\"softmax\"", QT_E_UNSUPPORTED, "scoring_func"},
     {"glm4_moe_lite", "mlp_layer_types", "[\"dense\"]", QT_E_INPUT, "mlp_layer_types"},
     {"glm4_moe_lite", "mlp_layer_types", "[\"dense\", \"odd\"]", QT_E_UNSUPPORTED, "odd"},
+    {"gemma4_moe", "hidden_size_per_layer_input", "8", QT_E_UNSUPPORTED, "per_layer_input"},
+    {"gemma4_moe", "hidden_size_per_layer_input", NULL, QT_E_UNSUPPORTED, "per_layer_input"},
+    {"gemma4_moe", "num_kv_shared_layers", "1", QT_E_UNSUPPORTED, "num_kv_shared_layers"},
+    {"gemma4_moe", "use_bidirectional_attention", "\"all\"", QT_E_UNSUPPORTED, "bidirectional"},
+    {"gemma4_moe", "enable_moe_block", "false", QT_OK, ""},
+    {"gemma4_moe", "attention_k_eq_v", "true", QT_OK, ""},
+    {"gemma4_moe", "rope_parameters", NULL, QT_E_UNSUPPORTED, "rope_parameters"},
+    {"gemma4_moe", "per_layer_config", NULL, QT_E_INPUT, "layers.1.self_attn.q_proj"},
+    {"gemma4_moe", "per_layer_config", "3", QT_E_INPUT, "per_layer_config"},
+    {"gemma4_moe", "per_layer_config", "{\"1\": 3}", QT_E_INPUT, "per_layer_config"},
+    {"gemma4_moe", "per_layer_config", "{\"1\": {\"num_key_value_heads\": 3}}", QT_E_INPUT,
+     "not a multiple"},
+    {"gemma4", "text_config.per_layer_config", "{\"1\": {\"head_dim\": 6}}", QT_E_UNSUPPORTED,
+     "head_dim"},
     {"cohere", "use_qk_norm", "true", QT_E_UNSUPPORTED, "use_qk_norm"},
     {"cohere2", "sliding_window", "null", QT_E_UNSUPPORTED, "sliding_window"},
     {"stablelm", "qk_layernorm", "true", QT_E_UNSUPPORTED, "qk_layernorm"},
@@ -966,7 +980,7 @@ static void test_yarn_blend(void **state)
     snprintf(path, sizeof path, "%s/config.json", dir);
     assert_int_equal(json_dump_file(json, path, 0), 0);
     must(config_read(&cfg, dir, NULL, &err), &err);
-    assert_int_equal(cfg.rotary_dim, 16);
+    assert_int_equal(cfg.rope.dim, 16);
     for (int i = 0; i < 8; i++) {
         const double f = pow(200, -i / 8.0), ramp = fmax(i - 4, 0) / (10 - 4);
         const double want = f * (1 - ramp) + f / 6 * ramp;

@@ -1,0 +1,81 @@
+/* Attention heads that differ between decoder layers (Gemma 4): layers without a window have heads of
+ * another size, and may have no V. */
+#include "model/config/config.h"
+
+#include <stdio.h>
+
+enum { LIMIT = 1 << 16 };
+
+/* Layers without a window have the sizes of global_head_dim and num_global_key_value_heads, or each
+ * layer those of an object in per_layer_config. */
+static int read_layer(struct heads *out, const struct source *src, size_t layer, bool window,
+                      bool values, struct qt_err *err)
+{
+    static const char key[] = "per_layer_config";
+    const json_t *all = json_object_get(src->json, key);
+    char number[32];
+    int rc = QT_OK;
+    if (!config_given(src->json, key)) {
+        if (window)
+            return QT_OK;
+        out->dim = 512;
+        QT_TRY(config_read_size(&out->dim, src, "global_head_dim", LIMIT, err));
+        if (!values)
+            QT_TRY(config_read_size(&out->kv, src, "num_global_key_value_heads", LIMIT, err));
+        return QT_OK;
+    }
+    if (config_no_object(src->json, key))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not an object", key);
+    snprintf(number, sizeof number, "%zu", layer);
+    const struct source one = {json_object_get(all, number), src->root, src->path};
+    if (one.json && !json_is_object(one.json))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' of '%s' is not an object", number,
+                       key);
+    QT_TRY(config_read_size(&out->dim, &one, "head_dim", LIMIT, err));
+    QT_TRY(config_read_size(&out->kv, &one, "num_key_value_heads", LIMIT, err));
+done:
+    return rc;
+}
+
+/* The rotary embedding depends on the size of the heads, and there is one for all layers with a
+ * window, another for all layers without. */
+static int check_layer(const struct config *cfg, const struct source *src, size_t layer,
+                       struct qt_err *err)
+{
+    const struct heads *heads = &cfg->heads[layer];
+    if (cfg->info.heads % heads->kv)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'num_attention_heads' %zu is not a multiple of the %zu KV heads of layer "
+                       "%zu",
+                       cfg->info.heads, heads->kv, layer);
+    for (size_t i = 0; i < layer; i++)
+        if (!cfg->windows[i] == !cfg->windows[layer] && cfg->heads[i].dim != heads->dim)
+            return config_unsupported(src, "per_layer_config",
+                                      "'head_dim' that differs between layers of a type", err);
+    return QT_OK;
+}
+
+int config_read_layer_heads(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    struct qt_model_info *info = &cfg->info;
+    const struct heads usual = {info->kv_heads, info->head_dim, false};
+    bool shared = false;
+    int rc;
+    QT_TRY(qt_array_new(&cfg->heads, info->layers, sizeof *cfg->heads, err));
+    if (cfg->arch->layer_heads)
+        QT_TRY(qt_json_get_bool(&shared, src->json, "attention_k_eq_v", src->path, err));
+    for (size_t i = 0; i < info->layers; i++) {
+        cfg->heads[i] = usual;
+        if (!cfg->arch->layer_heads)
+            continue;
+        cfg->heads[i].keys_are_values = shared && !cfg->windows[i];
+        QT_TRY(read_layer(&cfg->heads[i], src, i, cfg->windows[i] > 0, !shared, err));
+        QT_TRY(check_layer(cfg, src, i, err));
+        info->head_dim = qt_max_size(info->head_dim, cfg->heads[i].dim);
+        info->kv_heads = qt_max_size(info->kv_heads, cfg->heads[i].kv);
+    }
+    cfg->o_width =
+        qt_max_size(cfg->o_width, cfg->arch->layer_heads ? info->heads * info->head_dim : 0);
+done:
+    return rc;
+}
