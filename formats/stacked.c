@@ -22,6 +22,7 @@ static const struct names {
     {"minimax_m2", "w1", "w3", "w2", ".mlp.", ".block_sparse_moe."},
     {"phimoe", "w1", "w3", "w2", ".mlp.", ".block_sparse_moe."},
     {"phimoe", NULL, NULL, NULL, ".mlp.router.", ".block_sparse_moe.gate."},
+    {"exaone_moe", NULL, NULL, NULL, ".mlp.gate.e_score", ".mlp.e_score"},
     {"lfm2_moe", "w1", "w3", "w2", NULL, NULL},
     {"ernie4_5_moe", NULL, NULL, NULL, ".mlp.gate.moe_statics.", ".mlp.moe_statics."},
 };

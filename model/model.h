@@ -235,6 +235,9 @@ int qt_model_mlp_input(const struct qt_model *model, size_t layer);
 bool qt_model_ends_sublayer(const struct qt_model *model, size_t layer, int input);
 /* The expert that has this linear input; -1 if it does not belong to an expert. */
 int qt_model_expert(const struct qt_model *model, size_t layer, int input);
+/* True if routing weights multiply the inputs of experts (Llama 4), not their outputs: hooks get the
+ * multiplied inputs. */
+bool qt_model_scales_expert_inputs(const struct qt_model *model);
 /* *out = the linears of a decoder layer in order of use, owned by the model; returns their number. */
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer);
 /* True if the tensor is the weight of a linear of some decoder layer. */

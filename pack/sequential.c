@@ -197,10 +197,12 @@ done:
 
 /* ---- one linear input ----------------------------------------------------------------------- */
 
-/* Routing weights of the chunk's tokens; NULL: all weights are 1. */
+/* Routing weights of the chunk's tokens, which multiply an expert's output; NULL: all are 1. */
 static const float *share_of(const struct qt_sequential *s, size_t token)
 {
-    return s->sums.weighted ? s->moe.tokens.weight + token : NULL;
+    return s->sums.weighted && !qt_model_scales_expert_inputs(s->model)
+               ? s->moe.tokens.weight + token
+               : NULL;
 }
 
 /* Hook in the reference model: keeps the linear input until the quantized model reaches it. */

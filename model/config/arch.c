@@ -44,6 +44,9 @@
 
 #define LLAMA_PARTS ATTENTION_PARTS, MLP_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"
 
+#define QWEN3_ATTENTION                                                                            \
+    ATTENTION_PARTS, [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"
+
 #define QWEN3_PARTS                                                                                \
     LLAMA_PARTS, [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm"
 
@@ -156,6 +159,19 @@
                   [ROLE_LAYER_SCALE] = "layer_scalar"
 
 static const struct arch_alias gemma4_keys[] = {{"num_experts_per_tok", "top_k_experts"}, {0}};
+
+static const struct arch_alias llama4_keys[] = {
+    {"decoder_sparse_step", "interleave_moe_layer_step"}, {0}};
+
+static const struct arch_alias hunyuan_moe_keys[] = {{"num_experts_per_tok", "moe_topk"}, {0}};
+
+static const struct arch_alias exaone_moe_keys[] = {{"n_shared_experts", "num_shared_experts"},
+                                                    {0}};
+
+static const struct arch_alias afmoe_keys[] = {{"n_shared_experts", "num_shared_experts"},
+                                               {"routed_scaling_factor", "route_scale"},
+                                               {"first_k_dense_replace", "num_dense_layers"},
+                                               {0}};
 
 static const struct arch_alias gpt2_keys[] = {
     {"hidden_size", "n_embd"},         {"num_hidden_layers", "n_layer"},
@@ -554,6 +570,7 @@ static const struct arch table[] = {
         .top_groups = 4,
         .routing_scale = 2.5,
         .positions_key = "index_topk",
+        .positions_most = 2048,
     },
     {
         .family = "glm_moe_dsa",
@@ -564,6 +581,7 @@ static const struct arch table[] = {
         .first_dense = 3,
         .routing_scale = 2.5,
         .positions_key = "index_topk",
+        .positions_most = 2048,
     },
     {
         .family = "glm4_moe_lite",
@@ -669,6 +687,139 @@ static const struct arch table[] = {
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
         .read = config_read_multipliers,
+    },
+    {
+        .family = "granitemoeshared",
+        LLAMA_LIKE,
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_ROUTER] = "block_sparse_moe.router.layer", [ROLE_GATE] = "gate_proj",
+                  [ROLE_UP] = "up_proj", [ROLE_DOWN] = "down_proj"},
+        .experts = "block_sparse_moe.experts.",
+        .shared = "shared_mlp.",
+        .shared_gate_up = "input_linear",
+        .shared_down = "output_linear",
+        .shared_key = "shared_intermediate_size",
+        .shared_optional = true,
+        .normalize_routing = {NULL, true},
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .read = config_read_multipliers,
+    },
+    {
+        .family = "phimoe",
+        .kv_heads = 8,
+        DECODER_NAMES,
+        .eps_key = "rms_norm_eps",
+        .act_key = "hidden_act",
+        .act = "silu",
+        .norm = QT_NORM_LAYER,
+        .tied = {"tie_word_embeddings", false},
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_ROUTER] = "block_sparse_moe.gate", [ROLE_GATE] = "w1", [ROLE_UP] = "w3",
+                  [ROLE_DOWN] = "w2"},
+        .experts = "block_sparse_moe.experts.",
+        .sparse_mixer = true,
+        .rope_mscale = true,
+        .eps = 1e-5,
+        .theta = 1e6,
+        .head_bias = {"lm_head_bias", false},
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .window = WINDOW_ALL,
+        .window_given = true,
+        .read = config_read_phimoe,
+    },
+    {
+        .family = "hunyuan_v1_moe",
+        .aliases = hunyuan_moe_keys,
+        LLAMA_LIKE,
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_Q_NORM] = "self_attn.query_layernorm",
+                  [ROLE_K_NORM] = "self_attn.key_layernorm", [ROLE_ROUTER] = "mlp.gate.wg",
+                  [ROLE_GATE] = "gate_proj", [ROLE_UP] = "up_proj", [ROLE_DOWN] = "down_proj"},
+        .norms_after_rope = true,
+        .rope_alpha = true,
+        .experts = "mlp.experts.",
+        .shared = "mlp.shared_mlp.",
+        .shared_key = "intermediate_size",
+        .normalize_routing = {NULL, true},
+        .eps = 1e-5,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+    },
+    {
+        .family = "exaone_moe",
+        .kv_heads = 32,
+        .aliases = exaone_moe_keys,
+        GLM_MOE_LIKE,
+        .parts = {QWEN3_MOE_PARTS, [ROLE_SELECT_BIAS] = "mlp.e_score_correction_bias"},
+        .dense = "mlp.",
+        .shared_count = 1,
+        .first_dense = 1,
+        .mlp_types = true,
+        .routing_scale = 2.5,
+        .normalize_routing = {"norm_topk_prob", true},
+        .eps = 1e-5,
+        .window = WINDOW_PATTERN,
+        .window_period_key = "sliding_window_pattern",
+        .window_period = 4,
+        .window_optional = true,
+        .no_rope = NO_ROPE_GLOBAL,
+    },
+    {
+        .family = "afmoe",
+        .head_dim = 128,
+        .aliases = afmoe_keys,
+        GLM_MOE_LIKE,
+        .parts = {QWEN3_ATTENTION, [ROLE_ATTN_GATE] = "self_attn.gate_proj",
+                  [ROLE_ATTN_OUT] = "post_attention_layernorm", [ROLE_MLP_IN] = "pre_mlp_layernorm",
+                  [ROLE_MLP_OUT] = "post_mlp_layernorm", [ROLE_ROUTER] = "mlp.router.gate",
+                  [ROLE_SELECT_BIAS] = "mlp.expert_bias", [ROLE_GATE] = "gate_proj",
+                  [ROLE_UP] = "up_proj", [ROLE_DOWN] = "down_proj"},
+        .dense = "mlp.",
+        .shared_count = 2,
+        .first_dense = 1,
+        .normalize_routing = {NULL, true},
+        .eps = 1e-5,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .window = WINDOW_PATTERN,
+        .window_period_key = "global_attn_every_n_layers",
+        .window_period = 4,
+        .window_size = 1024,
+        .no_rope = NO_ROPE_GLOBAL,
+        .read = config_read_afmoe,
+    },
+    /* Chunked attention: sequences of at most a chunk have full attention. */
+    {
+        .family = "llama4_text",
+        .kv_heads = 8,
+        .head_dim = 128,
+        .aliases = llama4_keys,
+        LLAMA_LIKE,
+        .parts = {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_ROUTER] = "feed_forward.router", [ROLE_GATE] = "gate_proj",
+                  [ROLE_UP] = "up_proj", [ROLE_DOWN] = "down_proj"},
+        .experts = "feed_forward.experts.",
+        .shared = "feed_forward.shared_expert.",
+        .dense = "feed_forward.",
+        .shared_key = "intermediate_size",
+        .dense_key = "intermediate_size_mlp",
+        .moe_listed = true,
+        .sigmoid_router = true,
+        .scaled_inputs = true,
+        .bare_norms = true,
+        .query_floors = true,
+        .eps = 1e-5,
+        .theta = 5e5,
+        .interleaved = true,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .no_rope = NO_ROPE_LISTED,
+        .positions_key = "attention_chunk_size",
+        .positions_most = 8192,
+        .chunked = true,
+        .read = config_read_llama4,
     },
     {
         .family = "seed_oss",
@@ -958,7 +1109,7 @@ static const struct arch table[] = {
         .act = "gelu_new",
         .norm = QT_NORM_LAYER,
         .parallel = {NULL, true},
-        .head_bias = true,
+        .head_bias = {NULL, true},
         .partial_rope = true,
         .rotary_factor = 0.5,
         .qkv_bias = {NULL, true},
@@ -1033,6 +1184,7 @@ static const struct arch_multimodal multimodal[] = {
     {"idefics3", "llama", 1e-5},
     {"kimi_k25", "deepseek_v3", 0},
     {"internvl", "qwen2", 0},
+    {"llama4", "llama4_text", 0},
     {"llava", "llama", 0},
     {"llava_next", "llama", 0},
     {"llava_onevision", "qwen2", 0},
@@ -1093,7 +1245,7 @@ const char *arch_cannot(const struct arch *arch, bool experts, bool parallel, en
         return "gated DeltaNet";
     if (parallel && changes)
         return "parallel sublayers";
-    if (arch->gated && changes)
+    if ((arch->gated || arch->parts[ROLE_ATTN_GATE]) && changes)
         return "gated attention";
     return arch->parts[ROLE_SINKS] && use == QT_USE_LEARN ? "attention sinks" : NULL;
 }

@@ -128,7 +128,7 @@ static int read_sizes(struct config *cfg, const struct source *src, struct qt_er
     QT_TRY(config_read_size(&info->max_positions, src, "max_position_embeddings", CONFIG_POSITIONS,
                             err));
     if (cfg->arch->positions_key) {
-        size_t most = 2048;
+        size_t most = cfg->arch->positions_most;
         QT_TRY(config_read_size(&most, src, cfg->arch->positions_key, CONFIG_POSITIONS, err));
         info->max_positions = qt_min_size(info->max_positions, most);
     }
@@ -203,6 +203,7 @@ static int read_flags(struct config *cfg, const struct source *src, struct qt_er
     QT_TRY(config_read_flag(&cfg->o_bias, src, &arch->o_bias, err));
     QT_TRY(config_read_flag(&cfg->mlp_bias, src, &arch->mlp_bias, err));
     QT_TRY(config_read_flag(&cfg->parallel, src, &arch->parallel, err));
+    QT_TRY(config_read_flag(&cfg->head_bias, src, &arch->head_bias, err));
     QT_TRY(read_tied(cfg, src, err));
     QT_TRY(config_read_flag(&cfg->head_norms, src, &head_norms, err));
     if (arch->eps_key)
@@ -247,9 +248,10 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
     bool slides = type && strcmp(type, "sliding_attention") == 0;
     if (type && cfg->mixers[layer] == MIXER_DELTA)
         return QT_OK;
-    if (!type ||
-        (!slides && strcmp(type, "full_attention") != 0 && strcmp(type, "attention") != 0 &&
-         !(cfg->arch->positions_key && strcmp(type, "indexed_attention") == 0)))
+    if (!type || (!slides && strcmp(type, "full_attention") != 0 &&
+                  !(cfg->arch->chunked && strcmp(type, "chunked_attention") == 0) &&
+                  strcmp(type, "attention") != 0 &&
+                  !(cfg->arch->positions_key && strcmp(type, "indexed_attention") == 0)))
         return config_unsupported(src, "layer_types", type ? type : "an entry that is not a string",
                                   err);
     if ((rule == WINDOW_ALL || rule == WINDOW_NONE) && slides != *out)
@@ -315,13 +317,15 @@ static int read_no_rope(struct config *cfg, const struct source *src, struct qt_
 {
     const enum no_rope_rule rule = cfg->arch->no_rope;
     const json_t *list = json_object_get(src->json, "no_rope_layers");
+    const bool listed = config_given(src->json, "no_rope_layers") &&
+                        !(cfg->arch->chunked && json_array_size(list) == 0);
     const bool windowed = !config_null(src->json, "sliding_window");
     size_t period = 4;
     bool slides = false;
     int rc;
     QT_TRY(qt_array_new(&cfg->no_rope, cfg->info.layers, sizeof *cfg->no_rope, err));
     if (rule == NO_ROPE_LISTED) {
-        if (!config_given(src->json, "no_rope_layers"))
+        if (!listed)
             QT_TRY(config_read_size(&period, src, "no_rope_layer_interval", CONFIG_LAYERS, err));
         QT_TRY(qt_json_get_bool(&slides, src->json, "use_sliding_window", src->path, err));
         if (slides)
@@ -330,7 +334,7 @@ static int read_no_rope(struct config *cfg, const struct source *src, struct qt_
     for (size_t i = 0; i < cfg->info.layers; i++) {
         cfg->no_rope[i] = (rule == NO_ROPE_GLOBAL && windowed && !cfg->windows[i]) ||
                           (rule == NO_ROPE_LISTED && (i + 1) % period == 0);
-        if (rule == NO_ROPE_LISTED && config_given(src->json, "no_rope_layers"))
+        if (rule == NO_ROPE_LISTED && listed)
             QT_TRY(listed_no_rope(&cfg->no_rope[i], list, src, i, err));
     }
 done:
@@ -375,6 +379,16 @@ done:
     return rc;
 }
 
+/* A list of equal numbers, one for each layer, stands for the number. */
+static json_t *one_of_all(json_t *value)
+{
+    json_t *first = json_array_get(value, 0);
+    for (size_t i = 1; i < json_array_size(value); i++)
+        if (!json_equal(first, json_array_get(value, i)))
+            return value;
+    return json_is_integer(first) ? first : value;
+}
+
 /* *out = a copy of src->json in which the family's own names of keys are replaced by the usual
  * ones. */
 static int rename_keys(json_t **out, const struct config *cfg, const struct source *src,
@@ -384,7 +398,7 @@ static int rename_keys(json_t **out, const struct config *cfg, const struct sour
     if (!*out || json_object_size(*out) != json_object_size(src->json)) /* Jansson ignores it */
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     for (const struct arch_alias *a = cfg->arch->aliases; a && a->key; a++) {
-        json_t *value = json_object_get(*out, a->alias);
+        json_t *value = one_of_all(json_object_get(*out, a->alias));
         if (value && !json_object_get(*out, a->key) && json_object_set(*out, a->key, value) < 0)
             return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     }

@@ -38,6 +38,9 @@ int config_read_opt(struct config *cfg, const struct source *src, struct qt_err 
 int config_read_gemma(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_gemma4(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_gemma4_unified(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_phimoe(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_afmoe(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_llama4(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_multipliers(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_deepseek_v2(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_deepseek_v3(struct config *cfg, const struct source *src, struct qt_err *err);

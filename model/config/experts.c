@@ -48,6 +48,25 @@ static int read_mlp_types(struct config *cfg, const struct source *src, struct q
     return QT_OK;
 }
 
+/* Replaces cfg->dense by those layers that are not in the list moe_layers. */
+static int read_moe_layers(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const json_t *list = json_object_get(src->json, "moe_layers");
+    if (!json_is_array(list))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'moe_layers' is not a list");
+    for (size_t i = 0; i < cfg->info.layers; i++)
+        cfg->dense[i] = true;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *entry = json_array_get(list, i);
+        const json_int_t layer = json_integer_value(entry);
+        if (!json_is_integer(entry) || layer < 0 || (size_t)layer >= cfg->info.layers)
+            return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                           "'moe_layers' is not a list of layers");
+        cfg->dense[layer] = false;
+    }
+    return QT_OK;
+}
+
 /* Reads cfg->dense and dense_width. */
 static int read_dense(struct config *cfg, const struct source *src, struct qt_err *err)
 {
@@ -72,6 +91,8 @@ static int read_dense(struct config *cfg, const struct source *src, struct qt_er
     }
     if (cfg->arch->mlp_types)
         QT_TRY(read_mlp_types(cfg, src, err));
+    if (cfg->arch->moe_listed && config_given(src->json, "moe_layers"))
+        QT_TRY(read_moe_layers(cfg, src, err));
     for (i = 0; i < cfg->info.layers; i++) {
         any = any || cfg->dense[i];
         all = all && cfg->dense[i];
@@ -82,7 +103,9 @@ static int read_dense(struct config *cfg, const struct source *src, struct qt_er
                                   "mlp_only_layers",
                                   "a layer without experts in this family", err));
     if (any)
-        QT_TRY(config_read_size(&cfg->dense_width, src, "intermediate_size", CONFIG_WIDTH, err));
+        QT_TRY(config_read_size(&cfg->dense_width, src,
+                                cfg->arch->dense_key ? cfg->arch->dense_key : "intermediate_size",
+                                CONFIG_WIDTH, err));
     if (all)
         cfg->info.experts = cfg->routed = cfg->expert_width = cfg->shared_width = 0;
 done:
@@ -109,8 +132,10 @@ static int read_shared(struct config *cfg, const struct source *src, struct qt_e
 {
     const struct arch *arch = cfg->arch;
     size_t count = arch->shared_count;
+    const json_t *width = arch->shared_key ? json_object_get(src->json, arch->shared_key) : NULL;
+    const bool none = !width || (json_is_integer(width) && json_integer_value(width) == 0);
     int rc = QT_OK;
-    if (arch->shared_key)
+    if (arch->shared_key && !(arch->shared_optional && none))
         QT_TRY(config_read_size(&cfg->shared_width, src, arch->shared_key, CONFIG_WIDTH, err));
     if (arch->shared_count_key) {
         const json_t *given = json_object_get(src->json, arch->shared_count_key);

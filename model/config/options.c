@@ -91,6 +91,47 @@ done:
     return rc;
 }
 
+int config_read_phimoe(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    double jitter = 0.01;
+    int rc;
+    QT_TRY(qt_json_get_real(&jitter, src->json, "router_jitter_noise", src->path, err));
+    if (!(jitter >= 0 && jitter < 1e6))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'router_jitter_noise' is %g, not a positive number", jitter);
+    if (cfg->top_k != 2)
+        QT_TRY(config_unsupported(src, "num_experts_per_tok", "a number other than 2", err));
+    cfg->jitter = (float)jitter;
+done:
+    return rc;
+}
+
+int config_read_afmoe(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    bool scaled = false;
+    int rc = qt_json_get_bool(&scaled, src->json, "mup_enabled", src->path, err);
+    if (scaled)
+        cfg->embed_scale = (float)sqrt((double)cfg->info.hidden);
+    return rc;
+}
+
+int config_read_llama4(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const json_t *tuning = json_object_get(src->json, "attn_temperature_tuning");
+    double scale = 0.1;
+    int rc;
+    cfg->bare_norms = true;
+    QT_TRY(qt_json_get_bool(&cfg->bare_norms, src->json, "use_qk_norm", src->path, err));
+    cfg->floor_step = 8192;
+    QT_TRY(config_read_size(&cfg->floor_step, src, "floor_scale", CONFIG_POSITIONS, err));
+    QT_TRY(config_read_positive(&scale, src, "attn_scale", err));
+    if (json_is_false(tuning) || (json_is_integer(tuning) && json_integer_value(tuning) == 0))
+        scale = 0; /* early files have a number instead of a flag */
+    cfg->floor_beta = (float)scale;
+done:
+    return rc;
+}
+
 int config_read_multipliers(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     double embed = 1, attention = 1, residual = 1, logits = 1;

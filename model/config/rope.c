@@ -309,6 +309,22 @@ done:
     return rc;
 }
 
+/* Phi-3.5-MoE: LongRoPE with a scale of its own. */
+static int read_mscale(const struct scaling *s, const char *type, struct qt_err *err)
+{
+    double small = 0, large = 0;
+    int rc = QT_OK;
+    if (strcmp(type, "longrope") != 0)
+        QT_TRY(config_unsupported(s->src, "rope_type", type, err));
+    QT_TRY(config_read_positive(&small, s->options, "short_mscale", err));
+    QT_TRY(config_read_positive(&large, s->options, "long_mscale", err));
+    if (small != large)
+        QT_TRY(config_unsupported(s->src, "long_mscale", "a value other than short_mscale", err));
+    s->out->scale = (float)small;
+done:
+    return rc;
+}
+
 /* Hunyuan: theta is multiplied by alpha^(d / (d - 2)), for heads of d channels. */
 static int read_alpha(double *theta, const struct config *cfg, const struct source *options,
                       struct qt_err *err)
@@ -353,6 +369,8 @@ static int read_rope_from(struct rotary *out, struct config *cfg, size_t head_di
     }
     const struct scaling s = {out, powers, theta, cfg, src, &options};
     QT_TRY(scale(&s, type, err));
+    if (cfg->arch->rope_mscale && strcmp(type, "default") != 0)
+        QT_TRY(read_mscale(&s, type, err));
     if (cfg->arch->latent && strcmp(type, "default") != 0)
         QT_TRY(scale_attention(&s, err));
     if (cfg->arch->query_steps)

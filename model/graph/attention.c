@@ -4,7 +4,8 @@
 static size_t scratch_floats(const struct config *cfg)
 {
     const size_t q = cfg->info.heads * cfg->info.head_dim;
-    return 2 * (q + cfg->info.kv_heads * cfg->info.head_dim) + (cfg->arch->gated ? 3 * q : 0);
+    const size_t gates = cfg->arch->gated ? 3 * q : cfg->arch->parts[ROLE_ATTN_GATE] ? q : 0;
+    return 2 * (q + cfg->info.kv_heads * cfg->info.head_dim) + gates;
 }
 
 /* Queries q[m][heads][head_dim] of x; with gates, [m][heads][query | gate] is stored in both[], and
@@ -25,6 +26,12 @@ done:
     return rc;
 }
 
+/* See arch.query_floors. */
+static float floor_growth(const struct config *cfg, size_t position)
+{
+    return 1 + cfg->floor_beta * (float)log1p((double)((position + 1) / cfg->floor_step));
+}
+
 static int run(bool *stop, float *out, const float *x, const struct layer_run *r,
                struct qt_err *err)
 {
@@ -35,25 +42,31 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
     const size_t width = info->heads * heads->dim, kv_width = heads->kv * heads->dim;
     float *q = l->work.scratch, *k = q + r->m * width, *v = k + r->m * kv_width;
     float *y = v + r->m * kv_width, *gate = y + r->m * width, *both = gate + r->m * width;
+    const bool gate_apart = l->parts[ROLE_ATTN_GATE].weight != NULL;
+    const bool gated = l->model->cfg.arch->gated || gate_apart;
     const float *attended = y, *keys, *values;
     int rc = QT_OK;
     QT_TRY(layer_input(&x, stop, r, ROLE_Q, err));
     if (*stop)
         goto done;
     QT_TRY(make_queries(q, gate, both, x, r, err));
+    if (gate_apart)
+        QT_TRY(layer_linear(r, ROLE_ATTN_GATE, gate, x, err));
     QT_TRY(layer_linear(r, ROLE_K, k, x, err));
     if (heads->keys_are_values)
         QT_TRY(l->be->copy(l->be, v, k, r->m * kv_width * sizeof *v, err));
     else
         QT_TRY(layer_linear(r, ROLE_V, v, x, err));
-    if (l->work.ones)
+    if (l->model->cfg.arch->value_norm)
         QT_TRY(l->be->norm(l->be, v, v, l->work.ones, NULL, QT_NORM_RMS, l->model->cfg.eps,
                            r->m * heads->kv, heads->dim, err));
     QT_TRY(layer_heads(r, ROLE_Q_NORM, q, q, info->heads, err));
     QT_TRY(layer_heads(r, ROLE_K_NORM, k, k, heads->kv, err));
+    if (l->no_rope && l->model->cfg.floor_beta > 0)
+        QT_TRY(layer_scale_queries(r, q, width, floor_growth, err));
     QT_TRY(cache_keys(&keys, &values, &a, k, v, r, err));
     QT_TRY(l->be->attention(l->be, y, q, keys, values, r->m, &a, err));
-    if (l->model->cfg.arch->gated)
+    if (gated)
         QT_TRY(l->be->activate(l->be, y, gate, y, QT_ACT_SIGMOID, r->m * width, err));
     QT_TRY(layer_input(&attended, stop, r, ROLE_O, err));
     if (!*stop)

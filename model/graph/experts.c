@@ -67,6 +67,27 @@ static void exclude_groups(double *rank, const struct config *cfg)
     }
 }
 
+/* The router of Phi-3.5-MoE (arXiv 2409.12136): the weight of each of two chosen experts is a softmax
+ * over those experts whose logits are near its own, the first expert excepted for the second. */
+static void sparse_mixer(float *weights, const float *logit, const struct config *cfg)
+{
+    size_t first = SIZE_MAX;
+    for (int c = 0; c < 2; c++) {
+        size_t at = SIZE_MAX;
+        double sum = 0;
+        for (size_t i = 0; i < cfg->routed; i++)
+            if (i != first && (at == SIZE_MAX || logit[i] > logit[at]))
+                at = i;
+        for (size_t i = 0; i < cfg->routed; i++) {
+            const float distance = (logit[at] - logit[i]) / fmaxf(fabsf(logit[i]), logit[at]);
+            if (i != first && !(distance > 2 * cfg->jitter))
+                sum += exp((double)logit[i] - (double)logit[at]);
+        }
+        weights[at] = (float)(1 / sum);
+        first = at;
+    }
+}
+
 /* Routing weights of one token. p, rank: scratch [routed]. gate: weight of the shared expert. */
 static void weights_of_token(float *weights, double *p, double *rank, const float *logit,
                              const float *select_bias, double gate, const struct config *cfg)
@@ -81,6 +102,10 @@ static void weights_of_token(float *weights, double *p, double *rank, const floa
     exclude_groups(rank, cfg);
     for (size_t i = 0; i < n; i++)
         weights[i] = (float)-p[i];
+    if (cfg->arch->sparse_mixer) {
+        sparse_mixer(weights, logit, cfg);
+        return;
+    }
     for (size_t c = 0; c < cfg->top_k; c++) {
         const size_t i = best(rank, n);
         sum += least = p[i];
@@ -183,17 +208,19 @@ static int run_expert(bool *stop, const float *x, const struct layer_run *r, siz
     struct layer_experts *e = &r->layer->work.experts;
     const struct qt_tokens *t = &e->tokens;
     struct qt_backend *be = r->layer->be;
+    const bool scaled = r->layer->model->cfg.arch->scaled_inputs;
     struct layer_run selected = *r; /* for the expert's tokens; its hidden states are not used */
     int rc = QT_OK;
     selected.m = t->count;
     if (t->count == 0)
         goto done;
-    QT_TRY(be->gather_rows(be, e->in, x, t->row, NULL, t->count, hidden, err));
+    QT_TRY(be->gather_rows(be, e->in, x, t->row, scaled ? t->weight : NULL, t->count, hidden, err));
     QT_TRY(layer_mlp(stop, e->out, e->in, &selected, expert, err));
     if (*stop)
         goto done;
     QT_TRY(finish_expert(&selected, expert, t->count, err));
-    QT_TRY(be->scatter_rows(be, e->sum, e->out, t->row, t->weight, t->count, hidden, err));
+    QT_TRY(be->scatter_rows(be, e->sum, e->out, t->row, scaled ? NULL : t->weight, t->count, hidden,
+                            err));
 done:
     return rc;
 }

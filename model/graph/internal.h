@@ -21,7 +21,7 @@
  *
  * Other mixers than attention have their parts between ATTN_IN and ATTN_OUT: latent.c and delta.c
  * draw them. SINKS adds a term to the softmax of each attention head; with gates, Q also computes a
- * factor for each channel in front of O.
+ * factor for each channel in front of O, or ATTN_GATE does.
  *
  * Fused tensors: some families store Q, K, V as one tensor QKV, and GATE, UP as GATE_UP. The fused
  * tensors are then the linears, and Q, K, V, GATE, UP are row ranges of them.
@@ -52,6 +52,7 @@ enum role {
     ROLE_V,
     ROLE_Q_NORM,
     ROLE_K_NORM,
+    ROLE_ATTN_GATE,
     ROLE_Q_A, /* latent attention, up to KV_B */
     ROLE_KV_A,
     ROLE_Q_A_NORM,
@@ -140,9 +141,16 @@ struct arch {
     /* Name prefixes of MLP parts in families with experts: `experts` precedes the expert number,
      * `shared` a part of the shared expert, `dense` a part of a dense MLP. NULL: there are none. */
     const char *experts, *shared, *dense;
+    /* The shared expert stores GATE_UP, with these names, where routed ones have GATE and UP. */
+    const char *shared_gate_up, *shared_down;
     const char *experts_switch; /* key that enables the experts, default false; NULL: always */
     struct arch_flag normalize_routing; /* routing weights of the chosen experts sum to 1 */
     bool sigmoid_router;                /* scores are sigmoids, not a softmax */
+    bool sparse_mixer;                  /* see experts.c; reads router_jitter_noise */
+    bool scaled_inputs;    /* routing weights multiply the inputs of experts, not their outputs */
+    bool shared_optional;  /* shared_key 0 or missing: no shared expert */
+    const char *dense_key; /* width of dense MLPs; NULL: intermediate_size */
+    bool moe_listed;       /* moe_layers lists the layers with experts */
     /* Also reads n_group, topk_group, routed_scaling_factor and first_k_dense_replace. */
     bool grouped_router;
     size_t groups, top_groups;    /* their defaults; 0: 1 */
@@ -166,16 +174,18 @@ struct arch {
     double attn_softcap, logit_softcap; /* defaults; 0: none */
     double query_scalar; /* default of query_pre_attn_scalar; 0: the key is not read */
     enum qt_norm_kind norm;
-    bool norms_plus_1;         /* norms multiply by 1 + the stored weight */
-    bool norms_unbiased;       /* LayerNorms have no bias */
-    bool head_bias;            /* the head has one */
-    bool grows;                /* the default of intermediate_size is 4 times hidden_size */
-    struct arch_flag parallel; /* attention and MLP have the same input: see the drawing */
+    bool norms_plus_1;          /* norms multiply by 1 + the stored weight */
+    bool norms_unbiased;        /* LayerNorms have no bias */
+    struct arch_flag head_bias; /* the head has one */
+    bool grows;                 /* the default of intermediate_size is 4 times hidden_size */
+    struct arch_flag parallel;  /* attention and MLP have the same input: see the drawing */
     struct arch_flag qkv_bias, o_bias, mlp_bias, tied;
     enum window_rule window;
     const char *window_period_key; /* NULL: window_period is fixed */
     size_t window_period;
     const char *positions_key; /* the model is run on at most so many tokens; NULL: no such key */
+    size_t positions_most;     /* its default */
+    bool chunked;              /* accepts chunked attention, of one chunk, in layer_types */
     size_t window_from;        /* default of max_window_layers; 0: 28 */
     bool window_switch;        /* reads use_sliding_window, default false */
     size_t window_size;        /* default of sliding_window; 0: 4096 */
@@ -183,8 +193,13 @@ struct arch {
     bool window_optional; /* with WINDOW_PATTERN: sliding_window null means no window */
     bool last_global;     /* the last layer has no window, whatever layer_types says */
     enum no_rope_rule no_rope;
-    bool norms_of_all_heads;    /* Q_NORM and K_NORM normalize all attention heads together */
-    bool norms_after_rope;      /* Q_NORM and K_NORM follow the rotary embedding */
+    bool norms_of_all_heads; /* Q_NORM and K_NORM normalize all attention heads together */
+    bool norms_after_rope;   /* Q_NORM and K_NORM follow the rotary embedding */
+    bool bare_norms;  /* norms of queries and keys have no weights: after the rotary embedding */
+    bool rope_mscale; /* reads short_mscale and long_mscale, the scale of LongRoPE */
+    /* Layers without rotary embedding multiply queries by 1 + attn_scale ln(1 + floor((position + 1)
+     * / floor_scale)), if attn_temperature_tuning is set. */
+    bool query_floors;
     const char *head_norms_key; /* key that enables Q_NORM and K_NORM; NULL: always enabled */
     bool value_norm;            /* values pass a norm without weights */
     bool layer_heads;  /* layers without a window have other heads: reads global_head_dim */
@@ -268,12 +283,15 @@ struct config {
      * by 1. */
     float query_beta;
     size_t query_step;
+    float floor_beta; /* the same for arch.query_floors */
+    size_t floor_step;
     struct rotary rope, local_rope; /* local: for layers with a window; none: `rope` for all */
     /* Factors of the attention scores, the embedding, sublayer outputs, and logits. */
     float attn_scale, embed_scale, residual_scale, logit_scale;
     float eps, attn_softcap;
     enum qt_act_kind act;
-    bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm, head_norms, parallel;
+    bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm, head_norms, parallel, bare_norms,
+        head_bias;
     const struct arch_multimodal *multimodal; /* the decoder is part of such a model; or NULL */
     /* Set if a multimodal config.json has no tie_word_embeddings, or different ones for the decoder
      * and the whole model. The head is then tied if no head tensor is stored. */
@@ -283,6 +301,7 @@ struct config {
     size_t routed, top_k, groups, top_groups;
     bool normalize_routing;
     double routing_scale;
+    float jitter; /* of the sparse mixer */
 };
 /* Reads DIR/config.json; *out is freed by config_free. */
 int config_read(struct config *out, const char *dir, const json_t *quantization,

@@ -66,22 +66,6 @@ static int rotate(const struct layer_run *r, float *x, size_t heads, size_t dim,
                               cfg->rope.dim, cfg->interleaved, err);
 }
 
-/* Multiplies q[m][width] by the factors of the tokens' positions. */
-static int scale_queries(const struct layer_run *r, float *q, size_t width, struct qt_err *err)
-{
-    const struct config *cfg = &r->layer->model->cfg;
-    struct qt_backend *be = r->layer->be;
-    float *factor = NULL;
-    int rc;
-    QT_TRY(qt_array_new(&factor, r->m, sizeof *factor, err));
-    for (size_t i = 0; i < r->m; i++)
-        factor[i] = layer_query_growth(cfg, r->past + i % r->seqlen);
-    QT_TRY(be->gather_rows(be, q, q, NULL, factor, r->m, width, err));
-done:
-    qt_free(factor);
-    return rc;
-}
-
 /* a->q from the linear output a->raw[m][heads][nope | rope]. */
 static int make_queries(const struct layer_run *r, const struct arrays *a, const struct widths *w,
                         struct qt_err *err)
@@ -96,7 +80,7 @@ static int make_queries(const struct layer_run *r, const struct arrays *a, const
     QT_TRY(be->copy_columns(be, a->q + rope, w->dim, a->raw, w->qk, nope, rows, err));
     QT_TRY(rotate(r, a->q, cfg->info.heads, w->dim, err));
     if (cfg->query_beta > 0)
-        QT_TRY(scale_queries(r, a->q, w->heads, err));
+        QT_TRY(layer_scale_queries(r, a->q, w->heads, layer_query_growth, err));
 done:
     return rc;
 }

@@ -260,6 +260,22 @@ void qt_layer_close(struct qt_layer *layer)
     qt_free(layer);
 }
 
+int layer_scale_queries(const struct layer_run *r, float *q, size_t width,
+                        float (*growth)(const struct config *cfg, size_t position),
+                        struct qt_err *err)
+{
+    struct qt_backend *be = r->layer->be;
+    float *factor = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&factor, r->m, sizeof *factor, err));
+    for (size_t i = 0; i < r->m; i++)
+        factor[i] = growth(&r->layer->model->cfg, r->past + i % r->seqlen);
+    QT_TRY(be->gather_rows(be, q, q, NULL, factor, r->m, width, err));
+done:
+    qt_free(factor);
+    return rc;
+}
+
 float layer_query_growth(const struct config *cfg, size_t position)
 {
     return 1 + cfg->query_beta * (float)log1p((double)(position / cfg->query_step));
@@ -391,7 +407,7 @@ int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err 
                                  err));
     if (info->experts)
         QT_TRY(new_experts(l, rows, err));
-    if (cfg->arch->value_norm)
+    if (cfg->arch->value_norm || cfg->bare_norms)
         QT_TRY(make_ones(l, info->head_dim, err));
     QT_TRY(make_rope(&l->work.rope, l, &cfg->rope, false, seqlen, err));
     if (cfg->query_beta > 0)
@@ -474,6 +490,9 @@ int layer_heads(const struct layer_run *r, enum role norm, float *x, float *raw,
                            cfg->interleaved, err));
     if (norm_last)
         QT_TRY(norm_heads(r, norm, x, raw, heads, err));
+    if (cfg->bare_norms && rope->cos)
+        QT_TRY(l->be->norm(l->be, x, x, l->work.ones, NULL, QT_NORM_RMS, cfg->eps, r->m * heads,
+                           l->def->heads.dim, err));
 done:
     return rc;
 }

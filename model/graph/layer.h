@@ -106,6 +106,10 @@ int layer_load_part(struct loaded *out, const struct part *part, float *staging,
 void layer_free_part(struct loaded *l, struct qt_backend *be);
 /* The factor of queries at a position: see struct config, query_beta. */
 float layer_query_growth(const struct config *cfg, size_t position);
+/* Multiplies q[m][width] by the growth at the positions of the tokens. */
+int layer_scale_queries(const struct layer_run *r, float *q, size_t width,
+                        float (*growth)(const struct config *cfg, size_t position),
+                        struct qt_err *err);
 /* The rotary embedding of the layer. */
 const struct rotary *layer_rotary(const struct qt_layer *l);
 /* Its tables, of queries or keys; NULL tables if the layer has no rotary embedding. */

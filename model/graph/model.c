@@ -133,6 +133,8 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
                                   .k = h,
                                   .input = 0,
                                   .feeds = -1};
+    case ROLE_ATTN_GATE:
+        return (struct qt_linear){.n = q, .k = h, .input = 0, .feeds = -1};
     case ROLE_K:
         return (struct qt_linear){.n = kv, .k = h, .input = 0, .feeds = -1};
     case ROLE_V:
@@ -238,6 +240,7 @@ static bool role_biased(const struct config *cfg, enum role role)
         return cfg->mlp_bias;
     case ROLE_ROUTER:
         return cfg->arch->router_bias;
+    case ROLE_ATTN_GATE:
     case ROLE_SELECT_BIAS:
     case ROLE_SHARED_GATE:
     case ROLE_Q_NORM:
@@ -260,13 +263,26 @@ static enum role role_whole(enum role role)
                                                   : role;
 }
 
+/* The family's name of a role; NULL: it has none. */
+static const char *role_name(const struct config *cfg, const struct layer_def *layer,
+                             enum role role, size_t expert)
+{
+    const struct arch *arch = cfg->arch;
+    const bool shared = layer->experts && expert >= cfg->routed && role >= ROLE_GATE_UP;
+    if (!shared || !arch->shared_gate_up)
+        return arch->parts[role];
+    return role == ROLE_GATE_UP ? arch->shared_gate_up
+           : role == ROLE_DOWN  ? arch->shared_down
+                                : NULL;
+}
+
 /* Tensor name without ".weight". prefix: that of all tensors of the decoder. */
 static int part_stem(char **out, const struct config *cfg, const struct layer_def *layer,
                      const char *prefix, size_t index, enum role role, size_t expert,
                      struct qt_err *err)
 {
     const struct arch *arch = cfg->arch;
-    const char *name = arch->parts[role], *mlp = "";
+    const char *name = role_name(cfg, layer, role, expert), *mlp = "";
     if (layer->experts && role >= ROLE_GATE_UP && expert < cfg->routed)
         return qt_string_format(out, err, "%s%s%zu.%s%zu.%s", prefix, arch->layers, index,
                                 arch->experts, expert, name);
@@ -284,6 +300,7 @@ static bool mixer_has(const struct config *cfg, enum mixer_kind mixer, enum role
     case ROLE_V:
     case ROLE_Q_NORM:
     case ROLE_K_NORM:
+    case ROLE_ATTN_GATE:
         return mixer == MIXER_ATTENTION;
     case ROLE_Q:
         return mixer == MIXER_ATTENTION || (mixer == MIXER_LATENT && !cfg->latent.q_rank);
@@ -311,9 +328,10 @@ static bool role_bare(enum role role)
            role == ROLE_LAYER_SCALE;
 }
 
-static bool layer_has(const struct config *cfg, const struct layer_def *layer, enum role role)
+static bool layer_has(const struct config *cfg, const struct layer_def *layer, enum role role,
+                      size_t expert)
 {
-    return cfg->arch->parts[role] && mixer_has(cfg, layer->mixer, role) &&
+    return role_name(cfg, layer, role, expert) && mixer_has(cfg, layer->mixer, role) &&
            (role != ROLE_MLP_IN || !cfg->parallel) &&
            (layer->experts || role < ROLE_ROUTER || role > ROLE_SHARED_OUT) &&
            (role != ROLE_V || !layer->heads.keys_are_values) &&
@@ -375,7 +393,6 @@ static void layer_rows(struct layer_def *layer, const struct config *cfg, enum r
 static int layer_set(struct layer_def *layer, const struct config *cfg, const char *prefix,
                      size_t index, const struct qt_weights *w, struct qt_err *err)
 {
-    const char *const *names = cfg->arch->parts;
     const size_t parts = layer_parts(cfg);
     int rc;
     layer->mixer = cfg->mixers[index];
@@ -386,9 +403,10 @@ static int layer_set(struct layer_def *layer, const struct config *cfg, const ch
     QT_TRY(qt_array_new(&layer->linears, parts, sizeof *layer->linears, err));
     for (size_t expert = 0; expert < (layer->experts ? layer->experts : 1); expert++)
         for (int role = expert ? ROLE_GATE_UP : 0; role < ROLE_COUNT; role++)
-            if (layer_has(cfg, layer, (enum role)role))
+            if (layer_has(cfg, layer, (enum role)role, expert))
                 QT_TRY(layer_part(layer, cfg, prefix, index, (enum role)role, expert, w, err));
-            else if (!names[role] && names[role_whole((enum role)role)] &&
+            else if (!role_name(cfg, layer, (enum role)role, expert) &&
+                     role_name(cfg, layer, role_whole((enum role)role), expert) &&
                      mixer_has(cfg, layer->mixer, (enum role)role))
                 layer_rows(layer, cfg, (enum role)role, role_whole((enum role)role), expert);
 done:
@@ -500,7 +518,7 @@ static int set_outer_parts(struct qt_model *m, const struct naming *naming,
                               arch->norm == QT_NORM_LAYER && !arch->norms_unbiased, w, err));
     m->final_norm.plus_1 = arch->norms_plus_1;
     if (!cfg->tied)
-        QT_TRY(outer_part_set(&m->head, "", naming->head, vocab, embed, arch->head_bias, w, err));
+        QT_TRY(outer_part_set(&m->head, "", naming->head, vocab, embed, cfg->head_bias, w, err));
 done:
     return rc;
 }
@@ -605,6 +623,11 @@ float qt_model_output_scale(const struct qt_model *model, size_t layer, int inpu
 const char *qt_model_cannot(const struct qt_model *model, enum qt_use use)
 {
     return arch_cannot(model->cfg.arch, model->cfg.info.experts > 0, model->cfg.parallel, use);
+}
+
+bool qt_model_scales_expert_inputs(const struct qt_model *model)
+{
+    return model->cfg.arch->scaled_inputs;
 }
 
 int qt_model_expert(const struct qt_model *model, size_t layer, int input)

@@ -435,6 +435,35 @@ MODELS |= {
                        | dict(num_hidden_layers=2, layer_types=None, attention_bias=True),
                        {"layer_types": None}),
 }
+MOE_TINY = TINY | dict(num_experts_per_tok=2, num_local_experts=4, num_experts=4, intermediate_size=8)
+MODELS |= {
+    "granitemoeshared": ("granitemoeshared", MOE_TINY | dict(
+        shared_intermediate_size=12, num_hidden_layers=1, embedding_multiplier=3.0,
+        attention_multiplier=0.3, residual_multiplier=0.4, logits_scaling=2.5), {}),
+    "phimoe": ("phimoe", MOE_TINY | dict(
+        num_hidden_layers=1, router_jitter_noise=0.4, attention_bias=True, lm_head_bias=True,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 300.0, "short_factor": [1.0, 1.25],
+                         "long_factor": [1.5, 4.0], "original_max_position_embeddings": 44,
+                         "short_mscale": 1.2, "long_mscale": 1.2}), {"rms_norm_eps": None}),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", MOE_TINY | dict(num_hidden_layers=1, head_dim=6), {
+        "num_experts_per_tok": None, "moe_topk": [2, 2]}),
+    "exaone_moe": ("exaone_moe", TINY | dict(
+        moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2, sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"], n_group=2, topk_group=1),
+        {"layer_types": None, "sliding_window_pattern": 2, "rms_norm_eps": None,
+         "mlp_layer_types": None, "routed_scaling_factor": None}),
+    "afmoe": ("afmoe", TINY | dict(
+        moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2, num_shared_experts=1,
+        sliding_window=7, head_dim=6, layer_types=["sliding_attention", "full_attention"],
+        mup_enabled=True, route_scale=1.5), {
+            "layer_types": None, "global_attn_every_n_layers": 2, "rms_norm_eps": None}),
+    "llama4": ("llama4_text", TINY | dict(
+        head_dim=6, intermediate_size=8, intermediate_size_mlp=24, num_local_experts=4,
+        num_experts_per_tok=2, no_rope_layers=[1, 0], moe_layers=[1], attention_chunk_size=48,
+        floor_scale=16, rope_parameters=LLAMA3 | {"rope_theta": 500.0}),
+        {"rms_norm_eps": None, "moe_layers": None, "interleave_moe_layer_step": 2,
+         "no_rope_layers": [], "no_rope_layer_interval": 2, "layer_types": None}),
+}
 # Compared by --check only: the same decoders with the names of other multimodal models.
 CHECKED = {
     "llava": ("llava", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP), {}),
