@@ -48,7 +48,9 @@ LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o) $(foreach i,$(ISAS),$(ISA_SRC:%.c=$(B)/%.$i.o
 # qt_gpu_open is linked beside the library, which is the same with and without CUDA.
 GPU_OBJ := $(patsubst %,$(B)/kernels/gpu/%.o,$(if $(GPU),copy cuda cublas status product backend factor round math round_kernels transfer,none)) \
            $(if $(GPU),$(B)/libqtool_kernels.a)
-CLI_OBJ := $(patsubst %.c,$(B)/%.o,$(filter cli/%,$(ALL_SRC)))
+# The package of MPI. MPI= builds without: qtool is then one process.
+MPI     ?= $(shell pkg-config --exists mpi-c 2>/dev/null && echo mpi-c)
+CLI_OBJ := $(patsubst %.c,$(B)/%.o,$(filter-out cli/comm_$(if $(MPI),none,mpi).c,$(filter cli/%,$(ALL_SRC))))
 
 all: $(B)/qtool
 
@@ -64,14 +66,17 @@ $(B)/pkg.cflags $(B)/pkg.libs: | $(FIRST)
 	@pkg-config --$(patsubst .%,%,$(suffix $@)) $(PKGS) >$@ || \
 	    { rm -f $@; echo "a library is missing: run 'make deps', or see DEBS in the Makefile"; exit 1; }
 
-$(B)/qtool: $(CLI_OBJ) $(GPU_OBJ) $(B)/libqtool.a $(B)/gpu_parts | $(B)/pkg.libs
+$(B)/qtool: $(CLI_OBJ) $(GPU_OBJ) $(B)/libqtool.a $(B)/optional_parts | $(B)/pkg.libs
 	$(if $(NVCC),,@echo "nvcc not found: building without CUDA")
-	$(LINK) $(CUDA_RT)
+	$(if $(MPI),,@echo "MPI not found: building for one process (docs/cluster.md)")
+	$(LINK) $(CUDA_RT) $(if $(MPI),$$(pkg-config --libs $(MPI)))
 
-# Lists the GPU objects: when nvcc comes or goes, qtool is linked again.
-$(B)/gpu_parts: always
+$(B)/cli/comm_mpi.o: QFLAGS += $$(pkg-config --cflags $(MPI))
+
+# Lists what may come or go, nvcc and MPI: qtool is then linked again.
+$(B)/optional_parts: always
 	@mkdir -p $(@D)
-	@echo '$(GPU_OBJ)' | cmp -s - $@ || echo '$(GPU_OBJ)' >$@
+	@echo '$(GPU_OBJ) $(MPI)' | cmp -s - $@ || echo '$(GPU_OBJ) $(MPI)' >$@
 
 # q, not r: objects of several folders have the same name.
 $(B)/libqtool.a: $(LIB_OBJ)
@@ -98,9 +103,9 @@ include tests.mk
 
 DEBS    := gcc libc6-dev make pkg-config libopenblas-dev liblapacke-dev zlib1g-dev libjansson-dev \
            libpcre2-dev libutf8proc-dev nettle-dev libcmocka-dev
-# For fmt, tidy, builds with clang (libomp: its OpenMP) and tests that skip themselves without
-# them; neither the build nor the test suite needs these.
-DEV_DEBS := clang libomp-dev clang-format clang-tidy valgrind python3-jsonschema zsh
+# For fmt, tidy, builds with clang (libomp: its OpenMP), several ranks (Open MPI) and tests that skip
+# themselves without them; neither the build nor the test suite needs these.
+DEV_DEBS := clang libomp-dev clang-format clang-tidy valgrind python3-jsonschema zsh libopenmpi-dev openmpi-bin
 
 deps-dev: | $(filter deps,$(MAKECMDGOALS))
 deps: NEEDED = $(DEBS)

@@ -1,6 +1,6 @@
 /*
- * base: errors, memory, files, numbers, threads and the backend interface. Every other folder uses
- * it; it depends on libc, zlib, utf8proc and OpenMP only.
+ * base: errors, memory, files, numbers, threads, ranks and the backend interface. Every other folder
+ * uses it; it depends on libc, zlib, utf8proc and OpenMP only.
  *
  * Conventions of all folders except cli/ and kernels/cuda/:
  *   - a function that can fail returns an int: a value of enum qt_status, 0 or negative; the
@@ -13,6 +13,7 @@
 #define QT_BASE_BASE_H
 
 #include "base/backend.h"
+#include "base/comm.h"
 #include "base/io.h"
 #include "base/kv4.h"
 #include "base/log.h"

@@ -3,6 +3,7 @@
  *
  *   main.c         table of commands; start, dispatch, exit status
  *   environment.c  environment variables of libraries and of qtool
+ *   comm_mpi.c     the ranks of mpirun; comm_none.c: its replacement in builds without MPI
  *   opts.c         option parser
  *   help.c         help text; recipes.c: which scheme for which runtime
  *   ui.c           messages and progress on stderr
@@ -29,6 +30,15 @@
 void environment_complete(char **argv);
 /* Checks qtool's own variables. QT_E_USAGE: unknown value. */
 int environment_check(struct qt_err *err);
+
+/* True if the process was started as one of several ranks (mpirun, srun). */
+bool comm_wanted(void);
+
+/* ---- ranks (comm_mpi.c or comm_none.c) ------------------------------------------------------ */
+
+bool comm_built(void);
+/* *out = NULL for one process alone. The caller ends with (*out)->close. */
+int comm_open(struct qt_comm **out, struct qt_err *err);
 
 /* ---- messages and progress (ui.c) ----------------------------------------------------------- */
 
@@ -70,6 +80,7 @@ struct common_options {
 struct cli {
     int argc;
     char **argv;
+    struct qt_comm *comm; /* NULL: one process */
     struct ui ui;
     struct qt_log log;
     char *advice;    /* line to print after the error, freed by the caller of the command */
@@ -88,6 +99,7 @@ struct command {
     size_t options_size;
     bool gpu;    /* accepts --device cuda */
     bool writes; /* files, so that a signal must not end it anywhere */
+    bool ranks;  /* several ranks can share its work */
     int (*run)(struct cli *cli, const void *options, const char *const *args, struct qt_err *err);
 };
 
@@ -97,7 +109,8 @@ extern const struct command cmd_inspect, cmd_plan, cmd_calibrate, cmd_quantize, 
 /* All commands, NULL-terminated (main.c). */
 extern const struct command *const commands[];
 extern const struct opt common_opts[];
-/* Returns the GPU number of a valid --device, -1 for cpu (main.c). */
+/* Returns the GPU number of a valid --device, -1 for cpu (main.c). `cuda` is the first GPU, with
+ * several ranks that of the local rank. */
 int device_number(const char *device);
 /* Opens the backend of --device. The caller closes it with be->close(be). */
 int backend_open(struct qt_backend **out, const char *device, struct qt_err *err);

@@ -217,6 +217,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         .force = o->force,
         .resume = o->resume,
         .strict = o->strict,
+        .comm = cli->comm,
         .log = &cli->log,
         .interrupted = interrupt_came,
     };
@@ -383,5 +384,6 @@ const struct command cmd_quantize = {
     .options_size = sizeof defaults,
     .gpu = true,
     .writes = true,
+    .ranks = true,
     .run = run,
 };

@@ -130,3 +130,15 @@ int environment_check(struct qt_err *err)
             return QT_OK;
     return opts_unknown("value of QTOOL_ISA", isa, qt_isa_names, n, err);
 }
+
+bool comm_wanted(void)
+{
+    /* Of Open MPI; of MPICH and Slurm's PMI-2; of PMIx, which does not tell the size. */
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *value = getenv(names[i]);
+        if (value)
+            return strcmp(value, "1") != 0 || i == 2;
+    }
+    return false;
+}

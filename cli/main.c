@@ -80,6 +80,9 @@ static void ignore_write_signals(void)
 
 static volatile sig_atomic_t json_wanted;
 
+/* How messages begin: with the number of the rank, except in rank 0. Signal handlers use it. */
+static char sender[40] = "qtool: ";
+
 static void write_text(int fd, const char *text)
 {
     if (write(fd, text, strlen(text)) < 0)
@@ -111,7 +114,9 @@ void process_end(enum qt_status status, const char *message, const char *more)
         write_text(STDOUT_FILENO, message);
         write_text(STDOUT_FILENO, "\"\n  }\n}\n");
     }
-    write_text(STDERR_FILENO, ui_line_open ? "\nqtool: " : "qtool: ");
+    if (ui_line_open)
+        write_text(STDERR_FILENO, "\n");
+    write_text(STDERR_FILENO, sender);
     write_text(STDERR_FILENO, message);
     write_text(STDERR_FILENO, "\n");
     if (more)
@@ -167,9 +172,58 @@ static bool has_flag(int argc, char **argv, const char *name, const char *letter
     return false;
 }
 
+static int own_gpu; /* of `--device cuda` */
+
 int device_number(const char *device)
 {
-    return strncmp(device, "cuda", 4) ? -1 : device[4] == ':' ? atoi(device + 5) : 0;
+    return strncmp(device, "cuda", 4) ? -1 : device[4] == ':' ? atoi(device + 5) : own_gpu;
+}
+
+/* ---- ranks ---------------------------------------------------------------------------------- */
+
+/* Only rank 0 prints; errors of others come to it by qt_comm_meet. */
+static void silence(const struct qt_comm *comm)
+{
+    if (qt_comm_rank(comm) == 0)
+        return;
+    snprintf(sender, sizeof sender, "qtool: rank %zu: ", comm->rank);
+    if (!freopen("/dev/null", "w", stdout))
+        fclose(stdout);
+}
+
+/* All ranks must run the same program with the same arguments. */
+static int check_ranks(struct cli *cli, const struct command *cmd, struct qt_err *err)
+{
+    struct {
+        char version[32];
+        uint32_t arguments;
+    } mine = {QT_VERSION, 0}, first;
+    int rc;
+    if (qt_comm_size(cli->comm) == 1)
+        return QT_OK;
+    if (!cmd->ranks)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "'%s' is not shared by several ranks: start it without mpirun", cmd->name);
+    for (int i = 1; i < cli->argc; i++)
+        mine.arguments = qt_crc32(mine.arguments, cli->argv[i], strlen(cli->argv[i]) + 1);
+    first = mine;
+    QT_TRY(qt_comm_broadcast(cli->comm, &first, sizeof first, 0, err));
+    if (strcmp(first.version, mine.version) != 0)
+        rc = qt_fail(err, QT_E_USAGE, NULL, NULL, "is qtool %s, but rank 0 is %s", mine.version,
+                     first.version);
+    else if (first.arguments != mine.arguments)
+        rc = qt_fail(err, QT_E_USAGE, NULL, NULL, "has other arguments than rank 0");
+    rc = qt_comm_meet(cli->comm, rc, err);
+done:
+    return rc;
+}
+
+/* Ranks of one host take its GPUs in turn. */
+static void choose_gpu(const struct qt_comm *comm, const char *device)
+{
+    const size_t count = comm && strcmp(device, "cuda") == 0 ? qt_gpu_count() : 0;
+    if (count)
+        own_gpu = (int)(comm->local_rank % count);
 }
 
 static int check_device(const struct command *cmd, const char *device, struct qt_err *err)
@@ -211,15 +265,18 @@ static int parse_and_run(struct cli *cli, const struct command *cmd, void *optio
                          struct qt_err *err)
 {
     const struct opt_syntax syntax = {{cmd->opts, common_opts}, cmd->positionals};
-    const struct common_options *common = options;
+    struct common_options *common = options;
     const char *args[OPTS_MAX_ARGS] = {0};
     int rc;
     QT_TRY(opts_parse(options, args, &syntax, cli->argc - 2, cli->argv + 2, err));
+    common->quiet |= qt_comm_rank(cli->comm) > 0;
     ui_init(&cli->ui, cmd->name, common->quiet, (enum ui_progress)common->progress);
     cli->log = ui_log(&cli->ui);
     interrupt_catch(cmd->writes);
     QT_TRY(environment_check(err));
     QT_TRY(check_device(cmd, common->device, err));
+    QT_TRY(check_ranks(cli, cmd, err));
+    choose_gpu(cli->comm, common->device);
     qt_threads_set((int)common->threads);
     QT_TRY(cmd->run(cli, options, args, err));
     if (cli->doc_failed)
@@ -236,7 +293,7 @@ done:
 /* Prints the error on stderr and, with --json, the document on stdout. */
 static int report(struct cli *cli, const char *command, int rc, const struct qt_err *err)
 {
-    if (rc < 0) {
+    if (rc < 0 && qt_comm_rank(cli->comm) == 0) {
         fflush(stdout); /* keep the order if both go to one file */
         print_error(command, err);
         if (cli->advice)
@@ -249,14 +306,15 @@ static int report(struct cli *cli, const char *command, int rc, const struct qt_
     return rc;
 }
 
-static struct cli cli_new(int argc, char **argv)
+static struct cli cli_new(int argc, char **argv, struct qt_comm *comm)
 {
-    bool json = has_flag(argc - 1, argv + 1, "--json", NULL);
+    bool json = qt_comm_rank(comm) == 0 && has_flag(argc - 1, argv + 1, "--json", NULL);
     json_wanted = json;
-    return (struct cli){.argc = argc, .argv = argv, .doc = json ? json_object() : NULL};
+    return (struct cli){
+        .argc = argc, .argv = argv, .comm = comm, .doc = json ? json_object() : NULL};
 }
 
-static int run_command(const struct command *cmd, int argc, char **argv)
+static int run_command(const struct command *cmd, int argc, char **argv, struct qt_comm *comm)
 {
     struct qt_err err = {0};
     void *options = NULL;
@@ -264,13 +322,14 @@ static int run_command(const struct command *cmd, int argc, char **argv)
         help_command(stdout, cmd);
         return QT_OK;
     }
-    struct cli cli = cli_new(argc, argv);
+    struct cli cli = cli_new(argc, argv, comm);
     int rc = qt_array_new(&options, 1, cmd->options_size, &err);
     if (rc == QT_OK) {
         memcpy(options, cmd->defaults, cmd->options_size);
         rc = parse_and_run(&cli, cmd, options, &err);
     }
     qt_free(options);
+    rc = qt_comm_meet(comm, rc, &err);
     return report(&cli, cmd->name, rc, &err);
 }
 
@@ -287,7 +346,7 @@ static const struct command *find_command(const char *name)
 static int unknown_command(int argc, char **argv, const char *name)
 {
     const char *names[16];
-    struct cli cli = cli_new(argc, argv);
+    struct cli cli = cli_new(argc, argv, NULL);
     struct qt_err err = {0};
     size_t n = 0;
     for (; commands[n] && n < sizeof names / sizeof *names; n++)
@@ -317,7 +376,7 @@ static int show_help(int argc, char **argv)
     return QT_OK;
 }
 
-static int dispatch(int argc, char **argv)
+static int dispatch(int argc, char **argv, struct qt_comm *comm)
 {
     if (argc < 2) {
         help_start(stderr);
@@ -330,7 +389,7 @@ static int dispatch(int argc, char **argv)
     if (is_help(name))
         return show_help(argc, argv);
     const struct command *cmd = find_command(name);
-    return cmd ? run_command(cmd, argc, argv) : unknown_command(argc, argv, name);
+    return cmd ? run_command(cmd, argc, argv, comm) : unknown_command(argc, argv, name);
 }
 
 int main(int argc, char **argv)
@@ -339,7 +398,16 @@ int main(int argc, char **argv)
     occupy_standard_descriptors();
     ignore_write_signals();
     catch_lost_mappings();
-    int rc = dispatch(argc, argv);
+    struct qt_comm *comm = NULL;
+    struct qt_err err = {0};
+    int rc = comm_open(&comm, &err);
+    silence(comm);
+    if (rc < 0)
+        print_error(NULL, &err);
+    else
+        rc = dispatch(argc, argv, comm);
     rc = close_stdout(argc > 1 ? argv[1] : "", rc);
+    if (comm)
+        comm->close(comm);
     return qt_exit_code((enum qt_status)rc);
 }

@@ -436,15 +436,22 @@ struct qt_writer_options {
      * directory that would be replaced, whatever links lead there. */
     const char *const *sources;
     size_t nsources;
+    /* Ranks that write the container together, on one file system; NULL: one process. */
+    struct qt_comm *comm;
 };
 /*
+ * With several ranks, all call qt_writer_open, qt_writer_exchange and qt_writer_finish together.
+ * Each puts and commits units of its own; rank 0 does everything else. A rank sees and rank 0
+ * journals the units of other ranks after the next qt_writer_exchange.
+ *
  * identity: everything that determines the output bytes (options, source fingerprint). tensors:
  * name, dtype, ndim, shape and nbytes are used, and file, if set, in errors; names are copied.
  * QT_E_RESUME, naming the member that differs, if the journal of a resume has another identity.
  * QT_E_USAGE if DIR exists and force is false, if DIR is not a container, or if DIR.partial has
  * finished units and both force and resume are false. QT_E_RESOURCE if
  * another process uses DIR.partial or the disk is full (a DIR.partial that this call created is
- * removed), or if a resume finds a file header that differs from the one written.
+ * removed), or if a resume finds a file header that differs from the one written. QT_E_INPUT, naming
+ * the rank and the member that differs, if the ranks have different identities or tensors.
  */
 int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tensor *tensors,
                    size_t n, const json_t *identity, const struct qt_writer_options *opt,
@@ -464,6 +471,8 @@ int qt_writer_get(const struct qt_writer *w, size_t i, void *data, size_t size, 
  * incomplete. record (copied) must hold all that the manifest will state about the unit. */
 int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record,
                      struct qt_err *err);
+/* With several ranks: tells all of them the units that each committed since the last call. */
+int qt_writer_exchange(struct qt_writer *w, struct qt_err *err);
 /* Makes a finished unit unfinished, so that all its tensors can be put again. Until the next commit
  * the journal still lists the unit as finished: the caller must be able to repeat its writes after
  * a crash, from data kept by qt_writer_save. */

@@ -55,7 +55,7 @@ int qt_json_text(char **out, size_t *size, const json_t *value, size_t flags, st
     return QT_OK;
 }
 
-int qt_journal_open(struct qt_journal *j, const char *dir, struct qt_err *err)
+int qt_journal_open(struct qt_journal *j, const char *dir, bool owned, struct qt_err *err)
 {
     int rc;
     *j = (struct qt_journal){.fd = -1};
@@ -63,7 +63,8 @@ int qt_journal_open(struct qt_journal *j, const char *dir, struct qt_err *err)
     j->units = json_object();
     if (!j->units)
         return no_memory(err, j->path);
-    QT_TRY(qt_file_create(&j->fd, j->path, true, err));
+    if (owned)
+        QT_TRY(qt_file_create(&j->fd, j->path, true, err));
 done:
     return rc;
 }
@@ -318,7 +319,7 @@ int qt_journal_add(struct qt_journal *j, const char *unit, const json_t *record,
         json_object_set(line, "tensors", tensors) < 0)
         rc = no_memory(err, j->path);
     else
-        rc = append(j, line, err);
+        rc = j->fd < 0 ? QT_OK : append(j, line, err);
     if (rc == QT_OK && json_object_set(j->units, unit, line) < 0)
         rc = no_memory(err, j->path);
     json_decref(line);

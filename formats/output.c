@@ -60,7 +60,7 @@ int qt_output_open(struct qt_output **out, const char *dir, const json_t *identi
     QT_TRY(qt_outdir_take(&o->dir, err));
     QT_TRY(check_finished(o, identity, err));
     o->scrap = true;
-    QT_TRY(qt_journal_open(&o->journal, o->dir.partial, err));
+    QT_TRY(qt_journal_open(&o->journal, o->dir.partial, true, err));
     QT_TRY(qt_outdir_lock(o->journal.fd, o->journal.path, err));
     QT_TRY(qt_journal_clear(&o->journal, err));
     QT_TRY(qt_outdir_clear(&o->dir, keep_journal, NULL, err));

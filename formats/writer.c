@@ -41,7 +41,15 @@ struct qt_writer {
     size_t count;
     size_t *touched; /* tensors written since the last commit */
     size_t ntouched;
+    json_t *news; /* with several ranks: lines of the units of this rank that others do not know */
 };
+
+/* Rank 0 owns DIR.partial: it creates and removes files, holds the locks and the journal, and
+ * finishes. The other ranks only write tensors, at the same offsets. */
+static bool owns(const struct qt_writer *w)
+{
+    return qt_comm_rank(w->opt.comm) == 0;
+}
 
 /* ---- plan ----------------------------------------------------------------------------------- */
 
@@ -292,19 +300,106 @@ static int check_shard(const struct shard *s, struct qt_err *err)
     return rc;
 }
 
-static int continue_earlier(struct qt_writer *w, struct qt_err *err)
+static int mark_all_committed(struct qt_writer *w, struct qt_err *err)
 {
     const char *name;
     json_t *unit;
-    int rc;
-    for (size_t i = 0; i < w->nshards; i++)
-        if ((rc = check_shard(&w->shards[i], err)) < 0)
-            return rc;
+    int rc = QT_OK;
     json_object_foreach (w->journal.units, name, unit) {
         if ((rc = mark_committed(w, unit, err)) < 0)
             return rc;
     }
-    return qt_outdir_clear(&w->out, keep_progress, w, err);
+    return rc;
+}
+
+static int continue_earlier(struct qt_writer *w, struct qt_err *err)
+{
+    int rc;
+    for (size_t i = 0; i < w->nshards; i++)
+        if ((rc = check_shard(&w->shards[i], err)) < 0)
+            return rc;
+    rc = mark_all_committed(w, err);
+    return rc < 0 ? rc : qt_outdir_clear(&w->out, keep_progress, w, err);
+}
+
+/* QT_E_INPUT, naming the rank and the difference, unless all ranks would write the same. */
+static int check_same(const struct qt_writer *w, const char *digest, const json_t *identity,
+                      struct qt_err *err)
+{
+    const size_t rank = qt_comm_rank(w->opt.comm);
+    char *text = NULL, *first = NULL;
+    size_t size, first_size;
+    struct qt_err why = {0};
+    json_t *here = NULL, *there = NULL;
+    int rc;
+    here = json_pack("{s:O, s:s}", "identity", identity, "plan", digest);
+    rc = here ? qt_json_text(&text, &size, here, JSON_COMPACT, err)
+              : qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory");
+    QT_TRY(qt_comm_meet(w->opt.comm, rc, err));
+    first_size = size;
+    QT_TRY(qt_comm_broadcast(w->opt.comm, &first_size, sizeof first_size, 0, err));
+    rc = qt_array_new(&first, first_size + 1, 1, err);
+    if (rc == QT_OK && rank == 0)
+        memcpy(first, text, size);
+    QT_TRY(qt_comm_meet(w->opt.comm, rc, err));
+    QT_TRY(qt_comm_broadcast(w->opt.comm, first, first_size, 0, err));
+    rc = qt_json_parse(&there, first, first_size, w->out.dir, err);
+    if (rc == QT_OK && qt_identity_check(there, here, NULL, &why) < 0)
+        rc = qt_fail(err, QT_E_INPUT, w->out.dir, NULL, "has another input than rank 0: %s",
+                     strchr(why.reason, ':') ? strchr(why.reason, ':') + 2 : why.reason);
+    rc = qt_comm_meet(w->opt.comm, rc, err);
+done:
+    json_decref(here);
+    json_decref(there);
+    qt_free(text);
+    qt_free(first);
+    return rc;
+}
+
+/* Rank 0 tells the others which units an earlier run finished. */
+static int share_units(struct qt_writer *w, struct qt_err *err)
+{
+    char *text = NULL;
+    size_t size = 0;
+    int rc = QT_OK;
+    if (owns(w))
+        rc = qt_json_text(&text, &size, w->journal.units, JSON_COMPACT, err);
+    QT_TRY(qt_comm_meet(w->opt.comm, rc, err));
+    QT_TRY(qt_comm_broadcast(w->opt.comm, &size, sizeof size, 0, err));
+    if (!owns(w))
+        rc = qt_array_new(&text, size + 1, 1, err);
+    QT_TRY(qt_comm_meet(w->opt.comm, rc, err));
+    QT_TRY(qt_comm_broadcast(w->opt.comm, text, size, 0, err));
+    QT_TRY(qt_comm_broadcast(w->opt.comm, &w->resumed, sizeof w->resumed, 0, err));
+    if (!owns(w)) {
+        json_decref(w->journal.units);
+        w->journal.units = NULL;
+        QT_TRY(qt_json_parse(&w->journal.units, text, size, w->journal.path, err));
+        rc = mark_all_committed(w, err);
+    }
+done:
+    qt_free(text);
+    return rc;
+}
+
+/* Takes DIR.partial, empty or as an earlier run left it. */
+static int take(struct qt_writer *w, const char *digest, const json_t *identity, struct qt_err *err)
+{
+    bool found = false;
+    int rc;
+    QT_TRY(qt_outdir_take(&w->out, err));
+    QT_TRY(check_finished(w, identity, err));
+    w->scrap = w->out.empty;
+    QT_TRY(qt_journal_open(&w->journal, w->out.partial, true, err));
+    QT_TRY(qt_outdir_lock(w->journal.fd, w->journal.path, err));
+    if (w->opt.resume)
+        QT_TRY(qt_journal_load(&found, &w->journal, digest, identity, err));
+    else if (!w->opt.force)
+        QT_TRY(check_unfinished(w, err));
+    QT_TRY(found ? continue_earlier(w, err) : start_over(w, digest, identity, err));
+    w->resumed = found;
+done:
+    return rc;
 }
 
 int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tensor *tensors,
@@ -313,7 +408,6 @@ int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tens
 {
     struct qt_writer *w;
     char *digest = NULL;
-    bool found = false;
     *out = NULL;
     int rc = qt_array_new(&w, 1, sizeof *w, err);
     if (rc < 0)
@@ -325,20 +419,21 @@ int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tens
         qt_free(w);
         return qt_fail(err, QT_E_RESOURCE, dir, NULL, "out of memory");
     }
+    if (qt_comm_size(opt->comm) > 1 && !(w->news = json_array())) {
+        rc = qt_fail(err, QT_E_RESOURCE, dir, NULL, "out of memory");
+        goto done;
+    }
     QT_TRY(qt_outdir_open(&w->out, dir, &w->opt, err));
     QT_TRY(plan(w, tensors, n, opt->max_shard_bytes, err));
     QT_TRY(plan_digest(&digest, w, err));
-    QT_TRY(qt_outdir_take(&w->out, err));
-    QT_TRY(check_finished(w, identity, err));
-    w->scrap = w->out.empty;
-    QT_TRY(qt_journal_open(&w->journal, w->out.partial, err));
-    QT_TRY(qt_outdir_lock(w->journal.fd, w->journal.path, err));
-    if (opt->resume)
-        QT_TRY(qt_journal_load(&found, &w->journal, digest, identity, err));
-    else if (!opt->force)
-        QT_TRY(check_unfinished(w, err));
-    QT_TRY(found ? continue_earlier(w, err) : start_over(w, digest, identity, err));
-    w->resumed = found;
+    if (qt_comm_size(opt->comm) > 1)
+        QT_TRY(check_same(w, digest, identity, err));
+    rc = owns(w) ? take(w, digest, identity, err)
+                 : qt_journal_open(&w->journal, w->out.partial, false, err);
+    if (rc == QT_OK && qt_comm_size(opt->comm) > 1)
+        rc = share_units(w, err);
+    if (rc < 0)
+        goto done;
     *out = w;
 done:
     qt_free(digest);
@@ -430,8 +525,52 @@ int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record
     for (size_t k = 0; k < w->ntouched; k++)
         w->places[w->touched[k]].committed = true;
     w->ntouched = 0;
+    if (w->news && json_array_append(w->news, json_object_get(w->journal.units, unit)) < 0)
+        rc = qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory");
 done:
     json_decref(tensors);
+    return rc;
+}
+
+/* Journals the units of another rank. */
+static int add_news(struct qt_writer *w, const char *text, size_t size, struct qt_err *err)
+{
+    json_t *news = NULL, *line;
+    size_t i;
+    int rc = qt_json_parse(&news, text, size, w->journal.path, err);
+    json_array_foreach (news, i, line) {
+        if (rc == QT_OK)
+            rc = mark_committed(w, line, err);
+        if (rc == QT_OK)
+            rc = qt_journal_add(&w->journal, json_string_value(json_object_get(line, "unit")),
+                                json_object_get(line, "record"), json_object_get(line, "tensors"),
+                                err);
+    }
+    json_decref(news);
+    return rc;
+}
+
+int qt_writer_exchange(struct qt_writer *w, struct qt_err *err)
+{
+    struct qt_comm *comm = w->opt.comm;
+    char *text = NULL, *all = NULL;
+    size_t *sizes = NULL, size = 0;
+    int rc;
+    if (!w->news)
+        return QT_OK;
+    rc = qt_json_text(&text, &size, w->news, JSON_COMPACT, err);
+    if (rc == QT_OK)
+        rc = qt_array_new(&sizes, qt_comm_size(comm), sizeof *sizes, err);
+    QT_TRY(qt_comm_meet(comm, rc, err));
+    QT_TRY(qt_comm_collect(comm, &all, sizes, text, size, err));
+    json_array_clear(w->news);
+    for (size_t rank = 0, at = 0; rank < qt_comm_size(comm); at += sizes[rank++])
+        if (rank != qt_comm_rank(comm))
+            QT_TRY(add_news(w, all + at, sizes[rank], err));
+done:
+    qt_free(text);
+    qt_free(all);
+    qt_free(sizes);
     return rc;
 }
 
@@ -461,6 +600,8 @@ int qt_writer_save(struct qt_writer *w, enum qt_progress kind, const void *data,
     char *path = NULL, *fresh = NULL;
     uint32_t crc = qt_crc32(0, data, size);
     int fd = -1, rc;
+    if (!owns(w))
+        return QT_OK;
     QT_TRY(qt_path_join(&path, w->out.partial, progress_names[kind], err));
     QT_TRY(qt_string_format(&fresh, err, "%s.new", path));
     QT_TRY(qt_file_create(&fd, fresh, false, err));
@@ -572,14 +713,14 @@ leave:
 int qt_writer_copy_file(struct qt_writer *w, const char *path, struct qt_err *err)
 {
     int rc = check_side_name(w, qt_base_name(path), err);
-    return rc < 0 ? rc : qt_outdir_copy(&w->out, path, err);
+    return rc < 0 || !owns(w) ? rc : qt_outdir_copy(&w->out, path, err);
 }
 
 int qt_writer_add_text(struct qt_writer *w, const char *name, const char *text, size_t size,
                        unsigned mode, struct qt_err *err)
 {
     int rc = check_side_name(w, name, err);
-    return rc < 0 ? rc : qt_outdir_add(&w->out, name, text, size, mode, err);
+    return rc < 0 || !owns(w) ? rc : qt_outdir_add(&w->out, name, text, size, mode, err);
 }
 
 int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *value,
@@ -588,7 +729,7 @@ int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *valu
     int rc = check_side_name(w, name, err);
     if (rc == QT_OK && json_object_set_new(w->unlisted, name, json_true()) < 0)
         rc = qt_fail(err, QT_E_RESOURCE, name, NULL, "out of memory");
-    return rc < 0 ? rc : qt_outdir_json(&w->out, name, value, err);
+    return rc < 0 || !owns(w) ? rc : qt_outdir_json(&w->out, name, value, err);
 }
 
 /* ---- finishing ------------------------------------------------------------------------------ */
@@ -658,7 +799,7 @@ static int read_back(const struct qt_writer *w, struct qt_err *err)
     return rc;
 }
 
-int qt_writer_finish(struct qt_writer *w, const json_t *manifest, struct qt_err *err)
+static int finish(struct qt_writer *w, const json_t *manifest, struct qt_err *err)
 {
     int rc;
     QT_TRY(check_complete(w, err));
@@ -672,6 +813,14 @@ int qt_writer_finish(struct qt_writer *w, const json_t *manifest, struct qt_err 
     QT_TRY(qt_outdir_publish(&w->out, err));
 done:
     return rc;
+}
+
+int qt_writer_finish(struct qt_writer *w, const json_t *manifest, struct qt_err *err)
+{
+    int rc = qt_comm_meet(w->opt.comm, QT_OK, err); /* before that a rank could fail */
+    if (rc == QT_OK && owns(w))
+        rc = finish(w, manifest, err);
+    return qt_comm_meet(w->opt.comm, rc, err);
 }
 
 void qt_writer_discard(struct qt_writer *w)
@@ -693,6 +842,7 @@ void qt_writer_close(struct qt_writer *w)
     for (size_t i = 0; i < w->count; i++)
         qt_free(w->places[i].name);
     json_decref(w->unlisted);
+    json_decref(w->news);
     qt_journal_close(&w->journal);
     qt_outdir_close(&w->out);
     qt_free(w->shards);

@@ -66,14 +66,15 @@ int qt_checksums_write(const char *dir, const json_t *omit, struct qt_err *err);
  */
 struct qt_journal {
     char *path;
-    int fd;        /* -1 if not open */
+    int fd;        /* -1 if not open, or not owned */
     uint64_t end;  /* end of the last valid line */
     json_t *units; /* NAME -> its line, in journal order */
 };
 
-/* Opens the journal of DIR.partial, or creates it; does not change its content. The caller closes
- * *j, after a failure as well. */
-int qt_journal_open(struct qt_journal *j, const char *dir, struct qt_err *err);
+/* Opens the journal of DIR.partial, or creates it; does not change its content. owned: false in the
+ * ranks that do not write it: there the units are only in memory. The caller closes *j, after a
+ * failure as well. */
+int qt_journal_open(struct qt_journal *j, const char *dir, bool owned, struct qt_err *err);
 void qt_journal_close(struct qt_journal *j);
 
 /* Reads the lines of an earlier process; *found is false if there is no valid first line.

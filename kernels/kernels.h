@@ -29,6 +29,9 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err);
  * qt_gpu_open, or without cuBLAS. */
 int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err);
 
+/* Number of GPUs of this machine; 0 if they cannot be used. */
+size_t qt_gpu_count(void);
+
 /* ---- a GPU ---------------------------------------------------------------------------------- */
 
 enum {

@@ -264,17 +264,24 @@ int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, st
     return qt_fail(err, QT_E_INTERNAL, NULL, name, "not in the plan");
 }
 
-int qt_run_read_unchecked(struct qt_packed *out, const struct qt_run *run, size_t i,
-                          struct qt_err *err)
+int qt_run_packed_new(struct qt_packed *out, const struct qt_run *run, size_t i, struct qt_err *err)
 {
     int rc = QT_OK;
     *out = *run->plan.items[i].packed;
     out->scale_exp2 = (int)json_integer_value(json_object_get(run->entries[i], "scale_exp2"));
-    for (size_t s = 0; s < out->nsections; s++) {
-        struct qt_section *section = &out->section[s];
-        QT_TRY(qt_array_new(&section->data, section->bytes, 1, err));
-        QT_TRY(qt_writer_get(run->writer, run->first[i] + s, section->data, section->bytes, err));
-    }
+    for (size_t s = 0; s < out->nsections && rc == QT_OK; s++)
+        rc = qt_array_new(&out->section[s].data, out->section[s].bytes, 1, err);
+    return rc;
+}
+
+int qt_run_read_unchecked(struct qt_packed *out, const struct qt_run *run, size_t i,
+                          struct qt_err *err)
+{
+    int rc;
+    QT_TRY(qt_run_packed_new(out, run, i, err));
+    for (size_t s = 0; s < out->nsections; s++)
+        QT_TRY(qt_writer_get(run->writer, run->first[i] + s, out->section[s].data,
+                             out->section[s].bytes, err));
 done:
     return rc;
 }

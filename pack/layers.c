@@ -22,6 +22,7 @@ struct pending {
 struct layer_run {
     struct qt_run *run;
     const struct qt_model *model;
+    struct qt_comm *comm; /* ranks that share the linears of an input; NULL: one does all */
     const struct qt_linear *linear;
     size_t count;
     size_t *item;             /* plan item of each */
@@ -179,21 +180,49 @@ done:
     return rc;
 }
 
-/* Quantizes the linears with this input. */
-static int quantize_linears(struct layer_run *l, int input, const struct qt_observed *seen,
-                            struct qt_err *err)
+/* Quantizes those linears[n] whose owner is this rank. */
+static int quantize_own(struct layer_run *l, const size_t *linears, const size_t *owner, size_t n,
+                        const struct qt_observed *seen, struct qt_err *err)
 {
     struct qt_factor f = {0};
     int rc = QT_OK;
-    for (size_t i = 0; i < l->count && rc == QT_OK; i++) {
-        if (l->linear[i].input != input || l->run->plan.items[l->item[i]].copied ||
-            l->run->entries[l->item[i]])
+    for (size_t i = 0; i < n && rc == QT_OK; i++) {
+        if (owner[i] != qt_comm_rank(l->comm))
             continue;
         rc = qt_run_check_interrupted(l->run, err);
         if (rc == QT_OK)
-            rc = quantize_linear(l, &f, i, seen, err);
+            rc = quantize_linear(l, &f, linears[i], seen, err);
     }
     qt_factor_free(&f);
+    return rc;
+}
+
+/* Quantizes the linears with this input, shared among the ranks of l->comm. */
+static int quantize_linears(struct layer_run *l, int input, const struct qt_observed *seen,
+                            struct qt_err *err)
+{
+    size_t *linears = NULL, *owner = NULL, n = 0;
+    double *cost = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&linears, l->count, sizeof *linears, err));
+    QT_TRY(qt_array_new(&owner, l->count, sizeof *owner, err));
+    QT_TRY(qt_array_new(&cost, l->count, sizeof *cost, err));
+    for (size_t i = 0; i < l->count; i++)
+        if (l->linear[i].input == input && !l->run->plan.items[l->item[i]].copied &&
+            !l->run->entries[l->item[i]]) {
+            cost[n] = (double)l->run->plan.items[l->item[i]].tensor->count;
+            linears[n++] = i;
+        }
+    QT_TRY(qt_comm_assign(owner, cost, n, qt_comm_size(l->comm), err));
+    rc = quantize_own(l, linears, owner, n, seen, err);
+    if (qt_comm_size(l->comm) > 1)
+        rc = qt_run_exchange(l->run, rc, err);
+    for (size_t i = 0; qt_comm_size(l->comm) > 1 && rc == QT_OK && i < n; i++)
+        rc = qt_run_send_packed(&l->packed[linears[i]], l->run, l->item[linears[i]], owner[i], err);
+done:
+    qt_free(linears);
+    qt_free(owner);
+    qt_free(cost);
     return rc;
 }
 
@@ -284,6 +313,7 @@ static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt
 {
     struct layer_run l = {.run = run,
                           .model = model,
+                          .comm = seq ? run->opt->comm : NULL,
                           .current = qt_run_weights(run),
                           .undersampled = undersampled,
                           .last_undersampled = -1};
@@ -341,10 +371,14 @@ static int check_strict(const struct qt_run *run, const bool *is_linear, struct 
  * embedding and routers. */
 static int quantize_others(struct qt_run *run, const bool *is_linear, struct qt_err *err)
 {
-    int rc = QT_OK;
-    for (size_t i = 0; i < run->plan.count && rc == QT_OK; i++)
-        if (!is_linear[i] && !run->plan.items[i].copied)
-            rc = qt_run_make_item(run, i, err);
+    bool *later;
+    int rc = qt_array_new(&later, run->plan.count, sizeof *later, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < run->plan.count; i++)
+        later[i] = is_linear[i] || run->plan.items[i].copied;
+    rc = qt_run_make_items(run, later, err);
+    qt_free(later);
     return rc;
 }
 
@@ -448,9 +482,13 @@ static int run_file(struct qt_run *run, struct qt_err *err)
     QT_TRY(check_strict(run, is_linear, err));
     QT_TRY(qt_calibrate_check(file, run->ckpt, model, err));
     warn_of_small_data(run, is_linear, qt_qcal_info(file)->tokens);
-    for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++) {
-        qt_log_layer(run->opt->log, layer, qt_model_info(model)->layers, 0);
-        QT_TRY(run_layer(run, model, NULL, layer, NULL, err));
+    const size_t layers = qt_model_info(model)->layers, size = qt_comm_size(run->opt->comm);
+    for (size_t layer = 0; layer < layers; layer++) {
+        qt_log_layer(run->opt->log, layer, layers, 0);
+        if (layer % size == qt_comm_rank(run->opt->comm))
+            rc = run_layer(run, model, NULL, layer, NULL, err);
+        if (rc < 0 || layer % size == size - 1 || layer == layers - 1)
+            QT_TRY(qt_run_exchange(run, rc, err));
     }
 done:
     qt_free(is_linear);

@@ -533,6 +533,7 @@ struct qt_quantize_options {
     bool force, resume;
     bool strict; /* errors instead of warnings: a tensor that is quantized without its Hessian,
                   * copied values that are not finite, the warning about 90 % of qt_plan_review */
+    struct qt_comm *comm; /* ranks that share the work; all call qt_quantize. NULL: one process */
     const struct qt_log *log;
     /* Polled between tensors. If true, qt_quantize returns QT_E_INTERRUPTED and can be resumed. */
     bool (*interrupted)(void);
@@ -553,7 +554,8 @@ struct qt_quantize_report {
     bool reused;               /* resume: the output was complete, nothing was written */
 };
 
-/* Quantizes a checkpoint into the container opt->out_dir. Errors of planning (qt_plan_new,
+/* Quantizes a checkpoint into the container opt->out_dir. The bytes do not depend on the number of
+ * ranks. QT_E_UNSUPPORTED for what several ranks cannot share. Errors of planning (qt_plan_new,
  * qt_plan_check_model), of input files, of writing; QT_E_RESUME if opt->resume and the output
  * belongs to other options or inputs. */
 int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,

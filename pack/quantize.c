@@ -182,15 +182,6 @@ done:
 
 /* ---- tensors -------------------------------------------------------------------------------- */
 
-/* Makes all items that layers.c has not made. */
-static int run_items(struct qt_run *run, struct qt_err *err)
-{
-    int rc = QT_OK;
-    for (size_t i = 0; i < run->plan.count && rc == QT_OK; i++)
-        rc = qt_run_make_item(run, i, err);
-    return rc;
-}
-
 static int check_data(const struct qt_run *run, struct qt_err *err)
 {
     const struct qt_calibration *c = run->opt->calibration;
@@ -339,7 +330,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
                 const struct qt_quantize_options *opt, struct qt_err *err)
 {
     struct qt_run run = {.ckpt = ckpt, .opt = opt};
-    struct qt_writer_options wopt = {.force = opt->force, .resume = opt->resume};
+    struct qt_writer_options wopt = {.force = opt->force, .resume = opt->resume, .comm = opt->comm};
     struct sources sources = {0};
     struct qt_learner *learner = NULL;
     json_t *identity = NULL, *manifest = NULL;
@@ -358,6 +349,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(check_data(&run, err));
     QT_TRY(qt_plan_check_model(&run.plan, ckpt, err));
     QT_TRY(qt_learn_open(&learner, &run, err));
+    QT_TRY(qt_run_check_ranks(&run, learner != NULL, err));
     QT_TRY(config_crc(&config, &run, NULL, err));
     QT_TRY(identity_new(&identity, &run, learner, config, err));
     QT_TRY(stored_new(&run, err));
@@ -376,7 +368,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(qt_run_copy_side_files(&run, err));
     if (opt->calibration)
         QT_TRY(qt_run_layers(&run, err));
-    QT_TRY(run_items(&run, err));
+    QT_TRY(qt_run_make_items(&run, NULL, err));
     if (learner)
         QT_TRY(qt_learn_run(learner, err));
     QT_TRY(qt_run_kv(&run, err));
@@ -387,6 +379,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
         goto done;
     }
+    QT_TRY(qt_run_gather_seconds(&run, err));
     QT_TRY(report_new(out, &run, start, err));
     QT_TRY(qt_writer_add_json(run.writer, QT_REPORT_NAME, out->document, err));
     QT_TRY(qt_writer_finish(run.writer, manifest, err));

@@ -46,10 +46,10 @@ int qt_run_check_records(const struct qt_run *run, struct qt_err *err)
     for (size_t i = 0; i < run->plan.count && rc == QT_OK; i++) {
         const struct qt_tensor *t = run->plan.items[i].tensor;
         const json_t *record = qt_writer_done(run->writer, t->name);
-        if (record)
+        if (record && i % qt_comm_size(run->opt->comm) == qt_comm_rank(run->opt->comm))
             rc = check_record(run, t, record, err);
     }
-    return rc;
+    return qt_comm_meet(run->opt->comm, rc, err);
 }
 
 /* ---- complete output ------------------------------------------------------------------------ */

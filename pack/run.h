@@ -1,6 +1,6 @@
 /*
  * A quantization run (private to pack/). items.c stores tensors; layers.c, learn/ and
- * kv/calibrate.c decide how they are quantized; quantize.c drives them.
+ * kv/calibrate.c decide how they are quantized; ranks.c shares them out; quantize.c drives them.
  */
 #ifndef QT_PACK_RUN_H
 #define QT_PACK_RUN_H
@@ -69,6 +69,10 @@ json_t *qt_run_error_json(const struct qt_error *e);
 
 /* Index of a tensor's plan item. QT_E_INTERNAL if there is none. */
 int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err);
+/* A finished matrix with sections that are allocated but empty. The caller frees *out, also on
+ * failure. */
+int qt_run_packed_new(struct qt_packed *out, const struct qt_run *run, size_t i,
+                      struct qt_err *err);
 /* Reads a finished matrix back from the output, because later steps depend on it. QT_E_RESOURCE if
  * it does not match its entry; the unchecked function does not compare. The caller frees *out, also
  * on failure. */
@@ -79,6 +83,22 @@ int qt_run_read_unchecked(struct qt_packed *out, const struct qt_run *run, size_
 /* The partly quantized model: finished matrices dequantized, source weights elsewhere, and
  * simulated quantization of activations. */
 struct qt_weights qt_run_weights(struct qt_run *run);
+
+/* ---- ranks.c -------------------------------------------------------------------------------- */
+
+/* QT_E_UNSUPPORTED for what several ranks cannot share. learns: parameters are learned. */
+int qt_run_check_ranks(const struct qt_run *run, bool learns, struct qt_err *err);
+/* All ranks learn what the others have finished: run->entries then has it. rc: the status of the
+ * caller's own work; the result is its error, or that of another rank. */
+int qt_run_exchange(struct qt_run *run, int rc, struct qt_err *err);
+/* Makes all unfinished items but those of later[items] (NULL: none) as qt_run_make_item does. */
+int qt_run_make_items(struct qt_run *run, const bool *later, struct qt_err *err);
+/* Matrix i, which rank `from` has quantized in *packed, to all ranks. The others' *packed receives
+ * it; they free it, also after an error. */
+int qt_run_send_packed(struct qt_packed *packed, struct qt_run *run, size_t i, size_t from,
+                       struct qt_err *err);
+/* Rank 0 takes the seconds of all items from the ranks that made them. */
+int qt_run_gather_seconds(struct qt_run *run, struct qt_err *err);
 
 /* ---- the parts of a run --------------------------------------------------------------------- */
 

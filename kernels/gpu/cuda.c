@@ -461,6 +461,12 @@ bool qt_gpu_built(void)
     return true;
 }
 
+size_t qt_gpu_count(void)
+{
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess && count > 0 ? (size_t)count : 0;
+}
+
 int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
 {
     struct gpu *g = NULL;

@@ -6,6 +6,11 @@ bool qt_gpu_built(void)
     return false;
 }
 
+size_t qt_gpu_count(void)
+{
+    return 0;
+}
+
 static int not_built(int device, struct qt_err *err)
 {
     return qt_fail(

@@ -1,0 +1,140 @@
+#include "base/comm.h"
+
+#include "base/mem.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What a rank brings to a meeting. */
+struct status {
+    int rc;
+};
+
+/* Puts the number of the rank before the reason. */
+static void name_rank(struct qt_err *err, size_t rank)
+{
+    const struct qt_err copy = *err;
+    qt_fail_record(err, copy.status, copy.file[0] ? copy.file : NULL, copy.tensor, "rank %zu: %s",
+                   rank, copy.reason);
+}
+
+int qt_comm_meet(struct qt_comm *c, int rc, struct qt_err *err)
+{
+    struct qt_err record = {.status = QT_E_INTERNAL};
+    const struct status mine = {rc};
+    struct status *all;
+    size_t failed = 0, first = 0;
+    if (!c || c->size == 1 || c->over)
+        return rc;
+    if (rc < 0 && err)
+        record = *err;
+    /* A rank without these few bytes cannot even say so; then the whole run ends. */
+    if (qt_array_new(&all, c->size, sizeof *all, &record) < 0)
+        abort();
+    c->gather(c, all, &mine, sizeof mine);
+    for (size_t i = c->size; i-- > 0;)
+        if (all[i].rc < 0) {
+            failed++;
+            first = i;
+        }
+    rc = all[first].rc;
+    qt_free(all);
+    if (failed == 0)
+        return QT_OK;
+    c->broadcast(c, &record, sizeof record, first);
+    if (failed < c->size)
+        name_rank(&record, first);
+    c->over = true;
+    if (err)
+        *err = record;
+    return rc;
+}
+
+int qt_comm_broadcast(struct qt_comm *c, void *data, size_t bytes, size_t from, struct qt_err *err)
+{
+    int rc = qt_comm_meet(c, QT_OK, err);
+    if (rc == QT_OK && qt_comm_size(c) > 1)
+        c->broadcast(c, data, bytes, from);
+    return rc;
+}
+
+int qt_comm_gather(struct qt_comm *c, void *all, const void *mine, size_t bytes, struct qt_err *err)
+{
+    int rc = qt_comm_meet(c, QT_OK, err);
+    if (rc < 0)
+        return rc;
+    if (qt_comm_size(c) > 1)
+        c->gather(c, all, mine, bytes);
+    else
+        memcpy(all, mine, bytes);
+    return QT_OK;
+}
+
+int qt_comm_collect(struct qt_comm *c, char **all, size_t *sizes, const void *mine, size_t bytes,
+                    struct qt_err *err)
+{
+    size_t total = 1;
+    int rc = qt_comm_gather(c, sizes, &bytes, sizeof bytes, err);
+    *all = NULL;
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < qt_comm_size(c); i++)
+        total += sizes[i];
+    rc = qt_comm_meet(c, qt_array_new(all, total, 1, err), err);
+    for (size_t i = 0, at = 0; rc == QT_OK && i < qt_comm_size(c); at += sizes[i++]) {
+        if (i == qt_comm_rank(c) && bytes)
+            memcpy(*all + at, mine, bytes);
+        if (qt_comm_size(c) > 1 && sizes[i])
+            c->broadcast(c, *all + at, sizes[i], i);
+    }
+    if (rc < 0) {
+        qt_free(*all);
+        *all = NULL;
+    }
+    return rc;
+}
+
+size_t qt_comm_share(size_t *first, size_t n, size_t rank, size_t size)
+{
+    const size_t each = n / size, more = n % size;
+    *first = rank * each + qt_min_size(rank, more);
+    return *first + each + (rank < more);
+}
+
+struct job {
+    double cost;
+    size_t index;
+};
+
+/* Most expensive first. */
+static int compare_jobs(const void *a, const void *b)
+{
+    const struct job *x = a, *y = b;
+    if (x->cost != y->cost)
+        return x->cost > y->cost ? -1 : 1;
+    return (x->index > y->index) - (x->index < y->index);
+}
+
+int qt_comm_assign(size_t *owner, const double *cost, size_t n, size_t size, struct qt_err *err)
+{
+    struct job *jobs = NULL;
+    double *work = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&jobs, n, sizeof *jobs, err));
+    QT_TRY(qt_array_new(&work, size, sizeof *work, err));
+    for (size_t i = 0; i < n; i++)
+        jobs[i] = (struct job){cost[i], i};
+    qsort(jobs, n, sizeof *jobs, compare_jobs);
+    for (size_t i = 0; i < n; i++) {
+        size_t least = 0;
+        for (size_t r = 1; r < size; r++)
+            if (work[r] < work[least])
+                least = r;
+        owner[jobs[i].index] = least;
+        work[least] += jobs[i].cost;
+    }
+done:
+    qt_free(jobs);
+    qt_free(work);
+    return rc;
+}

@@ -1,0 +1,100 @@
+/* Sharing the items of a run among ranks. */
+#include "pack/run.h"
+
+#include <string.h>
+
+/* Source bytes that a rank quantizes between two exchanges: so much is lost if a rank is killed. */
+static const double round_bytes = (double)((uint64_t)1 << 29);
+
+int qt_run_check_ranks(const struct qt_run *run, bool learns, struct qt_err *err)
+{
+    const char *what = learns                                   ? "learning"
+                       : run->plan.kv.keys == QT_KV_KEYS_STATIC ? "static scales of 4-bit keys"
+                                                                : NULL;
+    return what && qt_comm_size(run->opt->comm) > 1
+               ? qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                         "%s cannot be shared by several ranks: start it without mpirun", what)
+               : QT_OK;
+}
+
+int qt_run_exchange(struct qt_run *run, int rc, struct qt_err *err)
+{
+    rc = qt_comm_meet(run->opt->comm, rc, err);
+    if (rc == QT_OK)
+        rc = qt_writer_exchange(run->writer, err);
+    for (size_t i = 0; rc == QT_OK && qt_comm_size(run->opt->comm) > 1 && i < run->plan.count; i++)
+        if (!run->entries[i])
+            qt_run_resume_item(run, i);
+    return rc;
+}
+
+/* The next items to make: as many as all ranks make between two exchanges. Returns their number and
+ * moves *at behind them. */
+static size_t next_round(size_t *item, double *cost, size_t *at, struct qt_run *run,
+                         const bool *later)
+{
+    const double most = round_bytes * (double)qt_comm_size(run->opt->comm);
+    double sum = 0;
+    size_t n = 0;
+    for (; *at < run->plan.count && sum < most; ++*at) {
+        if ((later && later[*at]) || run->entries[*at] || qt_run_resume_item(run, *at))
+            continue;
+        item[n] = *at;
+        cost[n] = (double)run->plan.items[*at].tensor->nbytes;
+        sum += cost[n++];
+    }
+    return n;
+}
+
+int qt_run_make_items(struct qt_run *run, const bool *later, struct qt_err *err)
+{
+    struct qt_comm *comm = run->opt->comm;
+    size_t *item = NULL, *owner = NULL, at = 0;
+    double *cost = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&item, run->plan.count, sizeof *item, err));
+    QT_TRY(qt_array_new(&owner, run->plan.count, sizeof *owner, err));
+    QT_TRY(qt_array_new(&cost, run->plan.count, sizeof *cost, err));
+    while (at < run->plan.count) {
+        const size_t n = next_round(item, cost, &at, run, later);
+        QT_TRY(qt_comm_assign(owner, cost, n, qt_comm_size(comm), err));
+        for (size_t i = 0; i < n && rc == QT_OK; i++)
+            if (owner[i] == qt_comm_rank(comm))
+                rc = qt_run_make_item(run, item[i], err);
+        QT_TRY(qt_run_exchange(run, rc, err));
+    }
+done:
+    qt_free(item);
+    qt_free(owner);
+    qt_free(cost);
+    return rc;
+}
+
+int qt_run_send_packed(struct qt_packed *packed, struct qt_run *run, size_t i, size_t from,
+                       struct qt_err *err)
+{
+    struct qt_comm *comm = run->opt->comm;
+    int rc = QT_OK;
+    if (from != qt_comm_rank(comm))
+        rc = qt_run_packed_new(packed, run, i, err);
+    for (size_t s = 0; s < run->plan.items[i].packed->nsections && rc == QT_OK; s++)
+        rc = qt_comm_broadcast(comm, packed->section[s].data, packed->section[s].bytes, from, err);
+    return rc;
+}
+
+int qt_run_gather_seconds(struct qt_run *run, struct qt_err *err)
+{
+    const size_t n = run->plan.count, size = qt_comm_size(run->opt->comm);
+    double *all = NULL;
+    int rc = QT_OK;
+    if (size == 1)
+        return QT_OK;
+    QT_TRY(qt_array_new(&all, n, size * sizeof *all, err));
+    QT_TRY(qt_comm_gather(run->opt->comm, all, run->seconds, n * sizeof *all, err));
+    for (size_t i = 0; i < n * size; i++)
+        if (all[i] > 0)
+            run->seconds[i % n] = all[i];
+done:
+    qt_free(all);
+    return rc;
+}
