@@ -519,6 +519,7 @@ static const char *const side_files[] = {
     "added_tokens.json",
     "tokenizer.model",
     "tekken.json",
+    "tiktoken.model",
     "vocab.json",
     "vocab.txt",
     "merges.txt",

@@ -3,11 +3,11 @@
  * time over struct qt_backend. This folder does not depend on quantization: a caller that needs the
  * inputs of linears passes a hook; a caller with other weights passes another struct qt_weights.
  *
- *   tokenizer/tokenizer.c      tokenizer.json -> ids (byte-level and SentencePiece-style BPE)
+ *   tokenizer/tokenizer.c      text -> ids; files.c: tokenizer.json, tekken.json, tokenizer.model
  *   tokenizer/load.c           normalizers and pre-tokenizers; added.c: added tokens
  *   tokenizer/decode.c         ids -> text
  *   tokenizer/unicode.c        character properties and normalization forms
- *   tokenizer/pretokenize*.c   splitting text before BPE;  bpe*.c: vocabulary and merges
+ *   tokenizer/pretokenize*.c   splitting text into words;  words.c, bpe*.c, unigram.c: the model
  *   chat/chat.c       chat templates (a subset of Jinja); chat/chat.h lists the files
  *   config/arch.c     the table of model families, one row per family
  *   config/config.c   config.json -> sizes and options; rope.c, experts.c, heads.c: rotary
@@ -34,7 +34,9 @@
 
 struct qt_tokenizer;
 
-/* Reads DIR/tokenizer.json. If the file has no post-processor template, add_bos_token is read from
+/* Reads the first of tokenizer.json, tekken.json, tiktoken.model (of tiktoken) and tokenizer.model (of
+ * SentencePiece or tiktoken) in DIR. Texts of special tokens become these tokens in all of them.
+ * tokenizer.json: if the file has no post-processor template, add_bos_token is read from
  * DIR/tokenizer_config.json for Llama tokenizers. *out is freed by qt_tokenizer_close.
  * QT_E_INPUT: broken file. QT_E_UNSUPPORTED: names a component that qtool does not implement. */
 int qt_tokenizer_open(struct qt_tokenizer **out, const char *dir, struct qt_err *err);
@@ -72,7 +74,7 @@ int qt_tokenizer_encode_most(uint32_t **ids, size_t *count, const struct qt_toke
 int qt_tokenizer_encode(uint32_t **ids, size_t *count, const struct qt_tokenizer *tok,
                         const char *text, size_t size, bool special, struct qt_err *err);
 
-/* The way back: the "decoder" of DIR/tokenizer.json. */
+/* The way back: the "decoder" of DIR/tokenizer.json, or what other formats do. */
 struct qt_detokenizer;
 /* tok: the tokenizer of the same directory, used during the call only. *out is freed by
  * qt_detokenizer_close. QT_E_UNSUPPORTED: names a decoder that qtool does not implement. */

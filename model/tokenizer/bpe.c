@@ -46,6 +46,8 @@ void qt_bpe_work_free(struct qt_bpe_work *work)
     qt_free(work->cached.data);
     qt_free(work->places.data);
     qt_free(work->cuts.data);
+    qt_free(work->key);
+    qt_free(work->best);
     *work = (struct qt_bpe_work){0};
 }
 
@@ -136,6 +138,25 @@ static bool byte_fallback(int *rc, struct qt_bpe_work *w, const struct qt_bpe *b
     return true;
 }
 
+/* Replaces the character *s by the same with the affixes of its place in the word. */
+static int add_affixes(const char **s, size_t *size, struct qt_bpe_work *w,
+                       const struct qt_bpe *bpe, bool first, bool last, struct qt_err *err)
+{
+    const size_t before = first || !bpe->prefix ? 0 : strlen(bpe->prefix);
+    const size_t after = last && bpe->suffix ? strlen(bpe->suffix) : 0;
+    int rc = qt_array_grow(&w->key, &w->key_capacity, before + *size + after, 1, err);
+    if (rc < 0)
+        return rc;
+    if (before)
+        memcpy(w->key, bpe->prefix, before);
+    memcpy(w->key + before, *s, *size);
+    if (after)
+        memcpy(w->key + before + *size, bpe->suffix, after);
+    *s = w->key;
+    *size += before + after;
+    return QT_OK;
+}
+
 /*
  * A run of unknown characters becomes one unk symbol with fuse_unk, else one symbol per character.
  * As in the tokenizers library, a pending unk is added only before the next known character, after
@@ -149,7 +170,11 @@ static int add_symbols(struct qt_bpe_work *w, const struct qt_bpe *bpe, const ch
     w->symbol_count = 0;
     for (size_t i = 0, n; i < size; i += n) {
         n = char_size(word + i);
-        uint32_t id = qt_strmap_find(&bpe->vocab, word + i, n);
+        const char *s = word + i;
+        size_t bytes = n;
+        if (bpe->prefix || bpe->suffix)
+            QT_TRY(add_affixes(&s, &bytes, w, bpe, i == 0, i + n == size, err));
+        uint32_t id = qt_strmap_find(&bpe->vocab, s, bytes);
         if (id != QT_NO_ID) {
             if (unk_pending)
                 QT_TRY(add_symbol(w, bpe->unk, UNKNOWN, err));
@@ -157,7 +182,7 @@ static int add_symbols(struct qt_bpe_work *w, const struct qt_bpe *bpe, const ch
             QT_TRY(add_symbol(w, id, i + n, err));
             continue;
         }
-        if (bpe->byte_fallback && byte_fallback(&rc, w, bpe, word + i, n, err)) {
+        if (bpe->byte_fallback && byte_fallback(&rc, w, bpe, s, bytes, err)) {
             QT_TRY(rc);
             continue;
         }
@@ -381,7 +406,7 @@ done:
 static int encode_word(struct qt_ids *out, struct qt_bpe_work *w, const struct qt_bpe *bpe,
                        const char *word, size_t size, struct qt_err *err)
 {
-    const bool whole = bpe->longest > PART_TOKEN_MAX;
+    const bool whole = bpe->longest > PART_TOKEN_MAX || bpe->prefix || bpe->suffix;
     int rc;
     for (size_t part = PART_BYTES, done; part < size && !whole;) {
         QT_TRY(qt_tokenizer_poll(w->interrupted, err));
@@ -400,11 +425,13 @@ done:
 
 /* ---- cache ---------------------------------------------------------------------------------- */
 
-static int cache_add(struct qt_bpe_work *w, const char *word, size_t size, const uint32_t *ids,
-                     size_t count, struct qt_err *err)
+int qt_word_cache_add(struct qt_bpe_work *w, const char *word, size_t size, const uint32_t *ids,
+                      size_t count, struct qt_err *err)
 {
     uint32_t index = (uint32_t)w->cached.count;
     int rc;
+    if (size > CACHE_WORD_MAX || w->cache.count >= CACHE_WORDS_MAX)
+        return QT_OK;
     QT_TRY(qt_ids_add(&w->cached, (uint32_t)count, err));
     for (size_t i = 0; i < count; i++)
         QT_TRY(qt_ids_add(&w->cached, ids[i], err));
@@ -413,24 +440,33 @@ done:
     return rc;
 }
 
+int qt_word_cache_get(bool *found, struct qt_ids *out, const struct qt_bpe_work *w,
+                      const char *word, size_t size, struct qt_err *err)
+{
+    const uint32_t index = size > CACHE_WORD_MAX ? QT_NO_ID : qt_strmap_find(&w->cache, word, size);
+    *found = index != QT_NO_ID;
+    if (!*found)
+        return QT_OK;
+    const uint32_t *hit = w->cached.data + index;
+    int rc = qt_array_grow(&out->data, &out->capacity, out->count + hit[0], sizeof *hit, err);
+    if (rc < 0)
+        return rc;
+    memcpy(out->data + out->count, hit + 1, hit[0] * sizeof *hit);
+    out->count += hit[0];
+    return QT_OK;
+}
+
 static int encode_cached(struct qt_ids *out, struct qt_bpe_work *w, const struct qt_bpe *bpe,
                          const char *word, size_t size, struct qt_err *err)
 {
     size_t first = out->count;
+    bool found;
     int rc;
-    if (size > CACHE_WORD_MAX)
-        return encode_word(out, w, bpe, word, size, err);
-    uint32_t index = qt_strmap_find(&w->cache, word, size);
-    if (index != QT_NO_ID) {
-        const uint32_t *hit = w->cached.data + index;
-        QT_TRY(qt_array_grow(&out->data, &out->capacity, out->count + hit[0], sizeof *hit, err));
-        memcpy(out->data + out->count, hit + 1, hit[0] * sizeof *hit);
-        out->count += hit[0];
+    QT_TRY(qt_word_cache_get(&found, out, w, word, size, err));
+    if (found)
         return QT_OK;
-    }
     QT_TRY(encode_word(out, w, bpe, word, size, err));
-    if (w->cache.count < CACHE_WORDS_MAX)
-        QT_TRY(cache_add(w, word, size, out->data + first, out->count - first, err));
+    rc = qt_word_cache_add(w, word, size, out->data + first, out->count - first, err);
 done:
     return rc;
 }

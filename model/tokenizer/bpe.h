@@ -1,5 +1,5 @@
 /*
- * Byte-pair encoding: the model behind every tokenizer that qtool reads.
+ * Byte-pair encoding, the model behind most tokenizers.
  *
  *   bpe_map.c   string -> number (vocabulary, cache of encoded words)
  *   bpe_load.c  "model" section of tokenizer.json -> struct qt_bpe
@@ -59,16 +59,9 @@ struct qt_bpe {
     /* No merge joins U+2581 to a preceding character other than U+2581. A text without
      * pre-tokenizer is then cut before U+2581: same ids, but short words that fit the cache. */
     bool cut_at_space_mark;
+    /* Added in front of all characters of a word but the first, and behind the last; NULL: nothing. */
+    char *prefix, *suffix;
 };
-
-/* Loads the "model" section of tokenizer.json. `file` is borrowed for messages and must outlive
- * bpe. On failure *bpe is empty; otherwise it is freed by qt_bpe_free. */
-int qt_bpe_load(struct qt_bpe *bpe, const json_t *model, const char *file, struct qt_err *err);
-void qt_bpe_free(struct qt_bpe *bpe);
-/* Returns the merge of a pair of ids, or NULL. */
-const struct qt_merge *qt_bpe_merge(const struct qt_bpe *bpe, uint32_t left, uint32_t right);
-
-/* ---- encoding ------------------------------------------------------------------------------- */
 
 struct qt_ids {
     uint32_t *data;
@@ -76,8 +69,23 @@ struct qt_ids {
 };
 int qt_ids_add(struct qt_ids *ids, uint32_t id, struct qt_err *err);
 
+/* Loads the "model" section of tokenizer.json. `file` is borrowed for messages and must outlive
+ * bpe. ranks, if not empty, takes the place of "merges": two tokens that make token `id` together
+ * merge with rank ranks->data[id]; QT_NO_ID: no merge makes it. On failure *bpe is empty; otherwise
+ * it is freed by qt_bpe_free. */
+int qt_bpe_load(struct qt_bpe *bpe, const json_t *model, const struct qt_ids *ranks,
+                const char *file, struct qt_err *err);
+/* Reads an object of tokens and ids into bpe->vocab and max_id. */
+int qt_vocab_load(struct qt_bpe *bpe, const json_t *vocab, struct qt_err *err);
+void qt_bpe_free(struct qt_bpe *bpe);
+/* Returns the merge of a pair of ids, or NULL. */
+const struct qt_merge *qt_bpe_merge(const struct qt_bpe *bpe, uint32_t left, uint32_t right);
+
+/* ---- encoding ------------------------------------------------------------------------------- */
+
 struct qt_symbol;
 struct qt_candidate;
+struct qt_best;
 
 /* Working memory of one encode call; zero-initialized but for the first two members. */
 struct qt_bpe_work {
@@ -91,8 +99,19 @@ struct qt_bpe_work {
     struct qt_ids cached;   /* for each cached word: count, ids... */
     struct qt_ids places;   /* parts of a long word: where tokens may begin, */
     struct qt_ids cuts;     /* and where they do, as offsets in the part */
+    char *key;              /* a character or word with its affixes */
+    size_t key_capacity;
+    struct qt_best *best; /* Unigram: the best cut up to each place */
+    size_t best_capacity;
 };
 void qt_bpe_work_free(struct qt_bpe_work *work);
+
+/* Appends the ids of a word that the cache holds (*found), or adds a word and its ids to it, unless
+ * it is too long or the cache full. */
+int qt_word_cache_get(bool *found, struct qt_ids *out, const struct qt_bpe_work *work,
+                      const char *word, size_t size, struct qt_err *err);
+int qt_word_cache_add(struct qt_bpe_work *work, const char *word, size_t size, const uint32_t *ids,
+                      size_t count, struct qt_err *err);
 
 /* True if `out` has as many ids as are wanted. */
 bool qt_bpe_enough(const struct qt_ids *out, const struct qt_bpe_work *work);

@@ -10,7 +10,7 @@ static int bad(const struct qt_bpe *bpe, struct qt_err *err, const char *reason,
 
 /* ---- vocabulary ----------------------------------------------------------------------------- */
 
-static int load_vocab(struct qt_bpe *bpe, const json_t *vocab, struct qt_err *err)
+int qt_vocab_load(struct qt_bpe *bpe, const json_t *vocab, struct qt_err *err)
 {
     unsigned char *seen = NULL;
     const char *token;
@@ -132,16 +132,68 @@ static int load_merge(struct qt_bpe *bpe, const json_t *merge, size_t rank, char
     QT_TRY(parse_merge(part, merge, rank, bpe, err));
     QT_TRY(find_token(&left, bpe, part[0].s, part[0].size, rank, err));
     QT_TRY(find_token(&right, bpe, part[1].s, part[1].size, rank, err));
-    size_t size = part[0].size + part[1].size;
+    /* As in the tokenizers library, which does not look at what it cuts. */
+    const size_t cut = qt_min_size(bpe->prefix ? strlen(bpe->prefix) : 0, part[1].size);
+    size_t size = part[0].size + part[1].size - cut;
     QT_TRY(qt_array_grow(joined, joined_capacity, size + 1, 1, err));
     memcpy(*joined, part[0].s, part[0].size);
-    memcpy(*joined + part[0].size, part[1].s, part[1].size);
+    memcpy(*joined + part[0].size, part[1].s + cut, part[1].size - cut);
     QT_TRY(find_token(&id, bpe, *joined, size, rank, err));
     if (has_inner_space_mark(*joined, size))
         bpe->cut_at_space_mark = false;
     bpe->longest = qt_max_size(bpe->longest, size);
     /* The last of equal pairs wins, as in the tokenizers library. */
     *merge_slot(bpe, left, right) = (struct qt_merge){left, right, (uint32_t)rank, id};
+    rc = QT_OK;
+done:
+    return rc;
+}
+
+/* Number of ways to cut the token into two tokens; `add`: makes a merge of each. */
+static size_t cut_token(struct qt_bpe *bpe, const char *token, uint32_t id, uint32_t rank, bool add)
+{
+    const size_t size = strlen(token);
+    size_t ways = 0;
+    for (size_t at = 1; at < size; at++) {
+        if (((unsigned char)token[at] & 0xc0) == 0x80)
+            continue;
+        const uint32_t left = qt_strmap_find(&bpe->vocab, token, at);
+        const uint32_t right =
+            left == QT_NO_ID ? QT_NO_ID : qt_strmap_find(&bpe->vocab, token + at, size - at);
+        if (right == QT_NO_ID)
+            continue;
+        ways++;
+        if (add)
+            *merge_slot(bpe, left, right) = (struct qt_merge){left, right, rank, id};
+    }
+    if (ways) {
+        bpe->longest = qt_max_size(bpe->longest, size);
+        bpe->cut_at_space_mark = bpe->cut_at_space_mark && !has_inner_space_mark(token, size);
+    }
+    return ways;
+}
+
+static int load_ranks(struct qt_bpe *bpe, const struct qt_ids *ranks, const json_t *vocab,
+                      struct qt_err *err)
+{
+    const char *token;
+    json_t *value;
+    size_t n = 0;
+    int rc;
+    for (int pass = 0; pass < 2; pass++) {
+        json_object_foreach ((json_t *)(uintptr_t)vocab, token, value) {
+            const uint32_t id = (uint32_t)json_integer_value(value);
+            if (id < ranks->count && ranks->data[id] != QT_NO_ID)
+                n += cut_token(bpe, token, id, ranks->data[id], pass > 0);
+        }
+        if (pass)
+            break;
+        for (bpe->merge_slots = 16; bpe->merge_slots < 2 * n;)
+            bpe->merge_slots *= 2;
+        QT_TRY(qt_array_new(&bpe->merges, bpe->merge_slots, sizeof *bpe->merges, err));
+        for (size_t i = 0; i < bpe->merge_slots; i++)
+            bpe->merges[i].left = QT_NO_ID;
+    }
     rc = QT_OK;
 done:
     return rc;
@@ -174,61 +226,57 @@ done:
 
 /* ---- the section ---------------------------------------------------------------------------- */
 
-static int check_type(const json_t *model, const char *file, struct qt_err *err)
+static int load_affixes(struct qt_bpe *bpe, const json_t *model, struct qt_err *err)
 {
-    const char *type = "BPE"; /* missing in old files */
+    const char *prefix = "", *suffix = "";
     int rc;
-    if (!json_is_object(model))
-        return qt_fail(err, QT_E_INPUT, file, NULL, "no \"model\" object");
-    QT_TRY(qt_json_get_string(&type, model, "type", file, err));
-    if (strcmp(type, "BPE") != 0)
-        rc = qt_fail(err, QT_E_UNSUPPORTED, file, NULL,
-                     "tokenizer model '%.100s' is not supported (only BPE)", type);
+    QT_TRY(qt_json_get_string(&prefix, model, "continuing_subword_prefix", bpe->file, err));
+    QT_TRY(qt_json_get_string(&suffix, model, "end_of_word_suffix", bpe->file, err));
+    if (*prefix)
+        QT_TRY(qt_string_copy(&bpe->prefix, prefix, err));
+    if (*suffix)
+        QT_TRY(qt_string_copy(&bpe->suffix, suffix, err));
 done:
     return rc;
 }
 
 static int check_unused_options(const json_t *model, const char *file, struct qt_err *err)
 {
-    static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
     double dropout = 0;
     int rc;
     QT_TRY(qt_json_get_real(&dropout, model, "dropout", file, err));
     if (dropout != 0)
         return qt_fail(err, QT_E_UNSUPPORTED, file, NULL, "BPE dropout %g is not supported",
                        dropout);
-    for (size_t i = 0; i < 2; i++) {
-        const char *affix = "";
-        QT_TRY(qt_json_get_string(&affix, model, affixes[i], file, err));
-        if (*affix)
-            return qt_fail(err, QT_E_UNSUPPORTED, file, NULL,
-                           "BPE with %s '%.100s' is not supported", affixes[i], affix);
-    }
-    rc = QT_OK;
 done:
     return rc;
 }
 
-int qt_bpe_load(struct qt_bpe *bpe, const json_t *model, const char *file, struct qt_err *err)
+int qt_bpe_load(struct qt_bpe *bpe, const json_t *model, const struct qt_ids *ranks,
+                const char *file, struct qt_err *err)
 {
     const char *unk = NULL;
     int rc;
     *bpe = (struct qt_bpe){.file = file, .unk = QT_NO_ID, .cut_at_space_mark = true};
-    QT_TRY(check_type(model, file, err));
     QT_TRY(check_unused_options(model, file, err));
     QT_TRY(qt_json_get_bool(&bpe->byte_fallback, model, "byte_fallback", file, err));
     QT_TRY(qt_json_get_bool(&bpe->fuse_unk, model, "fuse_unk", file, err));
     QT_TRY(qt_json_get_bool(&bpe->ignore_merges, model, "ignore_merges", file, err));
     QT_TRY(qt_json_get_string(&unk, model, "unk_token", file, err));
-    QT_TRY(load_vocab(bpe, json_object_get(model, "vocab"), err));
-    QT_TRY(load_merges(bpe, json_object_get(model, "merges"), err));
+    QT_TRY(load_affixes(bpe, model, err));
+    QT_TRY(qt_vocab_load(bpe, json_object_get(model, "vocab"), err));
+    if (ranks->count)
+        QT_TRY(load_ranks(bpe, ranks, json_object_get(model, "vocab"), err));
+    else
+        QT_TRY(load_merges(bpe, json_object_get(model, "merges"), err));
     load_byte_ids(bpe);
     bpe->has_unk = unk != NULL;
     if (unk)
         bpe->unk = qt_strmap_find(&bpe->vocab, unk, strlen(unk));
     /* If U+2581 is unknown, it may fuse with an unknown character before it; with ignore_merges the
      * whole word may be a token. */
-    if (bpe->ignore_merges || qt_strmap_find(&bpe->vocab, "\xe2\x96\x81", 3) == QT_NO_ID)
+    if (bpe->ignore_merges || bpe->prefix || bpe->suffix ||
+        qt_strmap_find(&bpe->vocab, "\xe2\x96\x81", 3) == QT_NO_ID)
         bpe->cut_at_space_mark = false;
 done:
     if (rc < 0)
@@ -240,5 +288,8 @@ void qt_bpe_free(struct qt_bpe *bpe)
 {
     qt_strmap_free(&bpe->vocab);
     qt_free(bpe->merges);
+    qt_free(bpe->prefix);
+    qt_free(bpe->suffix);
     bpe->merges = NULL;
+    bpe->prefix = bpe->suffix = NULL;
 }

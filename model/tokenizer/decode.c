@@ -16,9 +16,9 @@ struct texts {
 struct step {
     int (*run)(struct texts *t, const struct step *step, const struct qt_detokenizer *d,
                struct qt_err *err);
-    const char *from, *to; /* Replace, Metaspace; Strip: from */
+    const char *from, *to; /* Replace, Metaspace; Strip, WordPiece, BPEDecoder: from */
     size_t start, stop;    /* Strip: characters at the start and at the end, at most */
-    bool first;            /* Metaspace: the first token loses its marks */
+    bool first;            /* Metaspace: the first token loses its marks; WordPiece: clean-up */
 };
 
 struct token {
@@ -27,8 +27,8 @@ struct token {
 };
 
 struct qt_detokenizer {
-    char *file;
-    json_t *root; /* owns the texts */
+    struct qt_tokenizer_file from; /* owns the texts */
+    const char *file;              /* its path */
     struct token *tokens;
     size_t vocab, count;
     struct step steps[MAX_STEPS];
@@ -236,6 +236,48 @@ done:
     return rc;
 }
 
+/* What the clean-up of WordPiece replaces, in this order. */
+static const char *const clean[][2] = {{" .", "."},     {" ?", "?"},           {" !", "!"},
+                                       {" ,", ","},     {" ' ", "'"},          {" n't", "n't"},
+                                       {" 'm", "'m"},   {" do not", " don't"}, {" 's", "'s"},
+                                       {" 've", "'ve"}, {" 're", "'re"}};
+
+/* A token that does not continue a word is preceded by a space. */
+static int run_word_piece(struct texts *t, const struct step *step, const struct qt_detokenizer *d,
+                          struct qt_err *err)
+{
+    const size_t n = strlen(step->from);
+    int rc = QT_OK;
+    (void)d;
+    for (size_t i = 0; i < t->count; i++) {
+        struct qt_text *x = &t->list[i], out = {0};
+        const bool continues = i && x->size >= n && memcmp(x->data, step->from, n) == 0;
+        rc = qt_text_add(&out, " ", i && !continues, err);
+        if (rc == QT_OK)
+            rc = qt_text_add(&out, x->data + (continues ? n : 0), x->size - (continues ? n : 0),
+                             err);
+        qt_free(x->data);
+        *x = out;
+        QT_TRY(rc);
+        for (size_t j = 0; step->first && j < sizeof clean / sizeof *clean; j++)
+            QT_TRY(replace(x, clean[j][0], clean[j][1], err));
+    }
+done:
+    return rc;
+}
+
+/* The suffix of a word becomes a space, at the end nothing. */
+static int run_bpe(struct texts *t, const struct step *step, const struct qt_detokenizer *d,
+                   struct qt_err *err)
+{
+    int rc = QT_OK;
+    (void)d;
+    for (size_t i = 0; i < t->count; i++)
+        QT_TRY(replace(&t->list[i], step->from, i + 1 == t->count ? "" : " ", err));
+done:
+    return rc;
+}
+
 static int run_strip(struct texts *t, const struct step *step, const struct qt_detokenizer *d,
                      struct qt_err *err)
 {
@@ -303,6 +345,29 @@ done:
     return rc;
 }
 
+static int load_word_piece(struct step *step, const json_t *section, const char *file,
+                           struct qt_err *err)
+{
+    int rc;
+    step->from = "##";
+    step->first = true; /* with clean-up */
+    QT_TRY(qt_json_get_string(&step->from, section, "prefix", file, err));
+    QT_TRY(qt_json_get_bool(&step->first, section, "cleanup", file, err));
+done:
+    return rc;
+}
+
+static int load_bpe(struct step *step, const json_t *section, const char *file, struct qt_err *err)
+{
+    int rc;
+    step->from = "</w>";
+    QT_TRY(qt_json_get_string(&step->from, section, "suffix", file, err));
+    if (!*step->from)
+        rc = qt_fail(err, QT_E_INPUT, file, NULL, "decoder 'BPEDecoder' has an empty suffix");
+done:
+    return rc;
+}
+
 static const struct kind {
     const char *type;
     int (*run)(struct texts *t, const struct step *step, const struct qt_detokenizer *d,
@@ -315,6 +380,8 @@ static const struct kind {
     {"Replace", run_replace, load_replace},
     {"Strip", run_strip, load_strip},
     {"Metaspace", run_replace, load_metaspace},
+    {"WordPiece", run_word_piece, load_word_piece},
+    {"BPEDecoder", run_bpe, load_bpe},
 };
 
 static int load_step(struct qt_detokenizer *d, const json_t *section, int depth, struct qt_err *err)
@@ -359,13 +426,17 @@ static int set_token(struct qt_detokenizer *d, const char *text, const json_t *i
 
 static int load_tokens(struct qt_detokenizer *d, struct qt_err *err)
 {
-    json_t *vocab = json_object_get(json_object_get(d->root, "model"), "vocab"), *id;
-    const json_t *added = json_object_get(d->root, "added_tokens");
+    json_t *vocab = json_object_get(json_object_get(d->from.root, "model"), "vocab"), *id;
+    const json_t *added = json_object_get(d->from.root, "added_tokens");
     const char *text;
     int rc;
     QT_TRY(qt_array_new(&d->tokens, d->vocab, sizeof *d->tokens, err));
-    json_object_foreach (vocab, text, id)
-        QT_TRY(set_token(d, text, id, false, err));
+    if (json_is_array(vocab)) /* Unigram: texts and scores */
+        for (size_t i = 0; i < qt_min_size(json_array_size(vocab), d->vocab); i++)
+            d->tokens[i].text = json_string_value(json_array_get(json_array_get(vocab, i), 0));
+    else
+        json_object_foreach (vocab, text, id)
+            QT_TRY(set_token(d, text, id, false, err));
     for (size_t i = 0; i < json_array_size(added); i++) {
         const json_t *item = json_array_get(added, i);
         bool special = false;
@@ -386,10 +457,10 @@ int qt_detokenizer_open(struct qt_detokenizer **out, const struct qt_tokenizer *
     *out = NULL;
     QT_TRY(qt_array_new(&d, 1, sizeof *d, err));
     *d = (struct qt_detokenizer){.vocab = qt_tokenizer_vocab(tok)};
-    QT_TRY(qt_path_join(&d->file, dir, "tokenizer.json", err));
-    QT_TRY(qt_json_load_lenient(&d->root, d->file, QT_TOKENIZER_LIMIT, err));
+    QT_TRY(qt_tokenizer_file_open(&d->from, dir, err));
+    d->file = d->from.path;
     QT_TRY(load_tokens(d, err));
-    const json_t *decoder = json_object_get(d->root, "decoder");
+    const json_t *decoder = json_object_get(d->from.root, "decoder");
     if (decoder && !json_is_null(decoder))
         QT_TRY(load_step(d, decoder, 0, err));
     memset(d->byte_of, -1, sizeof d->byte_of);
@@ -406,9 +477,8 @@ void qt_detokenizer_close(struct qt_detokenizer *d)
 {
     if (!d)
         return;
-    json_decref(d->root);
+    qt_tokenizer_file_close(&d->from);
     qt_free(d->tokens);
-    qt_free(d->file);
     qt_free(d);
 }
 

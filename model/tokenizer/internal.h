@@ -4,7 +4,7 @@
  * accumulate:
  *
  *   added tokens in raw text -> normalizers -> added tokens in normalized text
- *     -> pre-tokenizers -> BPE
+ *     -> pre-tokenizers -> the model: BPE, Unigram, WordPiece, WordLevel
  *
  *   tokenizer.c          open, encode, BOS/EOS template
  *   load.c               normalizers and pre-tokenizers of tokenizer.json -> stages
@@ -12,7 +12,10 @@
  *   unicode.c            characters, normalization forms (unicode_tables.h)
  *   pretokenize.c        runs the stages
  *   pretokenize_regex.c  translates Oniguruma patterns to PCRE2 and matches them
- *   bpe*.c               the BPE model
+ *   words.c              the model; bpe*.c, unigram.c: two kinds of it
+ *   files.c              finds and reads the tokenizer's file; tiktoken.c, sentencepiece.c:
+ *                        other formats than tokenizer.json
+ *   charsmap.c           SentencePiece's normalization tables
  *   decode.c             ids -> text
  */
 #ifndef QT_MODEL_TOKENIZER_INTERNAL_H
@@ -23,6 +26,70 @@
 
 /* The largest published tokenizer.json files have about 35 MB. */
 #define QT_TOKENIZER_LIMIT ((size_t)256 << 20)
+
+/* ---- files (files.c) ------------------------------------------------------------------------ */
+
+struct qt_tokenizer_file {
+    char *path;   /* owned */
+    json_t *root; /* owned: the contents of tokenizer.json, or another format's in this form */
+    /* Empty for tokenizer.json. Else ranks->data[id] is the rank of the merges that make a token, and
+     * QT_NO_ID if no text becomes this token. */
+    struct qt_ids ranks;
+};
+/* Reads the first of tokenizer.json, tekken.json, tiktoken.model and tokenizer.model in dir.
+ * QT_E_INPUT names tokenizer.json if there is none. *out is freed by qt_tokenizer_file_close. */
+int qt_tokenizer_file_open(struct qt_tokenizer_file *out, const char *dir, struct qt_err *err);
+void qt_tokenizer_file_close(struct qt_tokenizer_file *file);
+
+/* Fill root and ranks. data[size]: the contents of file->path. */
+int qt_tekken_read(struct qt_tokenizer_file *file, const json_t *json, struct qt_err *err);
+/* config: tokenizer_config.json, or NULL. */
+int qt_tiktoken_read(struct qt_tokenizer_file *file, const char *data, size_t size,
+                     const json_t *config, struct qt_err *err);
+int qt_sentencepiece_read(struct qt_tokenizer_file *file, const char *data, size_t size,
+                          struct qt_err *err);
+/* *out = the bytes of base64 text[size] (with a NUL behind them), freed with qt_free. */
+int qt_base64_decode(char **out, size_t *bytes, const char *text, size_t size, const char *file,
+                     struct qt_err *err);
+
+/* ---- models: word -> ids (words.c, bpe.c, unigram.c) ---------------------------------------- */
+
+struct qt_trie_edge;
+struct qt_unigram {
+    const char *file; /* borrowed, for errors */
+    struct qt_trie_edge *edges;
+    size_t edge_slots;          /* a power of two */
+    struct qt_ids nodes;        /* for each node the id of the token that ends there, or QT_NO_ID */
+    double *score, least;       /* by id; the smallest */
+    uint32_t byte_ids[256];     /* of "<0x00>".."<0xFF>"; QT_NO_ID where missing */
+    uint32_t unk;               /* QT_NO_ID: none */
+    bool byte_fallback;
+    bool sentencepiece; /* a run of unknown characters never is a token of the vocabulary */
+};
+/* Fills *u and the vocabulary. On failure, too, *u is freed by qt_unigram_free. */
+int qt_unigram_load(struct qt_unigram *u, struct qt_strmap *vocab, const json_t *model,
+                    const struct qt_ids *ranks, const char *file, struct qt_err *err);
+void qt_unigram_free(struct qt_unigram *u);
+int qt_unigram_encode(struct qt_ids *out, struct qt_bpe_work *work, const struct qt_unigram *u,
+                      const struct qt_strmap *vocab, const char *word, size_t size,
+                      struct qt_err *err);
+
+enum qt_words_kind { QT_WORDS_BPE, QT_WORDS_UNIGRAM, QT_WORDS_PIECES, QT_WORDS_LEVEL };
+struct qt_words {
+    enum qt_words_kind kind;
+    struct qt_bpe bpe; /* of the other kinds only the vocabulary */
+    struct qt_unigram unigram;
+    char *prefix; /* owned; WordPiece: of tokens that continue a word */
+    size_t most_chars;
+    uint32_t unk; /* WordPiece, WordLevel; QT_NO_ID: none */
+};
+/* Loads the "model" section. On failure, too, *out is freed by qt_words_free. */
+int qt_words_load(struct qt_words *out, const json_t *model, const struct qt_ids *ranks,
+                  const char *file, struct qt_err *err);
+void qt_words_free(struct qt_words *w);
+/* Appends the ids of one pre-tokenized word (valid UTF-8), like qt_bpe_encode. */
+int qt_words_encode(struct qt_ids *out, struct qt_bpe_work *work, const struct qt_words *w,
+                    const char *word, size_t size, struct qt_err *err);
 
 /* ---- text ----------------------------------------------------------------------------------- */
 
@@ -72,6 +139,24 @@ int qt_unicode_normalize(struct qt_text *out, const char *s, size_t size, enum q
                          struct qt_err *err);
 /* Appends the lower case of each character, as Rust's char::to_lowercase (no final sigma). */
 int qt_unicode_lower(struct qt_text *out, const char *s, size_t size, struct qt_err *err);
+
+/* ---- SentencePiece's normalization (charsmap.c) --------------------------------------------- */
+
+/* whole: all of the normalization as in the sentencepiece library: the longest match is replaced,
+ * spaces become U+2581, with `collapse` runs of spaces become one and those at the ends disappear,
+ * and with `prefix` U+2581 comes in front of the text. Else as in the tokenizers library: grapheme
+ * clusters and characters are replaced, nothing else. */
+struct qt_charsmap_rules {
+    bool whole, prefix, collapse;
+};
+struct qt_charsmap;
+/* data[size]: precompiled_charsmap; empty: no replacements. */
+int qt_charsmap_new(struct qt_charsmap **out, const char *data, size_t size,
+                    const struct qt_charsmap_rules *rules, const char *file, struct qt_err *err);
+void qt_charsmap_free(struct qt_charsmap *map);
+/* Appends the normalized text to *out, which is empty. *head: see struct qt_piece. */
+int qt_charsmap_run(struct qt_text *out, size_t *head, const struct qt_charsmap *map, const char *s,
+                    size_t size, struct qt_err *err);
 
 /* ---- patterns (pretokenize_regex.c) --------------------------------------------------------- */
 
@@ -136,11 +221,12 @@ enum qt_stage_kind {
     QT_STAGE_ADDED,   /* added: emits ids of added tokens, passes on the text between them */
     QT_STAGE_UNICODE, /* form */
     QT_STAGE_LOWER,
-    QT_STAGE_STRIP,   /* left, right */
-    QT_STAGE_PREPEND, /* text, when */
-    QT_STAGE_REPLACE, /* regex -> text */
-    QT_STAGE_SPLIT,   /* regex, behavior, invert */
-    QT_STAGE_BYTES,   /* bytes -> the printable characters of GPT-2 */
+    QT_STAGE_STRIP,    /* left, right */
+    QT_STAGE_PREPEND,  /* text, when */
+    QT_STAGE_REPLACE,  /* regex -> text */
+    QT_STAGE_SPLIT,    /* regex, behavior, invert */
+    QT_STAGE_BYTES,    /* bytes -> the printable characters of GPT-2 */
+    QT_STAGE_CHARSMAP, /* charsmap */
 };
 
 enum qt_prepend_when { QT_PREPEND_ALWAYS, QT_PREPEND_MISSING, QT_PREPEND_MISSING_FIRST };
@@ -163,6 +249,7 @@ struct qt_stage {
     enum qt_prepend_when when;
     struct qt_regex *regex; /* owned */
     enum qt_split_behavior behavior;
+    struct qt_charsmap *charsmap; /* owned */
 };
 
 enum { QT_MAX_STAGES = 64 }; /* stages recurse */

@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#define PUNCTUATION "[\\p{P}$+<=>^`|~]"
 #define GPT2_PATTERN                                                                               \
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
 
@@ -205,6 +206,83 @@ done:
     return rc;
 }
 
+static int load_charsmap(struct load *load, const json_t *section,
+                         const struct qt_charsmap_rules *rules)
+{
+    const json_t *text = json_object_get(section, "precompiled_charsmap");
+    struct qt_stage *s;
+    char *data = NULL;
+    size_t size;
+    int rc;
+    if (!json_is_string(text))
+        return qt_fail(load->err, QT_E_INPUT, load->file, NULL,
+                       "precompiled_charsmap is not a string");
+    QT_TRY(qt_base64_decode(&data, &size, json_string_value(text), json_string_length(text),
+                            load->file, load->err));
+    QT_TRY(add(&s, load, QT_STAGE_CHARSMAP));
+    QT_TRY(qt_charsmap_new(&s->charsmap, data, size, rules, load->file, load->err));
+done:
+    qt_free(data);
+    return rc;
+}
+
+static int load_precompiled(struct load *load, const json_t *section)
+{
+    return load_charsmap(load, section, &(struct qt_charsmap_rules){0});
+}
+
+static int load_sentencepiece(struct load *load, const json_t *section)
+{
+    struct qt_charsmap_rules rules = {.whole = true};
+    int rc;
+    QT_TRY(qt_json_get_bool(&rules.prefix, section, "prefix", load->file, load->err));
+    QT_TRY(qt_json_get_bool(&rules.collapse, section, "collapse", load->file, load->err));
+    QT_TRY(load_charsmap(load, section, &rules));
+done:
+    return rc;
+}
+
+static int load_strip_accents(struct load *load, const json_t *section)
+{
+    (void)section;
+    return add_replace(load, "\\p{Mn}", false, "");
+}
+
+/* Han characters, which BERT takes as words. */
+#define HAN                                                                                        \
+    "\\x{4e00}-\\x{9fff}\\x{3400}-\\x{4dbf}\\x{20000}-\\x{2a6df}\\x{2a700}-\\x{2b73f}"             \
+    "\\x{2b740}-\\x{2b81f}\\x{2b920}-\\x{2ceaf}\\x{f900}-\\x{faff}\\x{2f800}-\\x{2fa1f}"
+
+static int load_bert(struct load *load, const json_t *section)
+{
+    bool clean = true, han = true, lower = true;
+    int rc;
+    QT_TRY(qt_json_get_bool(&clean, section, "clean_text", load->file, load->err));
+    QT_TRY(qt_json_get_bool(&han, section, "handle_chinese_chars", load->file, load->err));
+    QT_TRY(qt_json_get_bool(&lower, section, "lowercase", load->file, load->err));
+    bool accents = lower; /* null: like lowercase */
+    QT_TRY(qt_json_get_bool(&accents, section, "strip_accents", load->file, load->err));
+    if (clean) {
+        QT_TRY(add_replace(load,
+                           "[\\x{0}-\\x{8}\\x{b}\\x{c}\\x{e}-\\x{1f}\\x{7f}-\\x{9f}\\x{fffd}"
+                           "\\p{Cf}\\p{Co}]",
+                           false, ""));
+        QT_TRY(add_replace(load, "\\s", false, " "));
+    }
+    if (han) {
+        QT_TRY(add_replace(load, "(?=[" HAN "])", false, " "));
+        QT_TRY(add_replace(load, "(?<=[" HAN "])", false, " "));
+    }
+    if (accents) {
+        QT_TRY(add_unicode(load, QT_NFD));
+        QT_TRY(load_strip_accents(load, section));
+    }
+    if (lower)
+        QT_TRY(load_lowercase(load, section));
+done:
+    return rc;
+}
+
 static int load_normalizer(struct load *load, const json_t *section)
 {
     static const struct component table[] = {
@@ -217,6 +295,10 @@ static int load_normalizer(struct load *load, const json_t *section)
         {"Strip", load_strip},
         {"Prepend", load_prepend},
         {"Replace", load_replace},
+        {"Precompiled", load_precompiled},
+        {"SentencePiece", load_sentencepiece}, /* of sentencepiece.c */
+        {"StripAccents", load_strip_accents},
+        {"BertNormalizer", load_bert},
     };
     return load_component(load, section, "normalizer", table, sizeof table / sizeof *table);
 }
@@ -283,7 +365,7 @@ static int load_punctuation(struct load *load, const json_t *section)
     enum qt_split_behavior behavior;
     int rc;
     QT_TRY(get_behavior(&behavior, load, section));
-    QT_TRY(add_split(load, "[\\p{P}$+<=>^`|~]", false, behavior, false));
+    QT_TRY(add_split(load, PUNCTUATION, false, behavior, false));
 done:
     return rc;
 }
@@ -303,6 +385,16 @@ static int load_whitespace_split(struct load *load, const json_t *section)
 {
     (void)section;
     return add_split(load, "\\s", false, QT_SPLIT_REMOVED, false);
+}
+
+static int load_bert_split(struct load *load, const json_t *section)
+{
+    int rc;
+    (void)section;
+    QT_TRY(load_whitespace_split(load, section));
+    QT_TRY(add_split(load, PUNCTUATION, false, QT_SPLIT_ISOLATED, false));
+done:
+    return rc;
 }
 
 /* Old files have add_prefix_space; newer files have prepend_scheme and split. */
@@ -356,6 +448,7 @@ static int load_pretokenizer(struct load *load, const json_t *section)
         {"Punctuation", load_punctuation},
         {"Whitespace", load_whitespace},
         {"WhitespaceSplit", load_whitespace_split},
+        {"BertPreTokenizer", load_bert_split},
     };
     return load_component(load, section, "pre-tokenizer", table, sizeof table / sizeof *table);
 }

@@ -23,6 +23,7 @@ void qt_stages_free(struct qt_stages *stages)
         qt_added_set_free(&stages->list[i].added);
         qt_free(stages->list[i].text);
         qt_regex_free(stages->list[i].regex);
+        qt_charsmap_free(stages->list[i].charsmap);
     }
     qt_free(stages->list);
     *stages = (struct qt_stages){0};
@@ -98,6 +99,17 @@ static int run_unicode(struct run *run, size_t i, struct qt_piece p)
     if (p.head)
         qt_utf8_char(&first, out->data);
     rc = pass_on(run, i, first);
+done:
+    return rc;
+}
+
+static int run_charsmap(struct run *run, size_t i, struct qt_piece p)
+{
+    struct qt_text *out = scratch_of(run, i);
+    size_t head = p.head;
+    int rc;
+    QT_TRY(qt_charsmap_run(out, &head, run->stages->list[i].charsmap, p.text, p.size, run->err));
+    rc = pass_on(run, i, head);
 done:
     return rc;
 }
@@ -271,6 +283,8 @@ static int run_from(struct run *run, size_t i, struct qt_piece piece)
         return run_split(run, i, piece);
     case QT_STAGE_BYTES:
         return run_bytes(run, i, piece);
+    case QT_STAGE_CHARSMAP:
+        return run_charsmap(run, i, piece);
     }
     return qt_fail(run->err, QT_E_INTERNAL, NULL, NULL, "unknown tokenizer stage");
 }

@@ -8,7 +8,8 @@
  *   \v   Oniguruma: U+000B. PCRE2: a class. \h, \R, \K, \b...: refused.
  *   ^ $ .   Oniguruma: lines, always; a newline is U+000A only.
  *   {n}+ {n}?    Oniguruma: a second quantifier. PCRE2: possessive, lazy. Refused.
- *   [a[b]] [a&&b] [[:alpha:]]   nested sets, intersections, POSIX names: refused.
+ *   [a[b]] [a&&b]   Oniguruma: nested sets, intersections. PCRE2: alternatives, lookaheads.
+ *   [[:alpha:]]     refused.
  *   \p{Han}      Oniguruma: the script. PCRE2 from 10.40 on: script extensions, unless "sc:".
  *   (?i)    Oniguruma: full case folding ("ss" = U+00DF). PCRE2: simple. Refused where they differ.
  *
@@ -201,30 +202,138 @@ static int rewrite_literal(struct rewrite *r)
     return take_char(r);
 }
 
+/* An item of a set that is no set itself, up to the next one. */
+static int rewrite_item(struct rewrite *r, bool first, bool *after_set)
+{
+    const char *p = r->p;
+    int rc;
+    if (*p == '\\')
+        return rewrite_escape(after_set, r, true);
+    if (*p == '-' && (first || p[1] == ']'))
+        QT_TRY(put_instead(r, "\\-"));
+    else if (*p == '-' && (*after_set || (p[1] == '\\' && p[2] && strchr("sSdDwWpP", p[2]))))
+        return refuse(r, "a range that ends in a set");
+    else
+        QT_TRY(take_char(r));
+    *after_set = false;
+done:
+    return rc;
+}
+
+static int rewrite_set(struct rewrite *r, int depth);
+
+/* The items up to "&&" or the end of a set: a set of the plain ones, or that and nested sets as
+ * alternatives. */
+static int rewrite_union(struct rewrite *r, int depth)
+{
+    struct qt_text all = r->out, plain = {0}, nested = {0};
+    bool after_set = false;
+    int rc = QT_OK;
+    r->out = (struct qt_text){0};
+    for (bool first = true; *r->p != ']' && !(r->p[0] == '&' && r->p[1] == '&'); first = false) {
+        if (*r->p == '\0') {
+            rc = refuse(r, "an unterminated set");
+            goto done;
+        }
+        if (*r->p != '[') {
+            QT_TRY(rewrite_item(r, first, &after_set));
+            continue;
+        }
+        plain = r->out;
+        r->out = nested;
+        nested = (struct qt_text){0};
+        rc = r->out.size ? put(r, "|") : QT_OK;
+        if (rc == QT_OK)
+            rc = rewrite_set(r, depth + 1);
+        nested = r->out;
+        r->out = plain;
+        plain = (struct qt_text){0};
+        QT_TRY(rc);
+        after_set = true;
+    }
+    if (!r->out.size && !nested.size) {
+        rc = refuse(r, "empty set");
+        goto done;
+    }
+    plain = r->out;
+    r->out = (struct qt_text){0};
+    QT_TRY(qt_text_add(&all, nested.size ? "(?:" : "", nested.size ? 3 : 0, r->err));
+    if (plain.size) {
+        QT_TRY(qt_text_add(&all, "[", 1, r->err));
+        QT_TRY(qt_text_add(&all, plain.data, plain.size, r->err));
+        QT_TRY(qt_text_add(&all, nested.size ? "]|" : "]", nested.size ? 2 : 1, r->err));
+    }
+    if (nested.size) {
+        QT_TRY(qt_text_add(&all, nested.data, nested.size, r->err));
+        QT_TRY(qt_text_add(&all, ")", 1, r->err));
+    }
+done:
+    qt_free(plain.data);
+    qt_free(nested.data);
+    qt_free(r->out.data);
+    r->out = all;
+    return rc;
+}
+
+/* A set with nested sets or intersections: one character that all operands of && match. */
+static int rewrite_set(struct rewrite *r, int depth)
+{
+    enum { NESTED_MAX = 16 };
+    const bool negated = r->p[1] == '^';
+    int rc;
+    if (r->p[1] == ':' || depth > NESTED_MAX)
+        return refuse(r, "POSIX name or deeply nested set");
+    r->p += negated ? 2 : 1;
+    QT_TRY(put(r, negated ? "(?:(?!" : "(?:"));
+    for (;;) {
+        struct qt_text before = r->out;
+        r->out = (struct qt_text){0};
+        rc = rewrite_union(r, depth);
+        struct qt_text operand = r->out;
+        const bool last = *r->p == ']';
+        r->out = before;
+        if (rc == QT_OK)
+            rc = put(r, last ? "" : "(?=");
+        if (rc == QT_OK)
+            rc = qt_text_add(&r->out, operand.data, operand.size, r->err);
+        if (rc == QT_OK)
+            rc = put(r, last ? "" : ")");
+        qt_free(operand.data);
+        QT_TRY(rc);
+        if (last)
+            break;
+        r->p += 2;
+    }
+    r->p++;
+    QT_TRY(put(r, negated ? ")[\\x{0}-\\x{10ffff}])" : ")"));
+done:
+    return rc;
+}
+
+/* True if the set that begins at p has a set or "&&" in it. */
+static bool is_nested(const char *p)
+{
+    for (p++; *p && *p != ']'; p++)
+        if (*p == '\\' && p[1])
+            p++;
+        else if (*p == '[' || (p[0] == '&' && p[1] == '&'))
+            return true;
+    return false;
+}
+
 static int rewrite_class(struct rewrite *r)
 {
-    bool first = true, after_set = false;
+    bool after_set = false;
     int rc;
+    if (is_nested(r->p))
+        return rewrite_set(r, 0);
     QT_TRY(take(r, r->p[1] == '^' ? 2 : 1));
     if (*r->p == ']')
         return refuse(r, "empty set");
-    for (; *r->p != ']'; first = false) {
-        const char *p = r->p;
-        if (*p == '\0')
+    for (bool first = true; *r->p != ']'; first = false) {
+        if (*r->p == '\0')
             return refuse(r, "an unterminated set");
-        if (*p == '[' || (p[0] == '&' && p[1] == '&'))
-            return refuse(r, "nested set, POSIX name or intersection");
-        if (*p == '\\') {
-            QT_TRY(rewrite_escape(&after_set, r, true));
-            continue;
-        }
-        if (*p == '-' && (first || p[1] == ']'))
-            QT_TRY(put_instead(r, "\\-"));
-        else if (*p == '-' && (after_set || (p[1] == '\\' && p[2] && strchr("sSdDwWpP", p[2]))))
-            return refuse(r, "a range that ends in a set");
-        else
-            QT_TRY(take_char(r));
-        after_set = false;
+        QT_TRY(rewrite_item(r, first, &after_set));
     }
     QT_TRY(take(r, 1));
 done:

@@ -7,7 +7,7 @@ enum { MAX_ADDED_BYTES = 4096 }; /* bounds the work per byte of text */
 
 struct qt_tokenizer {
     char *file, *config_file;
-    struct qt_bpe bpe;
+    struct qt_words words;
     struct qt_stages stages;
     size_t vocab;
     bool has_template;            /* a post-processor is a TemplateProcessing */
@@ -22,7 +22,7 @@ struct qt_tokenizer {
 static int check_added_id(struct qt_tokenizer *tok, const char *content, uint32_t id,
                           size_t *next_id, struct qt_err *err)
 {
-    uint32_t known = qt_strmap_find(&tok->bpe.vocab, content, strlen(content));
+    uint32_t known = qt_strmap_find(&tok->words.bpe.vocab, content, strlen(content));
     uint32_t given = known != QT_NO_ID ? known : (uint32_t)(*next_id)++;
     if (id != given)
         return qt_fail(err, QT_E_INPUT, tok->file, NULL,
@@ -93,7 +93,7 @@ done:
 static int load_added(struct qt_added_set sets[2], struct qt_tokenizer *tok, const json_t *list,
                       const struct qt_stages *normalizers, struct qt_err *err)
 {
-    size_t n = json_array_size(list), capacity[2] = {0}, next_id = tok->bpe.vocab.count;
+    size_t n = json_array_size(list), capacity[2] = {0}, next_id = tok->words.bpe.vocab.count;
     struct qt_strmap seen = {0};
     int rc = QT_OK;
     if (list && !json_is_null(list) && !json_is_array(list))
@@ -104,9 +104,12 @@ static int load_added(struct qt_added_set sets[2], struct qt_tokenizer *tok, con
         QT_TRY(parse_added(&token, &content, json_array_get(list, i), tok, err));
         if (!*content) /* the tokenizers library ignores it, too */
             continue;
-        if (qt_strmap_find(&seen, content, strlen(content)) != QT_NO_ID) {
-            rc = qt_fail(err, QT_E_INPUT, tok->file, NULL, "added token '%.200s' appears twice",
-                         content);
+        const uint32_t before = qt_strmap_find(&seen, content, strlen(content));
+        if (before == token.id)
+            continue;
+        if (before != QT_NO_ID) {
+            rc = qt_fail(err, QT_E_INPUT, tok->file, NULL,
+                         "added token '%.200s' appears twice, with other ids", content);
             goto done;
         }
         QT_TRY(qt_strmap_add(&seen, content, strlen(content), token.id, err));
@@ -198,6 +201,24 @@ done:
     return rc;
 }
 
+/* "cls" and "sep", each a text and its id, go before and after the text. */
+static int load_pair(struct qt_tokenizer *tok, const json_t *section, struct qt_err *err)
+{
+    static const char *const keys[] = {"cls", "sep"};
+    int rc = QT_OK;
+    tok->has_template = true;
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *id = json_array_get(json_object_get(section, keys[i]), 1);
+        if (!json_is_integer(id) || json_integer_value(id) < 0 ||
+            (uint64_t)json_integer_value(id) >= tok->vocab)
+            return qt_fail(err, QT_E_INPUT, tok->file, NULL,
+                           "post-processor: '%s' is not a token and its id", keys[i]);
+        QT_TRY(qt_ids_add(i ? &tok->suffix : &tok->prefix, (uint32_t)json_integer_value(id), err));
+    }
+done:
+    return rc;
+}
+
 /* Items of "single" are {"SpecialToken": {"id": "<s>"}} or, once, {"Sequence": {"id": "A"}}. A
  * second template is refused: the tokenizers library applies its form for pairs, or none. */
 static int load_template(struct qt_tokenizer *tok, const json_t *section, struct qt_err *err)
@@ -238,6 +259,8 @@ static int load_post_processor(struct qt_tokenizer *tok, const json_t *section, 
     QT_TRY(qt_json_need_string(&type, section, "type", tok->file, err));
     if (strcmp(type, "TemplateProcessing") == 0)
         return load_template(tok, section, err);
+    if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0)
+        return load_pair(tok, section, err);
     if (strcmp(type, "ByteLevel") == 0) /* about offsets only */
         return QT_OK;
     if (strcmp(type, "Sequence") != 0)
@@ -261,7 +284,7 @@ static uint32_t token_id(const struct qt_tokenizer *tok, const json_t *root, con
         if (strcmp(json_string_value(json_object_get(item, "content")), token) == 0)
             return (uint32_t)json_integer_value(json_object_get(item, "id"));
     }
-    return qt_strmap_find(&tok->bpe.vocab, token, strlen(token));
+    return qt_strmap_find(&tok->words.bpe.vocab, token, strlen(token));
 }
 
 static int read_config(json_t **config, const struct qt_tokenizer *tok, struct qt_err *err)
@@ -320,14 +343,17 @@ done:
 
 /* ---- public --------------------------------------------------------------------------------- */
 
-static int load_tokenizer(struct qt_tokenizer *tok, const json_t *root, struct qt_err *err)
+static int load_tokenizer(struct qt_tokenizer *tok, const struct qt_tokenizer_file *from,
+                          struct qt_err *err)
 {
+    const json_t *root = from->root;
     const json_t *post = json_object_get(root, "post_processor");
     int rc;
     if (!json_is_object(root))
         return qt_fail(err, QT_E_INPUT, tok->file, NULL, "not a JSON object");
-    QT_TRY(qt_bpe_load(&tok->bpe, json_object_get(root, "model"), tok->file, err));
-    tok->vocab = (size_t)tok->bpe.max_id + 1;
+    QT_TRY(
+        qt_words_load(&tok->words, json_object_get(root, "model"), &from->ranks, tok->file, err));
+    tok->vocab = (size_t)tok->words.bpe.max_id + 1;
     QT_TRY(load_stages(tok, root, err));
     if (post && !json_is_null(post))
         QT_TRY(load_post_processor(tok, post, err));
@@ -340,18 +366,18 @@ done:
 int qt_tokenizer_open(struct qt_tokenizer **out, const char *dir, struct qt_err *err)
 {
     struct qt_tokenizer *tok = NULL;
-    json_t *root = NULL;
+    struct qt_tokenizer_file file = {0};
     int rc;
     *out = NULL;
     QT_TRY(qt_array_new(&tok, 1, sizeof *tok, err));
-    QT_TRY(qt_path_join(&tok->file, dir, "tokenizer.json", err));
     QT_TRY(qt_path_join(&tok->config_file, dir, "tokenizer_config.json", err));
-    QT_TRY(qt_json_load_lenient(&root, tok->file, QT_TOKENIZER_LIMIT, err));
-    QT_TRY(load_tokenizer(tok, root, err));
+    QT_TRY(qt_tokenizer_file_open(&file, dir, err));
+    QT_TRY(qt_string_copy(&tok->file, file.path, err));
+    QT_TRY(load_tokenizer(tok, &file, err));
     *out = tok;
     tok = NULL;
 done:
-    json_decref(root);
+    qt_tokenizer_file_close(&file);
     qt_tokenizer_close(tok);
     return rc;
 }
@@ -360,7 +386,7 @@ void qt_tokenizer_close(struct qt_tokenizer *tok)
 {
     if (!tok)
         return;
-    qt_bpe_free(&tok->bpe);
+    qt_words_free(&tok->words);
     qt_stages_free(&tok->stages);
     qt_free(tok->prefix.data);
     qt_free(tok->suffix.data);
@@ -391,7 +417,7 @@ static int stop_if_enough(struct encode *e)
 static int encode_piece(void *ctx, const char *s, size_t size, struct qt_err *err)
 {
     struct encode *e = ctx;
-    int rc = qt_bpe_encode(&e->ids, &e->work, &e->tok->bpe, s, size, err);
+    int rc = qt_words_encode(&e->ids, &e->work, &e->tok->words, s, size, err);
     return rc < 0 ? rc : stop_if_enough(e);
 }
 

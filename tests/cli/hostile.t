@@ -394,8 +394,8 @@ $ sed 1d $BAD/tokenizer/regex.json >n/tokenizer.json && qtool eval n --data n/he
 ? 4
 2 regex '\(a': missing closing parenthesis
 $ sed 1d $BAD/tokenizer/unigram.json >n/tokenizer.json && qtool eval n --data n/hello.txt --windows 1
-? 4
-2 tokenizer model 'Unigram' is not supported \(only BPE\)
+? 3
+2 model.vocab is not an array
 $ rm -r n
 
 # ---- manifests

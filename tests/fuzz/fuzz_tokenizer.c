@@ -1,9 +1,11 @@
-/* tokenizer.json; the first line of the input is tokenizer_config.json. An accepted tokenizer
+/* tokenizer.json; the first line of the input is tokenizer_config.json, or "model" or "tekken": then
+ * the rest is tokenizer.model or tekken.json. An accepted tokenizer
  * encodes texts to ids of its vocabulary, twice to the same ids, or refuses them; ids decode to
  * UTF-8. */
 #include "calib/calib.h"
 #include "tests/fuzz/fuzz.h"
 
+#include <stdio.h>
 #include <string.h>
 
 void fuzz_init(void)
@@ -41,6 +43,13 @@ static void decode(const struct qt_detokenizer *back, size_t vocab)
     qt_free(text);
 }
 
+static void remove_file(const char *name)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", fuzz_dir(), name);
+    remove(path);
+}
+
 void fuzz_one(const uint8_t *data, size_t size)
 {
     static const char *const texts[] = {
@@ -55,14 +64,21 @@ void fuzz_one(const uint8_t *data, size_t size)
     struct qt_err err = {0};
     const uint8_t *line = size ? memchr(data, '\n', size) : NULL;
     size_t first = line ? (size_t)(line - data) : 0;
+    const bool model = first == 5 && memcmp(data, "model", 5) == 0;
+    const bool tekken = first == 6 && memcmp(data, "tekken", 6) == 0;
+    const char *name = model ? "tokenizer.model" : tekken ? "tekken.json" : "tokenizer.json";
+    const size_t skip = model ? first + 1 : first;
     fuzz_write("tokenizer_config.json", first ? data : (const uint8_t *)"{}", first ? first : 2);
-    fuzz_write("tokenizer.json", data + first, size - first);
-    if (!fuzz_accepted(qt_tokenizer_open(&tok, fuzz_dir(), &err), &err))
+    fuzz_write(name, data + skip, size - skip);
+    if (!fuzz_accepted(qt_tokenizer_open(&tok, fuzz_dir(), &err), &err)) {
+        remove_file(name);
         return;
+    }
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         encode(tok, texts[i], i % 2);
     if (fuzz_accepted(qt_detokenizer_open(&back, tok, fuzz_dir(), &err), &err))
         decode(back, qt_tokenizer_vocab(tok));
     qt_detokenizer_close(back);
     qt_tokenizer_close(tok);
+    remove_file(name);
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Ids of qtool's tokenizer against those of the `tokenizers` package.
 
-usage: tokenizer.py [PROGRAM]     PROGRAM: build/tests/tokenize (tests/oracle/tokenize.c)
+usage: tokenizer.py [PROGRAM [NAME...]]
+       PROGRAM: build/tests/tokenize (tests/oracle/tokenize.c); NAME: only these tokenizers, or "files"
 
 Tokenizers are trained here, on text made here (and ../shared/data where present), and changed into
 every kind that qtool reads; then two kinds of text are encoded by both: more than 1 MB at once, and
@@ -10,6 +11,7 @@ thousands of short strings put together from awkward characters. Every id must b
 Only characters of Unicode 3.2 and some blocks of emoji occur: the libraries involved know different
 later versions of Unicode. Exit status: 0 equal, 1 different, 77 skipped.
 """
+import base64
 import itertools
 import json
 import os
@@ -24,6 +26,17 @@ try:
 except ImportError:
     print("SKIP tests/oracle/tokenizer.py: the Python package `tokenizers` is missing")
     sys.exit(77)
+
+try:
+    import sentencepiece as spm
+except ImportError:
+    spm = None
+    print("note: without the Python package sentencepiece")
+try:
+    import tiktoken
+except ImportError:
+    tiktoken = None
+    print("note: without the Python package tiktoken")
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 SHARED = os.environ.get("QT_SHARED", os.path.join(ROOT, "..", "shared"))
@@ -302,10 +315,221 @@ def sentencepiece_cases(text):
                            pre_tokenizer=split_json(" ", "MergedWithPrevious", False, "String"))
 
 
+BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+UPPER, LOWER = (r"[%s\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]" % c for c in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
+KIMI = (r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?%s*%s+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?%s+%s*"
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        % (UPPER, LOWER, UPPER, LOWER))
+
+
+def train(model, trainer, pre, text, normalizer=None):
+    tok = Tokenizer(model)
+    tok.pre_tokenizer = pre
+    if normalizer:
+        tok.normalizer = normalizer
+    tok.train_from_iterator(text.split("\n"), trainer)
+    return json.loads(tok.to_str())
+
+
+def charsmap():
+    """The normalization tables of SentencePiece's nmt_nfkc, in base64."""
+    with tempfile.TemporaryDirectory() as tmp:
+        model = sentencepiece_model(tmp, ["the quick brown fox"] * 50, vocab_size=30)
+    return base64.b64encode(field(field(model, 3), 2)).decode()
+
+
+def varint(data, at):
+    value = shift = 0
+    while True:
+        value |= (data[at] & 127) << shift
+        shift, at = shift + 7, at + 1
+        if data[at - 1] < 128:
+            return value, at
+
+
+def field(data, number):
+    """The bytes of a field of a protocol buffer."""
+    at = 0
+    while at < len(data):
+        tag, at = varint(data, at)
+        if tag & 7 == 2:
+            size, at = varint(data, at)
+            if tag >> 3 == number:
+                return data[at:at + size]
+            at += size
+        elif tag & 7 == 0:
+            at = varint(data, at)[1]
+        else:
+            at += 4 if tag & 7 == 5 else 8
+    raise KeyError(number)
+
+
+def sentencepiece_model(directory, lines, **options):
+    path = os.path.join(directory, "trained")
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=path, minloglevel=2, hard_vocab_limit=False,
+        **options)
+    with open(path + ".model", "rb") as f:
+        return f.read()
+
+
+def other_cases(text):
+    flags = flag_tokens()
+    gpt2 = trained(pre_tokenizers.ByteLevel(add_prefix_space=False), text, 6000)
+    for name, pattern in (("bloom", BLOOM), ("kimi", KIMI), ("nested", r"[a-z[A-C0-9]&&[^m-p[xy]]]+"),
+                          ("negated", r"[^\s[a-f]&&[^0-9]]+")):
+        yield name, changed(gpt2, pre_tokenizer=sequence_json(split_json(pattern), bytes_json()))
+    clip = train(models.BPE(end_of_word_suffix="</w>", unk_token="<unk>"), trainers.BpeTrainer(
+        vocab_size=4000, show_progress=False, end_of_word_suffix="</w>", special_tokens=["<unk>"]),
+        pre_tokenizers.Whitespace(), text)
+    yield "clip", changed(clip, normalizer=norm("Lowercase"))
+    yield "clip-roberta", changed(clip, post_processor={
+        "type": "RobertaProcessing", "sep": ["</s>", 2], "cls": ["<s>", 3], "trim_offsets": True,
+        "add_prefix_space": False})
+    prefix = train(models.BPE(continuing_subword_prefix="##", unk_token="<unk>"), trainers.BpeTrainer(
+        vocab_size=3000, show_progress=False, continuing_subword_prefix="##",
+        special_tokens=["<unk>"]), pre_tokenizers.Whitespace(), text)
+    yield "bpe-prefix", prefix
+    bert = train(models.WordPiece(unk_token="[UNK]"), trainers.WordPieceTrainer(
+        vocab_size=5000, show_progress=False, special_tokens=["[UNK]", "[CLS]", "[SEP]"]),
+        pre_tokenizers.BertPreTokenizer(), text, normalizers.BertNormalizer())
+    yield "bert", changed(bert, post_processor={
+        "type": "BertProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]})
+    yield "bert-flags", with_added(bert, flags)
+    for key in ("clean_text", "handle_chinese_chars", "strip_accents", "lowercase"):
+        yield "bert-no-" + key, changed(bert, normalizer=dict(bert["normalizer"], **{key: False}))
+    yield "word-level", changed(bert, model={
+        "type": "WordLevel", "vocab": bert["model"]["vocab"], "unk_token": "[UNK]"})
+    unigram = train(models.Unigram(), trainers.UnigramTrainer(
+        vocab_size=4000, show_progress=False, unk_token="<unk>", special_tokens=["<unk>"]),
+        pre_tokenizers.Metaspace(), "".join(c for c in text if c < "\u0180" or c in CJK[::2]))
+    yield "unigram", unigram
+    yield "unigram-whole", changed(unigram, pre_tokenizer=None)
+    yield "unigram-old", changed(unigram, model={k: v for k, v in unigram["model"].items()
+                                                 if k not in ("type", "byte_fallback")})
+    some = unigram["model"]["vocab"] + [["<0x%02X>" % b, -9.0] for b in range(256)]
+    yield "unigram-bytes", changed(unigram, model_vocab=some, model_byte_fallback=True)
+    if spm:
+        table = norm("Precompiled", precompiled_charsmap=charsmap())
+        yield "unigram-charsmap", changed(unigram, normalizer=table)
+        yield "xlm-r", changed(unigram, normalizer={"type": "Sequence", "normalizers": [
+            table, norm("Replace", pattern={"Regex": " {2,}"}, content=" ")]},
+            pre_tokenizer=sequence_json({"type": "WhitespaceSplit"}, {
+                "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}))
+
+
+# ---- other files than tokenizer.json -------------------------------------------------------------
+
+def compare_ids(program, directory, name, texts, want, special=False):
+    path = os.path.join(directory, "text")
+    with open(path, "w", encoding="utf-8", newline="") as f:
+        f.write("\x1e".join(texts))
+    run = subprocess.run([program, directory, path] + ["special"] * special, capture_output=True,
+                         text=True)
+    got = parse(run.stdout)
+    bad = [i for i in range(len(texts)) if i >= len(got) or got[i] != want[i]]
+    if run.returncode or bad:
+        print("FAIL %s: %s %d of %d texts differ" % (name, run.stderr.strip(), len(bad), len(texts)))
+        for i in sorted(bad, key=lambda k: len(texts[k]))[:3]:
+            print("    ", ascii(texts[i][:60]), "want", want[i][:12],
+                  "got", got[i][:12] if i < len(got) else None)
+    return not bad and run.returncode == 0
+
+
+def compare_text(program, directory, name, ids, want):
+    path = os.path.join(directory, "ids")
+    with open(path, "w", encoding="utf-8") as f:
+        f.write("".join("".join("%d\n" % i for i in one) + "\n" for one in ids))
+    run = subprocess.run([program, directory, path, "decode"], capture_output=True)
+    got = run.stdout.decode("utf-8", "surrogateescape").split("\x1e")[:-1]
+    bad = [i for i in range(len(ids)) if i >= len(got) or got[i] != want[i]]
+    for i in bad[:3]:
+        print("FAIL decoding %s:" % name, ids[i][:12], ascii(want[i]),
+              ascii(got[i]) if i < len(got) else None)
+    return not bad
+
+
+def sentencepiece_files(program, texts, text):
+    """tokenizer.model against the sentencepiece package."""
+    failed = count = 0
+    some = "".join(c for c in text[:400000] if c < "\u0180" or c in CJK[::2])
+    lines = [line[:400] for line in some.split("\n") if line.strip()][:2500]
+    for name, options in (("unigram", {}), ("bpe", dict(model_type="bpe")),
+                          ("llama", dict(model_type="bpe", byte_fallback=True, split_digits=True,
+                                         normalization_rule_name="identity",
+                                         remove_extra_whitespaces=False)),
+                          ("unigram-bytes", dict(byte_fallback=True, add_dummy_prefix=False))):
+        with tempfile.TemporaryDirectory() as directory:
+            model = sentencepiece_model(directory, lines, vocab_size=2000, character_coverage=0.9995,
+                                        **options)
+            with open(os.path.join(directory, "tokenizer.model"), "wb") as f:
+                f.write(model)
+            sp = spm.SentencePieceProcessor(model_proto=model)
+            clean = [t for t in texts if not any(c in t for c in ("<s>", "</s>", "<unk>"))]
+            want = [sp.encode(t) for t in clean]
+            failed += not compare_ids(program, directory, "sentencepiece " + name, clean, want)
+            few = [w for w in want if 0 < len(w) < 100]
+            few = [w for w in few if sp.unk_id() not in w and "\x1e" not in sp.decode(w)]
+            failed += not compare_text(program, directory, "sentencepiece " + name, few,
+                                       [sp.decode(w) for w in few])
+            count += 2
+    return failed, count
+
+
+def tiktoken_files(program, texts, text):
+    """tiktoken.model and tekken.json against the tiktoken package."""
+    tok = trained(pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(LLAMA3), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]), text, 8000)
+    chars = {c: b for b, c in enumerate(byte_chars())}
+    tokens = sorted((t for t in tok["model"]["vocab"] if t != "<unk>"),
+                    key=lambda t: (len(t) > 1, tok["model"]["vocab"][t]))
+    tokens = [bytes(chars[c] for c in t) for t in tokens]
+    ranks = {t: i for i, t in enumerate(tokens)}
+    failed = 0
+    with tempfile.TemporaryDirectory() as directory:
+        for name, pattern, config in (
+                ("llama3", LLAMA3, None),
+                ("kimi", KIMI, {"tokenizer_class": "TikTokenTokenizer", "added_tokens_decoder": {
+                    str(len(tokens) + 3): {"content": "[BOS]", "special": True}}})):
+            with open(os.path.join(directory, "tiktoken.model"), "wb") as f:
+                for t in tokens:
+                    f.write(base64.b64encode(t) + b" %d\n" % ranks[t])
+            with open(os.path.join(directory, "tokenizer_config.json"), "w") as f:
+                json.dump(config or {}, f)
+            reference = tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=ranks,
+                                          special_tokens={})
+            want = [reference.encode_ordinary(t) for t in texts]
+            failed += not compare_ids(program, directory, "tiktoken " + name, texts, want)
+            failed += not compare_text(program, directory, "tiktoken " + name, want[-900:], [
+                reference.decode(w) for w in want[-900:]])
+        os.remove(os.path.join(directory, "tiktoken.model"))
+        with open(os.path.join(directory, "tekken.json"), "w") as f:
+            json.dump({"config": {"pattern": O200K, "default_vocab_size": len(tokens) + 20,
+                                  "default_num_special_tokens": 30},
+                       "special_tokens": [{"rank": i, "token_str": s, "is_control": True} for i, s in
+                                          enumerate(("<unk>", "<s>", "</s>", "[INST]"))],
+                       "vocab": [{"rank": i, "token_bytes": base64.b64encode(t).decode()}
+                                 for i, t in enumerate(tokens)]}, f)
+        ranks = {t: i for t, i in ranks.items() if i < len(tokens) - 10}
+        reference = tiktoken.Encoding("x", pat_str=O200K, mergeable_ranks=ranks, special_tokens={})
+        clean = [t for t in texts if not any(s in t for s in ("<s>", "</s>", "<unk>", "[INST]"))]
+        want = [[1] + [30 + i for i in reference.encode_ordinary(t)] for t in clean]
+        failed += not compare_ids(program, directory, "tekken", clean, want, special=True)
+    return failed, 5
+
+
+def byte_chars():
+    """GPT-2's characters for the bytes 0 to 255."""
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = iter(range(256, 512))
+    return [chr(b) if b in kept else chr(next(rest)) for b in range(256)]
+
+
 # These encode the whole text, the others its beginning: the package is not fast.
 WHOLE = ("gpt2", "gpt2-flags", "llama3", "llama3-flags", "qwen2", "qwen2-flags", "deepseek", "NFKC",
          "llama2", "llama2-flags", "llama2-some-bytes", "metaspace-always-1",
-         "metaspace-first-0-flags")
+         "metaspace-first-0-flags", "kimi", "clip", "bert", "unigram", "xlm-r", "unigram-bytes")
 
 
 # ---- comparing -----------------------------------------------------------------------------------
@@ -366,6 +590,16 @@ def decoders(text):
     yield "llama2", changed(llama2, decoder=SENTENCEPIECE)
     yield "gemma", changed(llama2, decoder={"type": "Sequence",
                                             "decoders": SENTENCEPIECE["decoders"][:3]})
+    bert = train(models.WordPiece(unk_token="[UNK]"), trainers.WordPieceTrainer(
+        vocab_size=2000, show_progress=False, special_tokens=["[UNK]"]),
+        pre_tokenizers.BertPreTokenizer(), text[:100000], normalizers.BertNormalizer())
+    yield "WordPiece", changed(bert, decoder={"type": "WordPiece", "prefix": "##", "cleanup": True})
+    yield "WordPiece without clean-up", changed(
+        bert, decoder={"type": "WordPiece", "prefix": "##", "cleanup": False})
+    clip = train(models.BPE(end_of_word_suffix="</w>", unk_token="<unk>"), trainers.BpeTrainer(
+        vocab_size=2000, show_progress=False, end_of_word_suffix="</w>", special_tokens=["<unk>"]),
+        pre_tokenizers.Whitespace(), text[:100000])
+    yield "BPEDecoder", changed(clip, decoder={"type": "BPEDecoder", "suffix": "</w>"})
     for start, stop in ((2, 0), (0, 1)):  # the package fails if both cut the same character
         yield "strip %d %d" % (start, stop), changed(llama2, decoder={
             "type": "Sequence", "decoders": [{"type": "Strip", "content": "e", "start": start,
@@ -401,6 +635,7 @@ def compare_decoder(program, directory, name, tokenizer, texts):
 
 
 def main():
+    only = set(sys.argv[2:])
     program = sys.argv[1] if len(sys.argv) > 1 else os.path.join(ROOT, "build", "tests", "tokenize")
     everything = unicode32()
     text = mixed_text(everything)
@@ -408,7 +643,10 @@ def main():
     failed = count = 0
     with tempfile.TemporaryDirectory() as directory:
         for number, (name, tokenizer) in enumerate(itertools.chain(byte_level_cases(text),
-                                                                   sentencepiece_cases(text))):
+                                                                   sentencepiece_cases(text),
+                                                                   other_cases(text))):
+            if only and name not in only:
+                continue
             added = extra if tokenizer["added_tokens"] else None
             whole = [text if name in WHOLE else text[:60000]]
             ok = compare(program, directory, name, tokenizer,
@@ -416,9 +654,15 @@ def main():
             failed += not ok
             count += 1
         for name, tokenizer in decoders(text):
+            if only and "decoders" not in only:
+                continue
             texts = [t.replace("\x1e", "") for t in short_texts(everything, None, 1)]
             failed += not compare_decoder(program, directory, "decoder " + name, tokenizer, texts)
             count += 1
+    for package, files in ((spm, sentencepiece_files), (tiktoken, tiktoken_files)):
+        if package and (not only or "files" in only):
+            bad, more = files(program, [text[:300000]] + short_texts(everything, None, 7), text)
+            failed, count = failed + bad, count + more
     print("%s: %d tokenizers, %d bytes at once, %d with differences" % (
         "FAIL" if failed else "ok", count, len(text.encode()), failed))
     return 1 if failed else 0

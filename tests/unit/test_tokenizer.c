@@ -102,7 +102,40 @@ static const struct {
     {"merge across the mark",
      PLAIN("'vocab':{'a':0,'" MARK "':1,'a" MARK "':2},'merges':['a " MARK "']"), "a" MARK, "2",
      false},
+    {"suffix",
+     PLAIN("'end_of_word_suffix':'</w>','vocab':{'a':0,'b</w>':1,'ab</w>':2},'merges':["
+           "['a','b</w>']]"),
+     "aab", "0 2", false},
+    {"prefix",
+     PLAIN("'continuing_subword_prefix':'#','vocab':{'a':0,'#a':1,'#b':2,'#ab':3},"
+           "'merges':[['#a','#b']]"),
+     "aab", "0 3", false},
+    {"WordLevel", PLAIN("'type':'WordLevel','unk_token':'u','vocab':{'u':0,'ab':1}"), "ab", "1",
+     false},
+    {"WordLevel unknown", PLAIN("'type':'WordLevel','unk_token':'u','vocab':{'u':0,'ab':1}"), "abc",
+     "0", false},
+    {"WordPiece", PLAIN("'type':'WordPiece','vocab':{'[UNK]':0,'a':1,'ab':2,'##b':3,'##bc':4}"),
+     "abbc", "2 4", false},
+    {"WordPiece unknown", PLAIN("'type':'WordPiece','vocab':{'[UNK]':0,'a':1,'##b':3}"), "abc", "0",
+     false},
+    {"WordPiece too long",
+     PLAIN("'type':'WordPiece','max_input_chars_per_word':2,'vocab':{'[UNK]':0,'a':1,'##b':3}"),
+     "abb", "0", false},
+    {"WordPiece without unk", PLAIN("'type':'WordPiece','vocab':{'a':1}"), "b", "unk_token", false},
+    {"Unigram", PLAIN("'unk_id':0,'vocab':[['u',0],['a',-1],['b',-1],['ab',-1.5],['ba',-4]]"),
+     "abab", "3 3", false},
+    {"Unigram unknown", PLAIN("'unk_id':0,'vocab':[['u',0],['a',-1]]"), "xyaz", "0 1 0", false},
+    {"Unigram without unk", PLAIN("'vocab':[['a',-1]]"), "ax", "unk_id is missing", false},
+    {"Unigram bytes",
+     PLAIN("'unk_id':0,'byte_fallback':true,'vocab':[['u',0],['a',-1],['<0xC3>',0],['<0xA9>',0]]"),
+     "a\xc3\xa9x", "1 0", false},
+    {"unknown run of Unigram is a token", PLAIN("'unk_id':0,'vocab':[['u',0],['xy',-99]]"), "xy",
+     "1", false},
     /* normalizers */
+    {"BertNormalizer",
+     NORMALIZED("{'type':'BertNormalizer','clean_text':true,'handle_chinese_chars':true,"
+                "'strip_accents':null,'lowercase':true}"),
+     "A\xcc\x81\x01\tB\xe4\xb8\x80", "0 6 1 6 6", false},
     {"NFC", NORMALIZED("{'type':'NFC'}"), "ae\xcc\x81", "0 13", false},
     {"NFC of marks alone", NORMALIZED("{'type':'NFC'}"), "\xcc\x81\xcc\xa3", "", false},
     {"NFD", NORMALIZED("{'type':'NFD'}"), "\xc3\xa9", "4", false},
@@ -382,8 +415,9 @@ static void test_patterns_refused(void **state)
         {"\\R", "escape"},
         {"\\", "escape"},
         {"[[:alpha:]]", "POSIX"},
-        {"[a[b]]", "nested"},
-        {"[a&&b]", "nested"},
+        {"[a[[:alpha:]]]", "POSIX"},
+        {"[a&&]", "empty set"},
+        {"[[a]", "unterminated"},
         {"[]a]", "empty set"},
         {"[a", "unterminated"},
         {"[\\W]", "\\W in a set"},
@@ -554,8 +588,15 @@ static const struct {
     {"bad UTF-8", "{'a':'\xff'}", "unable to decode", QT_E_INPUT},
     {"no model", "{}", "no 'model' object", QT_E_INPUT},
     {"model of wrong type", "{'model':3}", "no 'model' object", QT_E_INPUT},
-    {"Unigram", PLAIN("'type':'Unigram'"), "tokenizer model 'Unigram'", QT_E_UNSUPPORTED},
-    {"WordPiece", PLAIN("'type':'WordPiece'"), "tokenizer model 'WordPiece'", QT_E_UNSUPPORTED},
+    {"unknown model", PLAIN("'type':'Xyz'"), "tokenizer model 'Xyz'", QT_E_UNSUPPORTED},
+    {"Unigram without vocab", PLAIN("'type':'Unigram'"), "model.vocab", QT_E_INPUT},
+    {"Unigram object", PLAIN("'type':'Unigram'," V), "model.vocab", QT_E_INPUT},
+    {"Unigram entry", PLAIN("'vocab':[['a',1],['b']]"), "entry 1", QT_E_INPUT},
+    {"Unigram score", PLAIN("'vocab':[['a','b']]"), "entry 0", QT_E_INPUT},
+    {"Unigram unk_id", PLAIN("'vocab':[['a',1]],'unk_id':1"), "unk_id", QT_E_INPUT},
+    {"WordPiece without vocab", PLAIN("'type':'WordPiece'"), "model.vocab", QT_E_INPUT},
+    {"WordPiece length", PLAIN("'type':'WordPiece'," V ",'max_input_chars_per_word':-1"),
+     "max_input_chars_per_word", QT_E_INPUT},
     {"no vocab", PLAIN("'merges':[]"), "model.vocab", QT_E_INPUT},
     {"empty vocab", PLAIN("'vocab':{},'merges':[]"), "model.vocab", QT_E_INPUT},
     {"vocab array", PLAIN("'vocab':[],'merges':[]"), "model.vocab", QT_E_INPUT},
@@ -566,7 +607,7 @@ static const struct {
     {"string id", PLAIN("'vocab':{'a':'1'},'merges':[]"), "'a'", QT_E_INPUT},
     {"duplicate id", PLAIN("'vocab':{'a':1,'b':1},'merges':[]"), "taken", QT_E_INPUT},
     {"duplicate token", PLAIN("'vocab':{'a':1,'a':2},'merges':[]"), "duplicate", QT_E_INPUT},
-    {"no merges", PLAIN(V), "model.merges", QT_E_INPUT},
+    {"no merges", PLAIN("'type':'BPE'," V), "model.merges", QT_E_INPUT},
     {"merges object", PLAIN(V ",'merges':{}"), "model.merges", QT_E_INPUT},
     {"merge number", PLAIN(V ",'merges':[3]"), "merge 0 is not a pair", QT_E_INPUT},
     {"merge of one", PLAIN(V ",'merges':['a']"), "merge 0 is not a pair", QT_E_INPUT},
@@ -577,18 +618,24 @@ static const struct {
     {"merge into unknown", PLAIN(V ",'merges':['a b']"), "'ab'", QT_E_INPUT},
     {"dropout", PLAIN(V ",'merges':[],'dropout':0.1"), "dropout", QT_E_UNSUPPORTED},
     {"dropout string", PLAIN(V ",'merges':[],'dropout':'x'"), "dropout", QT_E_INPUT},
-    {"suffix", PLAIN(V ",'merges':[],'end_of_word_suffix':'</w>'"), "</w>", QT_E_UNSUPPORTED},
+    {"suffix", PLAIN(V ",'merges':[],'end_of_word_suffix':1"), "end_of_word_suffix", QT_E_INPUT},
     {"flag of wrong type", PLAIN(V ",'merges':[],'fuse_unk':1"), "fuse_unk", QT_E_INPUT},
     {"unk_token number", PLAIN(V ",'merges':[],'unk_token':1"), "unk_token", QT_E_INPUT},
-    {"normalizer", NORMALIZED("{'type':'Precompiled'}"), "normalizer 'Precompiled'",
-     QT_E_UNSUPPORTED},
+    {"normalizer", NORMALIZED("{'type':'Nmt'}"), "normalizer 'Nmt'", QT_E_UNSUPPORTED},
+    {"no charsmap", NORMALIZED("{'type':'Precompiled'}"), "precompiled_charsmap", QT_E_INPUT},
+    {"charsmap not base64", NORMALIZED("{'type':'Precompiled','precompiled_charsmap':'?'}"),
+     "not base64", QT_E_INPUT},
+    {"charsmap too short", NORMALIZED("{'type':'Precompiled','precompiled_charsmap':'AAA='}"),
+     "damaged", QT_E_INPUT},
+    {"charsmap trie too long",
+     NORMALIZED("{'type':'Precompiled','precompiled_charsmap':'////fwA='}"), "damaged", QT_E_INPUT},
     {"normalizer number", NORMALIZED("3"), "normalizer is not an object", QT_E_INPUT},
     {"normalizer without type", NORMALIZED("{}"), "type", QT_E_INPUT},
     {"normalizers missing", NORMALIZED("{'type':'Sequence'}"), "normalizers", QT_E_INPUT},
     {"prepend missing", NORMALIZED("{'type':'Prepend'}"), "prepend", QT_E_INPUT},
     {"replace without pattern", NORMALIZED("{'type':'Replace','content':''}"), "pattern",
      QT_E_INPUT},
-    {"pre-tokenizer", SPLIT("{'type':'BertPreTokenizer'}"), "pre-tokenizer 'BertPreTokenizer'",
+    {"pre-tokenizer", SPLIT("{'type':'CharDelimiterSplit'}"), "pre-tokenizer 'CharDelimiterSplit'",
      QT_E_UNSUPPORTED},
     {"nested pre-tokenizer", SPLIT("{'type':'Sequence','pretokenizers':[{'type':'Xyz'}]}"),
      "pre-tokenizer 'Xyz'", QT_E_UNSUPPORTED},
@@ -602,8 +649,16 @@ static const struct {
      "contradicts", QT_E_INPUT},
     {"Metaspace scheme", SPLIT("{'type':'Metaspace','replacement':'_','prepend_scheme':'no'}"),
      "'no'", QT_E_UNSUPPORTED},
-    {"post-processor", TOKENIZER("", "null", "null", "{'type':'BertProcessing'}", ASCII),
-     "post-processor 'BertProcessing'", QT_E_UNSUPPORTED},
+    {"post-processor", TOKENIZER("", "null", "null", "{'type':'Xyz'}", ASCII),
+     "post-processor 'Xyz'", QT_E_UNSUPPORTED},
+    {"post-processor without tokens",
+     TOKENIZER("", "null", "null", "{'type':'BertProcessing'}", ASCII), "'cls'", QT_E_INPUT},
+    {"post-processor id",
+     TOKENIZER("", "null", "null",
+               "{'type':'RobertaProcessing','cls':['a',0],'sep':"
+               "['b',16]}",
+               ASCII),
+     "'sep'", QT_E_INPUT},
     {"template without $A",
      TOKENIZER("", "null", "null",
                "{'type':'TemplateProcessing','single':"
@@ -667,6 +722,134 @@ static void test_hostile(void **state)
         assert_null(tok);
     }
     fixture_remove(dir);
+}
+
+/* ---- other files ---------------------------------------------------------------------------- */
+
+static const char *encoded_file(const char *name, const char *data, size_t size, const char *text,
+                                bool special)
+{
+    static char out[4096];
+    char *dir = fixture_dir();
+    struct qt_tokenizer *tok;
+    struct qt_detokenizer *back;
+    struct qt_err err = {0};
+    char *copy = malloc(size + 1);
+    assert_non_null(copy);
+    memcpy(copy, data, size);
+    for (size_t i = 0; strstr(name, "json") && i < size; i++)
+        copy[i] = copy[i] == '\'' ? '"' : copy[i];
+    fixture_write(dir, name, copy, size);
+    if (qt_tokenizer_open(&tok, dir, &err) < 0) {
+        qt_err_format(out, sizeof out, &err);
+    } else {
+        snprintf(out, sizeof out, "%s", encoded(tok, text, strlen(text), special));
+        expect_ok("detokenizer", qt_detokenizer_open(&back, tok, dir, &err), &err);
+        qt_detokenizer_close(back);
+        qt_tokenizer_close(tok);
+    }
+    free(copy);
+    fixture_remove(dir);
+    return out;
+}
+
+#define TEKKEN(config, vocab)                                                                      \
+    "{'config':{'pattern':'[a-z]+|.'," config "},'special_tokens':[{'rank':1,'token_str':'<s>'}]," \
+    "'vocab':[" vocab "]}"
+#define SIZES "'default_num_special_tokens':3,'default_vocab_size':6"
+#define ABC                                                                                        \
+    "{'rank':0,'token_bytes':'YQ=='},{'rank':1,'token_bytes':'Yg=='},"                             \
+    "{'rank':2,'token_bytes':'YWI='}"
+
+static void test_ranks(void **state)
+{
+    static const struct {
+        const char *name, *data, *result;
+    } rows[] = {
+        {"tekken.json", TEKKEN(SIZES, ABC), "1 5 3"},
+        {"tekken.json", TEKKEN("'default_vocab_size':6", ABC), "default_num_special_tokens"},
+        {"tekken.json", TEKKEN("'default_num_special_tokens':6,'default_vocab_size':6", ABC),
+         "not possible"},
+        {"tekken.json", TEKKEN("'default_num_special_tokens':1,'default_vocab_size':6", ABC),
+         "fewer than 5 tokens"},
+        {"tekken.json", TEKKEN(SIZES, ABC ",{'rank':2,'token_bytes':'?'}"), "1 5 3"},
+        {"tekken.json", TEKKEN(SIZES, "{'rank':0,'token_bytes':'?'},1,2"), "not base64"},
+        {"tekken.json", TEKKEN(SIZES, "{'rank':1,'token_bytes':'YQ=='},1,2"), "another rank"},
+        {"tekken.json", "{'config':3}", "no \"config\" object"},
+        {"tekken.json", "[]", "no \"config\" object"},
+        {"tokenizer.model", "YQ== 0\nYg== 1\nYWI= 2\n", "3 2 0"},
+        {"tiktoken.model", "YQ== 0\r\nYg== 1\r\nYWI= 2", "3 2 0"},
+        {"tokenizer.model", "YQ== 0\nYQ== 1\n", "appears twice"},
+        {"tokenizer.model", "YQ== 0\nYg== x\n", "line 'Yg== x' is not a token"},
+        {"tokenizer.model", "YQ== 99999999999\n", "no valid rank"},
+        {"tokenizer.model", "YQ==\n", "line 'YQ==' is not a token"},
+        {"tokenizer.model", "?? 0\n", "not base64"},
+        {"tokenizer.model", "", "no tokens"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const char *got =
+            encoded_file(rows[i].name, rows[i].data, strlen(rows[i].data), "aba", true);
+        if (!strstr(got, rows[i].result))
+            fail_msg("%s %s: %s", rows[i].name, rows[i].data, got);
+    }
+}
+
+/* A piece of less than 100 bytes with a score that is -n / 2 and a type. */
+static size_t add_piece(char *out, const char *text, int n, int type)
+{
+    const float score = -(float)n / 2;
+    const size_t size = strlen(text);
+    char *p = out;
+    *p++ = 0x0a;
+    *p++ = (char)(size + 9);
+    *p++ = 0x0a;
+    *p++ = (char)size;
+    memcpy(p, text, size);
+    p += size;
+    *p++ = 0x15;
+    memcpy(p, &score, 4);
+    p += 4;
+    *p++ = 0x18;
+    *p++ = (char)type;
+    return (size_t)(p - out);
+}
+
+static void test_sentencepiece(void **state)
+{
+    static const struct {
+        const char *more; /* fields behind the pieces */
+        size_t size;
+        const char *text, *ids;
+    } rows[] = {
+        {"", 0, " ab  ab", "3 3"},                /* Unigram, prefix, spaces collapse */
+        {"\x12\x02\x18\x02", 4, "ab a", "3 6"}, /* BPE */
+        {"\x1a\x02\x18\x00", 4, "ab", "4 5"},     /* no prefix */
+        {"\x1a\x02\x20\x00", 4, " ab", "2 3"},    /* spaces stay */
+        {"\x12\x02\x18\x03", 4, "ab", "words or characters"},
+        {"\x12\x03\xc0\x01\x01", 5, "ab", "spaces at the end"},
+        {"\x1a\x02\x28\x00", 4, "ab", "not escaped"},
+        {"\x1a\x09\x18", 3, "ab", "damaged"},
+        {"\x0b", 1, "ab", "damaged"},
+        {"\x0a\x03\x0a\x01\xff", 5, "ab", "not UTF-8"},
+        {"\x1a\x03\x12\x01\x00", 5, "ab", "precompiled_charsmap is damaged"},
+    };
+    char data[512];
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        size_t size = add_piece(data, "<unk>", 0, 2);
+        size += add_piece(data + size, "<s>", 0, 3);
+        size += add_piece(data + size, MARK, 5, 1);
+        size += add_piece(data + size, MARK "ab", 6, 1);
+        size += add_piece(data + size, "a", 7, 1);
+        size += add_piece(data + size, "b", 8, 1);
+        size += add_piece(data + size, MARK "a", 20, 1);
+        memcpy(data + size, rows[i].more, rows[i].size);
+        const char *got =
+            encoded_file("tokenizer.model", data, size + rows[i].size, rows[i].text, false);
+        if (!strstr(got, rows[i].ids))
+            fail_msg("row %zu: %s", i, got);
+    }
 }
 
 static void test_missing_file(void **state)
@@ -776,7 +959,9 @@ static void test_parts(void **state)
     assert_non_null(word);
     expect_ok("json", qt_json_load(&root, "examples/nano-llama/tokenizer.json", 1 << 24, &err),
               &err);
-    expect_ok("bpe", qt_bpe_load(&bpe, json_object_get(root, "model"), "f", &err), &err);
+    expect_ok("bpe",
+              qt_bpe_load(&bpe, json_object_get(root, "model"), &(struct qt_ids){0}, "f", &err),
+              &err);
     for (size_t a = 0; a < sizeof alphabets / sizeof *alphabets; a++) {
         const char *letters = alphabets[a];
         const size_t count = strlen(letters);
@@ -936,6 +1121,8 @@ int main(void)
         cmocka_unit_test(test_byte_level),
         cmocka_unit_test(test_add_bos),
         cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_sentencepiece),
         cmocka_unit_test(test_missing_file),
         cmocka_unit_test(test_invalid_text),
         cmocka_unit_test(test_expansion),
