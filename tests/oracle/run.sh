@@ -3,7 +3,8 @@
 #
 #   usage: tests/oracle/run.sh BUILD NAME...      PYTHON: the interpreter, default python3
 #
-#   tokenizer   ids of many kinds of tokenizers, by `tokenizers`
+#   tokenizer   ids of many kinds of tokenizers, by `tokenizers`, `sentencepiece` and `tiktoken`
+#   families    the model types of transformers, and which of them qtool runs
 #   chat        what Jinja2 makes of chat templates, made again; needs jinja2
 #   pack        the golden bytes of packed matrices, made again; needs numpy
 #   sources     quantized checkpoints, dequantized by the packages that write them (3 GB)
@@ -53,7 +54,7 @@ provide_cuobjdump() {
 check() {
     case $1 in
     tokenizer)
-        provide tokenizers || return 77
+        provide tokenizers sentencepiece tiktoken || return 77
         "$python" tests/oracle/tokenizer.py "$build/tests/tokenize"
         ;;
     pack)
@@ -72,6 +73,10 @@ check() {
         provide jinja2 || return 77
         "$python" tests/oracle/make_chat_golden.py "$build/chat.json" &&
             diff "$build/chat.json" tests/golden/chat.json
+        ;;
+    families)
+        provide transformers || return 77
+        "$python" tests/oracle/families.py "$build/qtool"
         ;;
     model)
         provide numpy tokenizers safetensors transformers torch || return 77
