@@ -245,6 +245,9 @@ struct qt_backend {
     /* h[k][k] += x^T x for x[m][k], lower triangle only: FP32 products, FP64 accumulation in h. */
     int (*gram)(struct qt_backend *be, double *h, const float *x, size_t m, size_t k,
                 struct qt_err *err);
+    /* y += x in FP64, to add up what gram gives */
+    int (*add_f64)(struct qt_backend *be, double *y, const double *x, size_t count,
+                   struct qt_err *err);
     /* Adds the tokens of x[m][k], in order, to the statistics *c, whose arrays are backend
      * memory. */
     int (*channels)(struct qt_backend *be, const struct qt_channels *c, const float *x, size_t m,

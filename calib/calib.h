@@ -4,6 +4,7 @@
  *   data.c        calibration and evaluation texts -> ids -> windows (stream.c, records.c, chat.c)
  *   calibrate.c   statistics of the linears' inputs -> a calibration file (.qcal)
  *   merge.c       adds calibration files
+ *   sums.c        sums over windows, by any number of ranks
  */
 #ifndef QT_CALIB_H
 #define QT_CALIB_H
@@ -59,6 +60,35 @@ const char *qt_data_name(const char *path);
  */
 int qt_data_windows(uint32_t **out, const struct qt_data *data, size_t samples, size_t seqlen,
                     uint64_t seed, struct qt_err *err);
+
+/* ---- sums over windows ---------------------------------------------------------------------- */
+
+/*
+ * The windows of a run are at most QT_SUM_BLOCKS blocks, one after the other. Every block is added up
+ * by itself, and the blocks are added in the order of a fixed tree: sums do not depend on the number
+ * of ranks. A rank works on the windows of its blocks only.
+ */
+enum { QT_SUM_BLOCKS = 8, QT_SUM_ARRAYS = 8 };
+struct qt_sum {
+    void *data;   /* backend, zeros; receives the sum, in every rank */
+    size_t count; /* elements */
+    size_t lower; /* k: [k][k], of which only the lower triangle is added; 0: all elements are */
+    bool f64;     /* double, else float; a triangle is double */
+};
+struct qt_sums {
+    struct qt_backend *be;
+    struct qt_comm *comm;
+    size_t blocks;
+    size_t count; /* arrays */
+    struct qt_sum sum[QT_SUM_ARRAYS];
+    /* Adds a block of this rank to arrays like those of sum, which are given. */
+    int (*block)(void *ctx, size_t block, void *const *into, struct qt_err *err);
+    void *ctx;
+};
+/* The blocks [*first, result) of this rank. */
+size_t qt_sums_blocks(size_t *first, size_t blocks, const struct qt_comm *comm);
+/* All ranks call it. It takes memory for up to 3 more copies of the arrays. */
+int qt_sums_run(const struct qt_sums *s, struct qt_err *err);
 
 /* ---- calibration files ---------------------------------------------------------------------- */
 

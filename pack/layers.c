@@ -383,7 +383,7 @@ static int quantize_others(struct qt_run *run, const bool *is_linear, struct qt_
 }
 
 /* Loads the plan of an interrupted run, or makes a new one. */
-static int plan_activations(struct qt_run *run, const struct qt_model *model,
+static int make_activations(struct qt_run *run, const struct qt_model *model,
                             const struct qt_weights *source, struct qt_err *err)
 {
     bool found;
@@ -396,6 +396,18 @@ static int plan_activations(struct qt_run *run, const struct qt_model *model,
         return qt_fail(err, rc, run->opt->out_dir, NULL,
                        "interrupted while the precision of activations was being chosen");
     return rc == QT_OK && run->acts.act ? qt_act_plan_save(&run->acts, run->writer, err) : rc;
+}
+
+/* Rank 0 makes the plan; the others then find it beside the journal. */
+static int plan_activations(struct qt_run *run, const struct qt_model *model,
+                            const struct qt_weights *source, struct qt_err *err)
+{
+    struct qt_comm *comm = run->opt->comm;
+    const bool waits = qt_comm_rank(comm) > 0;
+    int rc = waits ? qt_comm_meet(comm, QT_OK, err) : QT_OK;
+    if (rc == QT_OK)
+        rc = make_activations(run, model, source, err);
+    return waits ? rc : qt_comm_meet(comm, rc, err);
 }
 
 /* A Hessian of too few tokens overfits them. KL divergence of a tiny Llama, nf4, with 1, 2, 4 and 8
@@ -451,13 +463,19 @@ static int run_data(struct qt_run *run, struct qt_err *err)
     QT_TRY(qt_model_open(&model, &source, err));
     QT_TRY(find_linears(&is_linear, run, model, err));
     QT_TRY(check_strict(run, is_linear, err));
+    if (qt_model_info(model)->experts && qt_comm_size(run->opt->comm) > 1) {
+        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                     "calibration of a mixture of experts on data cannot be shared by several "
+                     "ranks: start it without mpirun");
+        goto done;
+    }
     warn_of_small_data(run, is_linear, tokens);
     QT_TRY(plan_activations(run, model, &source, err));
     if (is_finished(run, is_linear))
         goto done;
     QT_TRY(quantize_others(run, is_linear, err));
     current = qt_run_weights(run);
-    QT_TRY(qt_sequential_open(&seq, &source, &current, run->opt->calibration, err));
+    QT_TRY(qt_sequential_open(&seq, &source, &current, run->opt->calibration, run->opt->comm, err));
     for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++) {
         qt_log_layer(run->opt->log, layer, qt_model_info(model)->layers, (double)tokens);
         QT_TRY(run_layer(run, model, seq, layer, &undersampled, err));

@@ -67,7 +67,14 @@ static uint64_t solving_bytes(const struct phases *p, const struct qt_plan *plan
     const uint64_t chunk =
         qt_min_size(p->tokens, qt_max_size(CHUNK_TOKENS, p->opt->seqlen)) * (k + p->info->hidden);
     const uint64_t cross = p->opt->file ? 0 : 4 * (square + hidden);
-    const uint64_t observed = p->opt->file ? 0 : square * (8 + 8) + 2 * cross + 4 * chunk;
+    /* Sums of blocks of windows wait for others: as many as the tree is deep. */
+    uint64_t depth = 0;
+    while (depth < 3 && p->tokens > CHUNK_TOKENS << depth)
+        depth++;
+    const uint64_t observed =
+        p->opt->file ? 0
+                     : square * 8 + cross +
+                           max_u64(square * 8 + cross, depth * (square * 8 + cross)) + 4 * chunk;
     const uint64_t kept = square * 8 + cross + (acts ? square * 8 + cross : 0);
     const uint64_t factoring = kept + square * (4 + 4 + 8);
     const uint64_t solving = kept + square * (4 + 4) + cross + rounding_bytes(plan, n, k);

@@ -9,7 +9,10 @@ struct qt_sequential {
     struct qt_backend *be;
     struct qt_weights source;
     struct qt_model *model;
-    size_t tokens, width, layer;
+    struct qt_comm *comm;
+    size_t blocks, first_block; /* of all windows; the first of this rank */
+    size_t all_tokens, tokens;  /* of all windows; of those of this rank */
+    size_t width, layer;
     float *hidden;       /* backend, [tokens][width] */
     float *reference;    /* same, in the reference model */
     bool reference_done; /* reference is already behind the current sublayer */
@@ -46,19 +49,36 @@ static size_t chunk_tokens(const struct qt_sequential *s)
 {
     const size_t tokens = s->be->host ? CHUNK_TOKENS : CHUNK_TOKENS_APART;
     const size_t windows = tokens / s->data->seqlen;
-    return qt_min_size((windows ? windows : 1) * s->data->seqlen, s->tokens);
+    return qt_min_size((windows ? windows : 1) * s->data->seqlen, s->all_tokens);
+}
+
+/* The first token of a block, which consists of whole chunks. */
+static size_t block_start(const struct qt_sequential *s, size_t block)
+{
+    const size_t step = chunk_tokens(s);
+    return qt_min_size(block * qt_ceil_div(s->all_tokens, step) / s->blocks * step, s->all_tokens);
+}
+
+static void choose_tokens(struct qt_sequential *s)
+{
+    s->all_tokens = s->data->samples * s->data->seqlen;
+    s->blocks = qt_min_size(QT_SUM_BLOCKS, qt_ceil_div(s->all_tokens, chunk_tokens(s)));
+    const size_t end = qt_sums_blocks(&s->first_block, s->blocks, s->comm);
+    s->tokens = block_start(s, end) - block_start(s, s->first_block);
 }
 
 static int embed(float *hidden, const struct qt_sequential *s, const struct qt_weights *weights,
                  struct qt_err *err)
 {
-    return qt_model_embed(hidden, s->model, weights, s->be, s->data->ids, s->tokens,
-                          s->data->seqlen, err);
+    const uint32_t *ids = s->data->ids + block_start(s, s->first_block);
+    return s->tokens ? qt_model_embed(hidden, s->model, weights, s->be, ids, s->tokens,
+                                      s->data->seqlen, err)
+                     : QT_OK;
 }
 
 int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *source,
                        const struct qt_weights *current, const struct qt_calibration *data,
-                       struct qt_err *err)
+                       struct qt_comm *comm, struct qt_err *err)
 {
     struct qt_sequential *s = NULL;
     size_t bytes;
@@ -66,6 +86,7 @@ int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *sour
     *out = NULL;
     QT_TRY(qt_array_new(&s, 1, sizeof *s, err));
     s->data = data;
+    s->comm = comm;
     s->be = data->backend;
     s->source = *source;
     QT_TRY(qt_model_open(&s->model, source, err));
@@ -76,8 +97,8 @@ int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *sour
                      data->seqlen, qt_model_info(s->model)->max_positions);
         goto done;
     }
-    s->tokens = data->samples * data->seqlen;
-    if (qt_mul_overflow(&bytes, s->tokens, s->width * sizeof *s->hidden)) {
+    choose_tokens(s);
+    if (qt_mul_overflow(&bytes, s->all_tokens, s->width * sizeof *s->hidden)) {
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
         goto done;
     }
@@ -359,8 +380,10 @@ static int sums_finish(struct qt_observed *out, struct qt_sequential *s, bool on
 {
     struct sums *u = &s->sums;
     int rc;
-    *out = (struct qt_observed){
-        .h = u->gram, .tokens = s->tokens, .routed_tokens = s->tokens, .on_backend = on_backend};
+    *out = (struct qt_observed){.h = u->gram,
+                                .tokens = s->all_tokens,
+                                .routed_tokens = s->all_tokens,
+                                .on_backend = on_backend};
     if (u->weighted) {
         out->tokens = u->fourth > 0 ? (size_t)(u->square * u->square / u->fourth) : 0;
         out->routed_tokens = u->routed_tokens;
@@ -433,18 +456,67 @@ done:
     return rc;
 }
 
+/* Order of the arrays that are added up. */
+enum { GRAM, INPUT_SQUARES, INPUT_CROSS, STATE_SQUARES, STATE_CROSS };
+
+/* Lets the hooks add to these arrays. */
+static void add_to(struct sums *u, void *const *array)
+{
+    u->gram = array[GRAM];
+    u->input.channels.sum2 = array[INPUT_SQUARES];
+    u->input.cross_sum = array[INPUT_CROSS];
+    if (u->state.n) {
+        u->state.channels.sum2 = array[STATE_SQUARES];
+        u->state.cross_sum = array[STATE_CROSS];
+    }
+}
+
+static int observe_block(void *ctx, size_t block, void *const *into, struct qt_err *err)
+{
+    struct qt_sequential *s = ctx;
+    const size_t step = chunk_tokens(s), start = block_start(s, s->first_block);
+    const size_t end = (s->sums.weighted ? s->all_tokens : block_start(s, block + 1)) - start;
+    int rc = QT_OK;
+    add_to(&s->sums, into);
+    for (size_t at = block_start(s, block) - start; at < end && rc == QT_OK; at += step)
+        rc = observe_chunk(s, s->sums.input_index, at, qt_min_size(step, end - at), err);
+    return rc;
+}
+
+/* The tokens of experts are few, and their matrices many: they are one block. */
+static int observe_all(struct qt_sequential *s, struct qt_err *err)
+{
+    struct sums *u = &s->sums;
+    const size_t k = u->k, n = u->state.n;
+    struct qt_sums sums = {.be = s->be,
+                           .comm = s->comm,
+                           .blocks = u->weighted ? 1 : s->blocks,
+                           .count = n ? 5 : 3,
+                           .sum = {[GRAM] = {u->gram, k * k, k, true},
+                                   [INPUT_SQUARES] = {u->input.channels.sum2, k, 0, true},
+                                   [INPUT_CROSS] = {u->input.cross_sum, k * k, 0, false},
+                                   [STATE_SQUARES] = {u->state.channels.sum2, n, 0, true},
+                                   [STATE_CROSS] = {u->state.cross_sum, n * k, 0, false}},
+                           .block = observe_block,
+                           .ctx = s};
+    void *own[QT_SUM_ARRAYS];
+    for (size_t i = 0; i < sums.count; i++)
+        own[i] = sums.sum[i].data;
+    int rc = qt_sums_run(&sums, err);
+    add_to(u, own);
+    return rc;
+}
+
 int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int input,
                           bool on_backend, struct qt_err *err)
 {
-    const size_t step = chunk_tokens(s);
     int rc;
     QT_TRY(sums_new(s, linear_with(s, input), err));
     if (s->sums.weighted)
         QT_TRY(list_tokens(s, (size_t)qt_model_expert(s->model, s->layer, input), err));
     s->reference_done = qt_model_ends_sublayer(s->model, s->layer, input);
     s->be->half = true;
-    for (size_t at = 0; at < s->tokens; at += step)
-        QT_TRY(observe_chunk(s, input, at, qt_min_size(step, s->tokens - at), err));
+    QT_TRY(observe_all(s, err));
     QT_TRY(sums_finish(out, s, on_backend, err));
 done:
     s->be->half = false;

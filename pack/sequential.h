@@ -18,11 +18,12 @@ enum { QT_MIN_TOKENS_PER_CHANNEL = 4 }; /* with fewer a Hessian overfits its tok
 
 struct qt_sequential;
 
-/* Embeds the windows. source: the reference model, without simulated quantization. current: the
+/* Embeds the windows, with several ranks those of this rank: all ranks call the functions below
+ * together, and observe the sums of all windows. source: the reference model, without simulated quantization. current: the
  * partly quantized model. */
 int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *source,
                        const struct qt_weights *current, const struct qt_calibration *data,
-                       struct qt_err *err);
+                       struct qt_comm *comm, struct qt_err *err);
 void qt_sequential_close(struct qt_sequential *s);
 
 /* Loads the weights of `layer`, in front of which the hidden states are. current: the weights of

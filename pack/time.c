@@ -162,7 +162,7 @@ static int observe_layer(struct sample *s, const struct qt_calibration *data, st
 {
     struct qt_sequential *seq;
     const int end = (int)qt_model_inputs(s->model, s->layer) - 1;
-    int rc = qt_sequential_open(&seq, &s->source, &s->source, data, err);
+    int rc = qt_sequential_open(&seq, &s->source, &s->source, data, NULL, err);
     if (rc < 0)
         return rc;
     double start = processor_seconds();

@@ -236,6 +236,30 @@ static int cpu_scale_op(struct qt_backend *be, float *y, float factor, size_t co
         (struct element_job){.op = OP_SCALE, .y = y, .factor = factor, .count = count});
 }
 
+struct sum_job {
+    double *y;
+    const double *x;
+    size_t count;
+};
+
+static void sum_item(void *ctx, size_t item)
+{
+    const struct sum_job *job = ctx;
+    const size_t end = qt_min_size((item + 1) * CPU_ITEM, job->count);
+    for (size_t i = item * CPU_ITEM; i < end; i++)
+        job->y[i] += job->x[i];
+}
+
+static int cpu_add_f64(struct qt_backend *be, double *y, const double *x, size_t count,
+                       struct qt_err *err)
+{
+    struct sum_job job = {y, x, count};
+    (void)be;
+    (void)err;
+    qt_parallel_for(qt_ceil_div(count, CPU_ITEM), sum_item, &job);
+    return QT_OK;
+}
+
 struct rows_job {
     float *y;
     const float *x;
@@ -533,6 +557,7 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
         .scale = cpu_scale_op,
         .score = cpu_score,
         .gram = cpu_gram_op,
+        .add_f64 = cpu_add_f64,
         .channels = cpu_channels_op,
         .linear_grad_x = cpu_linear_grad_x,
         .linear_grad_w = cpu_linear_grad_w,

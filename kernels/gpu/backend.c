@@ -412,6 +412,13 @@ static int cuda_scatter_rows(struct qt_backend *be, float *y, const float *x, co
     return on_rows(gpu_math_scatter, be, y, x, rows, factor, m, n, err);
 }
 
+static int cuda_add_f64(struct qt_backend *be, double *y, const double *x, size_t count,
+                        struct qt_err *err)
+{
+    return count ? gpu_check_launch(gpu_math_add_f64(y, x, count, self(be)->stream), "sum", err)
+                 : QT_OK;
+}
+
 static int cuda_scale(struct qt_backend *be, float *y, float factor, size_t count,
                       struct qt_err *err)
 {
@@ -724,6 +731,7 @@ static const struct qt_backend functions = {
     .scale = cuda_scale,
     .score = cuda_score,
     .gram = cuda_gram,
+    .add_f64 = cuda_add_f64,
     .channels = cuda_channels,
     .linear_grad_x = cuda_linear_grad_x,
     .linear_grad_w = cuda_linear_grad_w,

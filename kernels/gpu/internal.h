@@ -94,6 +94,7 @@ struct gpu_score {
 
 int gpu_math_bias(float *y, const float *bias, size_t m, size_t n, void *stream);
 int gpu_math_add(float *y, const float *x, size_t count, void *stream);
+int gpu_math_add_f64(double *y, const double *x, size_t count, void *stream);
 /* The functions gather_rows and scatter_rows of struct qt_backend. */
 int gpu_math_gather(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
                     size_t n, void *stream);

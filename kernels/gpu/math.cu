@@ -77,7 +77,8 @@ static __global__ void bias_kernel(float *y, const float *bias, size_t count, si
     y[i] += bias[i % n];
 }
 
-static __global__ void add_kernel(float *y, const float *x, size_t count)
+template <typename T>
+static __global__ void add_kernel(T *y, const T *x, size_t count)
 {
     FOR_ELEMENTS(i, count)
     y[i] += x[i];
@@ -530,6 +531,11 @@ int gpu_math_bias(float *y, const float *bias, size_t m, size_t n, void *stream)
 }
 
 int gpu_math_add(float *y, const float *x, size_t count, void *stream)
+{
+    return LAUNCH(add_kernel, blocks_for(count), THREADS, stream, y, x, count);
+}
+
+int gpu_math_add_f64(double *y, const double *x, size_t count, void *stream)
 {
     return LAUNCH(add_kernel, blocks_for(count), THREADS, stream, y, x, count);
 }

@@ -11,6 +11,7 @@
 
 MISSING(gpu_math_activate)
 MISSING(gpu_math_add)
+MISSING(gpu_math_add_f64)
 MISSING(gpu_math_bias)
 MISSING(gpu_math_channels)
 MISSING(gpu_math_copy_columns)

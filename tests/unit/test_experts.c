@@ -385,7 +385,8 @@ static void sums_cover_the_experts_tokens(void **state)
     expect_ok("there", qt_layer_open(&there, f->model, 0, &f->source, f->be, &f->err), &f->err);
     expect_ok("attention", qt_layer_run_sublayer(here, 0, hidden, TOKENS, SEQLEN, NULL, &f->err),
               &f->err);
-    expect_ok("open", qt_sequential_open(&s, &f->source, &f->source, &data, &f->err), &f->err);
+    expect_ok("open", qt_sequential_open(&s, &f->source, &f->source, &data, NULL, &f->err),
+              &f->err);
     expect_ok("enter", qt_sequential_enter(s, 0, &now, &f->err), &f->err);
     expect_ok("advance", qt_sequential_advance(s, 1, &f->err), &f->err);
     float *weights = routing_weights(f, here, hidden);
@@ -430,7 +431,8 @@ static void tokens_are_added_to_small_experts(void **state)
     (void)state;
     expect_ok("layer", qt_layer_open(&layer, f->model, 0, &f->source, f->be, &f->err), &f->err);
     float *weights = routing_weights(f, layer, f->hidden);
-    expect_ok("open", qt_sequential_open(&s, &f->source, &f->source, &data, &f->err), &f->err);
+    expect_ok("open", qt_sequential_open(&s, &f->source, &f->source, &data, NULL, &f->err),
+              &f->err);
     expect_ok("enter", qt_sequential_enter(s, 0, &f->source, &f->err), &f->err);
     expect_ok("advance", qt_sequential_advance(s, 1, &f->err), &f->err);
     for (int input = 2; input < 2 + 2 * (int)f->experts; input += 2) {
@@ -466,7 +468,7 @@ static void allocation_failures(void **state)
         struct qt_observed seen;
         int rc;
         qt_mem_fail_after(n);
-        QT_TRY(qt_sequential_open(&s, &f->source, &f->source, &data, &f->err));
+        QT_TRY(qt_sequential_open(&s, &f->source, &f->source, &data, NULL, &f->err));
         QT_TRY(qt_sequential_enter(s, 0, &f->source, &f->err));
         QT_TRY(qt_sequential_observe(&seen, s, 5, false, &f->err));
         QT_TRY(qt_sequential_advance(s, 5, &f->err));

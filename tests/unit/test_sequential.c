@@ -215,7 +215,7 @@ static void model_case(const char *dir, float scale, int skipped)
         "embed",
         qt_model_embed(reference, f->model, &f->source, f->be, f->ids, TOKENS, SEQLEN, &f->err),
         &f->err);
-    expect_ok("open", qt_sequential_open(&s, &f->source, &now, &data, &f->err), &f->err);
+    expect_ok("open", qt_sequential_open(&s, &f->source, &now, &data, NULL, &f->err), &f->err);
     for (size_t layer = 0; layer < qt_model_info(f->model)->layers; layer++) {
         struct changing all = {f->source, f->model, layer, QT_INPUTS};
         struct seen rounded, exact;
@@ -286,7 +286,7 @@ static void allocation_failures(void **state)
         struct qt_observed seen;
         int rc;
         qt_mem_fail_after(n);
-        QT_TRY(qt_sequential_open(&s, &f->source, &f->source, &data, &f->err));
+        QT_TRY(qt_sequential_open(&s, &f->source, &f->source, &data, NULL, &f->err));
         QT_TRY(qt_sequential_enter(s, 0, &f->source, &f->err));
         QT_TRY(qt_sequential_observe(&seen, s, 1, false, &f->err));
         QT_TRY(qt_sequential_advance(s, 1, &f->err));

@@ -1,0 +1,316 @@
+/*
+ * Sums over the blocks of the windows, in a fixed binary tree: the left half of n blocks is the
+ * largest power of two below n. Ranks add up whole subtrees of their own blocks. Then every rank
+ * takes one slice of all subtrees and adds up the rest of the tree there, and the slices go back to
+ * all ranks. So no addition depends on the number of ranks.
+ */
+#include "calib/calib.h"
+
+#include <string.h>
+
+enum {
+    NODES = 2 * QT_SUM_BLOCKS,
+    ALIGN = 64,       /* of arrays in packed form */
+    PANEL_ROWS = 256, /* of a triangle on its way from or to the backend */
+    ITEM = 1 << 16    /* bytes that one thread adds at a time */
+};
+
+/* A subtree, which one rank adds up. */
+struct node {
+    size_t first, end; /* blocks */
+    size_t rank;
+    void
+        *array[QT_SUM_ARRAYS]; /* in the rank itself: backend memory; element 0 of the first node is
+                                 * the caller's */
+    char *packed;              /* host: all arrays, or this rank's slice of them */
+};
+
+struct run {
+    const struct qt_sums *s;
+    size_t offset[QT_SUM_ARRAYS + 1]; /* of the arrays in packed form */
+    struct node node[NODES];
+    size_t nodes;
+    size_t first, end; /* the slice of this rank */
+    char *total;       /* packed */
+};
+
+size_t qt_sums_blocks(size_t *first, size_t blocks, const struct qt_comm *comm)
+{
+    return qt_comm_share(first, blocks, qt_comm_rank(comm), qt_comm_size(comm));
+}
+
+static size_t half(size_t n)
+{
+    size_t left = 1;
+    while (2 * left < n)
+        left *= 2;
+    return left;
+}
+
+static size_t element(const struct qt_sum *a)
+{
+    return a->f64 ? sizeof(double) : sizeof(float);
+}
+
+/* ---- the blocks of this rank ---------------------------------------------------------------- */
+
+static void free_arrays(const struct qt_sums *s, void **array)
+{
+    for (size_t i = 0; i < s->count; i++) {
+        s->be->free(s->be, array[i]);
+        array[i] = NULL;
+    }
+}
+
+static int new_arrays(void **array, const struct qt_sums *s, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; i < s->count && rc == QT_OK; i++)
+        rc = s->be->alloc(s->be, &array[i], s->sum[i].count * element(&s->sum[i]), err);
+    return rc;
+}
+
+static int add_arrays(void *const *into, void *const *from, const struct qt_sums *s,
+                      struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; i < s->count && rc == QT_OK; i++)
+        rc = s->sum[i].f64 ? s->be->add_f64(s->be, into[i], from[i], s->sum[i].count, err)
+                           : s->be->add(s->be, into[i], from[i], s->sum[i].count, err);
+    return rc;
+}
+
+/* Adds blocks [first, end) to arrays of zeros. */
+static int add_blocks(const struct qt_sums *s, size_t first, size_t end, void *const *into,
+                      struct qt_err *err)
+{
+    void *right[QT_SUM_ARRAYS] = {NULL};
+    int rc;
+    if (end - first == 1)
+        return s->block(s->ctx, first, into, err);
+    const size_t middle = first + half(end - first);
+    QT_TRY(add_blocks(s, first, middle, into, err));
+    QT_TRY(new_arrays(right, s, err));
+    QT_TRY(add_blocks(s, middle, end, right, err));
+    QT_TRY(add_arrays(into, right, s, err));
+done:
+    free_arrays(s, right);
+    return rc;
+}
+
+/* ---- packed form ---------------------------------------------------------------------------- */
+
+static size_t packed_bytes(const struct qt_sum *a)
+{
+    const size_t k = a->lower;
+    return qt_round_up((k ? k * (k + 1) / 2 : a->count) * element(a), ALIGN);
+}
+
+/* Moves the lower triangle of the backend's m[k][k] to packed form, or back. */
+static int move_triangle(struct qt_backend *be, double *m, size_t k, double *packed, bool back,
+                         struct qt_err *err)
+{
+    double *rows;
+    int rc = qt_array_new(&rows, qt_min_size(PANEL_ROWS, k), k * sizeof *rows, err);
+    for (size_t row = 0; row < k && rc == QT_OK; row += PANEL_ROWS) {
+        const size_t n = qt_min_size(PANEL_ROWS, k - row), bytes = n * k * sizeof *rows;
+        if (!back)
+            rc = be->download(be, rows, m + row * k, bytes, err);
+        for (size_t i = 0; i < n && rc == QT_OK; i++) {
+            double *at = packed + (row + i) * (row + i + 1) / 2;
+            if (back)
+                memcpy(rows + i * k, at, (row + i + 1) * sizeof *rows);
+            else
+                memcpy(at, rows + i * k, (row + i + 1) * sizeof *rows);
+        }
+        if (back && rc == QT_OK)
+            rc = be->upload(be, m + row * k, rows, bytes, err);
+    }
+    qt_free(rows);
+    return rc;
+}
+
+static int move_arrays(const struct run *r, void *const *array, char *packed, bool back,
+                       struct qt_err *err)
+{
+    const struct qt_sums *s = r->s;
+    int rc = QT_OK;
+    for (size_t i = 0; i < s->count && rc == QT_OK; i++) {
+        char *at = packed + r->offset[i];
+        const size_t bytes = s->sum[i].count * element(&s->sum[i]);
+        if (s->sum[i].lower)
+            rc = move_triangle(s->be, array[i], s->sum[i].lower, (double *)(void *)at, back, err);
+        else
+            rc = back ? s->be->upload(s->be, array[i], at, bytes, err)
+                      : s->be->download(s->be, at, array[i], bytes, err);
+    }
+    return rc;
+}
+
+struct add_job {
+    const struct run *r;
+    char *into;
+    const char *from;
+};
+
+/* Adds bytes [item * ITEM, ...) of the slice. Arrays are aligned to ALIGN, which divides ITEM. */
+static void add_item(void *ctx, size_t item)
+{
+    const struct add_job *job = ctx;
+    const struct run *r = job->r;
+    const size_t begin = r->first + item * ITEM, end = qt_min_size(begin + ITEM, r->end);
+    for (size_t i = 0; i < r->s->count; i++) {
+        const size_t from = qt_max_size(begin, r->offset[i]),
+                     to = qt_min_size(end, r->offset[i + 1]);
+        void *into = job->into + (from - r->first);
+        const void *more = job->from + (from - r->first);
+        for (size_t j = 0; from < to && r->s->sum[i].f64 && j < (to - from) / sizeof(double); j++)
+            ((double *)into)[j] += ((const double *)more)[j];
+        for (size_t j = 0; from < to && !r->s->sum[i].f64 && j < (to - from) / sizeof(float); j++)
+            ((float *)into)[j] += ((const float *)more)[j];
+    }
+}
+
+/* ---- ranks ---------------------------------------------------------------------------------- */
+
+/* Bounds of a rank's slice. */
+static size_t slice(size_t *first, const struct run *r, size_t rank)
+{
+    const size_t all = r->offset[r->s->count] / ALIGN;
+    const size_t end = qt_comm_share(first, all, rank, r->s->comm->size);
+    *first *= ALIGN;
+    return end * ALIGN;
+}
+
+/* Lists the largest subtrees of blocks [first, end) that belong to one rank. */
+static void list_nodes(struct run *r, size_t first, size_t end)
+{
+    const size_t size = r->s->comm->size;
+    for (size_t rank = 0, from, to; rank < size; rank++) {
+        to = qt_comm_share(&from, r->s->blocks, rank, size);
+        if (from <= first && end <= to) {
+            r->node[r->nodes++] = (struct node){.first = first, .end = end, .rank = rank};
+            return;
+        }
+    }
+    const size_t middle = first + half(end - first);
+    list_nodes(r, first, middle);
+    list_nodes(r, middle, end);
+}
+
+/* Adds up the blocks of this rank and brings the sums to the host. */
+static int run_own(struct run *r, struct qt_err *err)
+{
+    const struct qt_sums *s = r->s;
+    const size_t rank = s->comm->rank;
+    bool first = true;
+    int rc = QT_OK;
+    for (size_t i = 0; i < r->nodes; i++) {
+        struct node *node = &r->node[i];
+        const bool own = node->rank == rank;
+        QT_TRY(qt_array_new(&node->packed, own ? r->offset[s->count] : r->end - r->first, 1, err));
+        if (!own)
+            continue;
+        for (size_t a = 0; first && a < s->count; a++)
+            node->array[a] = s->sum[a].data;
+        if (!first)
+            QT_TRY(new_arrays(node->array, s, err));
+        QT_TRY(add_blocks(s, node->first, node->end, node->array, err));
+        QT_TRY(move_arrays(r, node->array, node->packed, false, err));
+        if (!first)
+            free_arrays(s, node->array);
+        first = false;
+    }
+    QT_TRY(qt_array_new(&r->total, r->offset[s->count], 1, err));
+done:
+    return rc;
+}
+
+/* Number of nodes of a rank, in order: the nth, or NULL. */
+static struct node *nth_node(struct run *r, size_t rank, size_t n)
+{
+    for (size_t i = 0; i < r->nodes; i++)
+        if (r->node[i].rank == rank && n-- == 0)
+            return &r->node[i];
+    return NULL;
+}
+
+/* Every rank receives its slice of the nodes of all others. */
+static void exchange_slices(struct run *r)
+{
+    struct qt_comm *c = r->s->comm;
+    const size_t mine = r->end - r->first;
+    for (size_t d = 1; d < c->size; d++) {
+        const size_t to = (c->rank + d) % c->size, from = (c->rank + c->size - d) % c->size;
+        size_t first;
+        const size_t bytes = slice(&first, r, to) - first;
+        for (size_t n = 0;; n++) {
+            const struct node *out = nth_node(r, c->rank, n), *in = nth_node(r, from, n);
+            if (!out && !in)
+                break;
+            c->shift(c, out ? out->packed + first : NULL, out ? bytes : 0, to,
+                     in ? in->packed : NULL, in ? mine : 0, from);
+        }
+    }
+}
+
+/* Returns the slice of the sum of blocks [first, end). */
+static char *combine(struct run *r, size_t first, size_t end)
+{
+    for (size_t i = 0; i < r->nodes; i++)
+        if (r->node[i].first == first && r->node[i].end == end)
+            return r->node[i].packed + (r->node[i].rank == r->s->comm->rank ? r->first : 0);
+    const size_t middle = first + half(end - first);
+    struct add_job job = {r, combine(r, first, middle), NULL};
+    job.from = combine(r, middle, end);
+    qt_parallel_for(qt_ceil_div(r->end - r->first, ITEM), add_item, &job);
+    return job.into;
+}
+
+static void share_total(struct run *r)
+{
+    struct qt_comm *c = r->s->comm;
+    for (size_t d = 1; d < c->size; d++) {
+        const size_t to = (c->rank + d) % c->size, from = (c->rank + c->size - d) % c->size;
+        size_t first;
+        const size_t end = slice(&first, r, from);
+        c->shift(c, r->total + r->first, r->end - r->first, to, r->total + first, end - first,
+                 from);
+    }
+}
+
+static int run_ranks(const struct qt_sums *s, struct qt_err *err)
+{
+    struct run r = {.s = s};
+    void *array[QT_SUM_ARRAYS] = {NULL};
+    int rc;
+    for (size_t i = 0; i < s->count; i++) {
+        r.offset[i + 1] = r.offset[i] + packed_bytes(&s->sum[i]);
+        array[i] = s->sum[i].data;
+    }
+    r.end = slice(&r.first, &r, s->comm->rank);
+    list_nodes(&r, 0, s->blocks);
+    QT_TRY(qt_comm_meet(s->comm, run_own(&r, err), err));
+    exchange_slices(&r);
+    memcpy(r.total + r.first, combine(&r, 0, s->blocks), r.end - r.first);
+    share_total(&r);
+    QT_TRY(move_arrays(&r, array, r.total, true, err));
+done:
+    for (size_t i = 0; i < r.nodes; i++) {
+        if (r.node[i].array[0] != array[0])
+            free_arrays(s, r.node[i].array);
+        qt_free(r.node[i].packed);
+    }
+    qt_free(r.total);
+    return rc;
+}
+
+int qt_sums_run(const struct qt_sums *s, struct qt_err *err)
+{
+    void *array[QT_SUM_ARRAYS];
+    if (qt_comm_size(s->comm) > 1)
+        return run_ranks(s, err);
+    for (size_t i = 0; i < s->count; i++)
+        array[i] = s->sum[i].data;
+    return add_blocks(s, 0, s->blocks, array, err);
+}
