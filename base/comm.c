@@ -1,5 +1,6 @@
 #include "base/comm.h"
 
+#include "base/log.h"
 #include "base/mem.h"
 
 #include <stdlib.h>
@@ -31,7 +32,9 @@ int qt_comm_meet(struct qt_comm *c, int rc, struct qt_err *err)
     /* A rank without these few bytes cannot even say so; then the whole run ends. */
     if (qt_array_new(&all, c->size, sizeof *all, &record) < 0)
         abort();
+    const double start = qt_clock();
     c->gather(c, all, &mine, sizeof mine);
+    c->waited += qt_clock() - start;
     for (size_t i = c->size; i-- > 0;)
         if (all[i].rc < 0) {
             failed++;
@@ -50,11 +53,28 @@ int qt_comm_meet(struct qt_comm *c, int rc, struct qt_err *err)
     return rc;
 }
 
+static void broadcast(struct qt_comm *c, void *data, size_t bytes, size_t from)
+{
+    const double start = qt_clock();
+    c->broadcast(c, data, bytes, from);
+    c->moved += qt_clock() - start;
+    c->bytes += (double)bytes;
+}
+
+void qt_comm_shift(struct qt_comm *c, const void *out, size_t out_bytes, size_t to, void *in,
+                   size_t in_bytes, size_t from)
+{
+    const double start = qt_clock();
+    c->shift(c, out, out_bytes, to, in, in_bytes, from);
+    c->moved += qt_clock() - start;
+    c->bytes += (double)out_bytes + (double)in_bytes;
+}
+
 int qt_comm_broadcast(struct qt_comm *c, void *data, size_t bytes, size_t from, struct qt_err *err)
 {
     int rc = qt_comm_meet(c, QT_OK, err);
     if (rc == QT_OK && qt_comm_size(c) > 1)
-        c->broadcast(c, data, bytes, from);
+        broadcast(c, data, bytes, from);
     return rc;
 }
 
@@ -85,7 +105,7 @@ int qt_comm_collect(struct qt_comm *c, char **all, size_t *sizes, const void *mi
         if (i == qt_comm_rank(c) && bytes)
             memcpy(*all + at, mine, bytes);
         if (qt_comm_size(c) > 1 && sizes[i])
-            c->broadcast(c, *all + at, sizes[i], i);
+            broadcast(c, *all + at, sizes[i], i);
     }
     if (rc < 0) {
         qt_free(*all);

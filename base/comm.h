@@ -18,6 +18,9 @@ struct qt_comm {
     size_t rank, size;
     size_t local_rank; /* number of this rank among those of its host */
     bool over;         /* all ranks know of a failure: nothing may be moved any more */
+    double waited;     /* seconds in which this rank waited for others to meet it */
+    double moved;      /* seconds in which data was moved */
+    double bytes;      /* that this rank has sent or received */
     void *ctx;
     /* Movement of data. These do not return if it fails: the implementation ends all ranks. */
     void (*broadcast)(struct qt_comm *c, void *data, size_t bytes, size_t from);
@@ -56,6 +59,10 @@ int qt_comm_gather(struct qt_comm *c, void *all, const void *mine, size_t bytes,
  * NUL, sizes[size] are their sizes. The caller frees *all with qt_free. */
 int qt_comm_collect(struct qt_comm *c, char **all, size_t *sizes, const void *mine, size_t bytes,
                     struct qt_err *err);
+
+/* Moves data without a meeting, by the function `shift`: no rank may fail in between. */
+void qt_comm_shift(struct qt_comm *c, const void *out, size_t out_bytes, size_t to, void *in,
+                   size_t in_bytes, size_t from);
 
 /* The share of `rank` of n items in order: items [*first, result). */
 size_t qt_comm_share(size_t *first, size_t n, size_t rank, size_t size);

@@ -75,9 +75,15 @@ struct qt_sum {
     size_t lower; /* k: [k][k], of which only the lower triangle is added; 0: all elements are */
     bool f64;     /* double, else float; a triangle is double */
 };
+/* Host memory that sums of several ranks use one after the other; p is freed with qt_free. */
+struct qt_sums_memory {
+    char *p;
+    size_t bytes;
+};
 struct qt_sums {
     struct qt_backend *be;
     struct qt_comm *comm;
+    struct qt_sums_memory *memory;
     size_t blocks;
     size_t count; /* arrays */
     struct qt_sum sum[QT_SUM_ARRAYS];

@@ -31,7 +31,7 @@ struct run {
     struct node node[NODES];
     size_t nodes;
     size_t first, end; /* the slice of this rank */
-    char *total;       /* packed */
+    char *total;       /* packed: where this rank's first node was */
 };
 
 size_t qt_sums_blocks(size_t *first, size_t blocks, const struct qt_comm *comm)
@@ -106,27 +106,36 @@ static size_t packed_bytes(const struct qt_sum *a)
     return qt_round_up((k ? k * (k + 1) / 2 : a->count) * element(a), ALIGN);
 }
 
+struct panel {
+    double *rows, *packed;
+    size_t row, k;
+    bool back;
+};
+
+static void panel_row(void *ctx, size_t i)
+{
+    const struct panel *p = ctx;
+    const size_t row = p->row + i, bytes = (row + 1) * sizeof *p->rows;
+    double *at = p->packed + row * (row + 1) / 2;
+    memcpy(p->back ? p->rows + i * p->k : at, p->back ? at : p->rows + i * p->k, bytes);
+}
+
 /* Moves the lower triangle of the backend's m[k][k] to packed form, or back. */
 static int move_triangle(struct qt_backend *be, double *m, size_t k, double *packed, bool back,
                          struct qt_err *err)
 {
-    double *rows;
-    int rc = qt_array_new(&rows, qt_min_size(PANEL_ROWS, k), k * sizeof *rows, err);
-    for (size_t row = 0; row < k && rc == QT_OK; row += PANEL_ROWS) {
-        const size_t n = qt_min_size(PANEL_ROWS, k - row), bytes = n * k * sizeof *rows;
+    struct panel p = {.packed = packed, .k = k, .back = back};
+    int rc = qt_array_new(&p.rows, qt_min_size(PANEL_ROWS, k), k * sizeof *m, err);
+    for (; p.row < k && rc == QT_OK; p.row += PANEL_ROWS) {
+        const size_t n = qt_min_size(PANEL_ROWS, k - p.row), bytes = n * k * sizeof *m;
         if (!back)
-            rc = be->download(be, rows, m + row * k, bytes, err);
-        for (size_t i = 0; i < n && rc == QT_OK; i++) {
-            double *at = packed + (row + i) * (row + i + 1) / 2;
-            if (back)
-                memcpy(rows + i * k, at, (row + i + 1) * sizeof *rows);
-            else
-                memcpy(at, rows + i * k, (row + i + 1) * sizeof *rows);
-        }
+            rc = be->download(be, p.rows, m + p.row * k, bytes, err);
+        if (rc == QT_OK)
+            qt_parallel_for(n, panel_row, &p);
         if (back && rc == QT_OK)
-            rc = be->upload(be, m + row * k, rows, bytes, err);
+            rc = be->upload(be, m + p.row * k, p.rows, bytes, err);
     }
-    qt_free(rows);
+    qt_free(p.rows);
     return rc;
 }
 
@@ -207,9 +216,7 @@ static int run_own(struct run *r, struct qt_err *err)
     int rc = QT_OK;
     for (size_t i = 0; i < r->nodes; i++) {
         struct node *node = &r->node[i];
-        const bool own = node->rank == rank;
-        QT_TRY(qt_array_new(&node->packed, own ? r->offset[s->count] : r->end - r->first, 1, err));
-        if (!own)
+        if (node->rank != rank)
             continue;
         for (size_t a = 0; first && a < s->count; a++)
             node->array[a] = s->sum[a].data;
@@ -221,18 +228,37 @@ static int run_own(struct run *r, struct qt_err *err)
             free_arrays(s, node->array);
         first = false;
     }
-    QT_TRY(qt_array_new(&r->total, r->offset[s->count], 1, err));
 done:
     return rc;
 }
 
-/* Number of nodes of a rank, in order: the nth, or NULL. */
+/* The nth node of a rank, or NULL. */
 static struct node *nth_node(struct run *r, size_t rank, size_t n)
 {
     for (size_t i = 0; i < r->nodes; i++)
         if (r->node[i].rank == rank && n-- == 0)
             return &r->node[i];
     return NULL;
+}
+
+/* Divides the host memory, which stays with the caller from one sum to the next: new pages are
+ * slow. */
+static int take_memory(struct run *r, struct qt_err *err)
+{
+    const size_t all = r->offset[r->s->count], part = r->end - r->first;
+    size_t need = all;
+    for (size_t i = 0; i < r->nodes; i++)
+        need += r->node[i].rank == r->s->comm->rank ? all : part;
+    int rc = qt_array_grow(&r->s->memory->p, &r->s->memory->bytes, need, 1, err);
+    char *at = rc < 0 ? NULL : r->s->memory->p;
+    for (size_t i = 0; at && i < r->nodes; i++) {
+        r->node[i].packed = at;
+        at += r->node[i].rank == r->s->comm->rank ? all : part;
+    }
+    /* A rank without blocks has no node of its own. */
+    const struct node *first = nth_node(r, r->s->comm->rank, 0);
+    r->total = first ? first->packed : at;
+    return rc;
 }
 
 /* Every rank receives its slice of the nodes of all others. */
@@ -248,8 +274,8 @@ static void exchange_slices(struct run *r)
             const struct node *out = nth_node(r, c->rank, n), *in = nth_node(r, from, n);
             if (!out && !in)
                 break;
-            c->shift(c, out ? out->packed + first : NULL, out ? bytes : 0, to,
-                     in ? in->packed : NULL, in ? mine : 0, from);
+            qt_comm_shift(c, out ? out->packed + first : NULL, out ? bytes : 0, to,
+                          in ? in->packed : NULL, in ? mine : 0, from);
         }
     }
 }
@@ -274,8 +300,8 @@ static void share_total(struct run *r)
         const size_t to = (c->rank + d) % c->size, from = (c->rank + c->size - d) % c->size;
         size_t first;
         const size_t end = slice(&first, r, from);
-        c->shift(c, r->total + r->first, r->end - r->first, to, r->total + first, end - first,
-                 from);
+        qt_comm_shift(c, r->total + r->first, r->end - r->first, to, r->total + first, end - first,
+                      from);
     }
 }
 
@@ -290,18 +316,18 @@ static int run_ranks(const struct qt_sums *s, struct qt_err *err)
     }
     r.end = slice(&r.first, &r, s->comm->rank);
     list_nodes(&r, 0, s->blocks);
-    QT_TRY(qt_comm_meet(s->comm, run_own(&r, err), err));
+    rc = take_memory(&r, err);
+    if (rc == QT_OK)
+        rc = run_own(&r, err);
+    QT_TRY(qt_comm_meet(s->comm, rc, err));
     exchange_slices(&r);
-    memcpy(r.total + r.first, combine(&r, 0, s->blocks), r.end - r.first);
+    memmove(r.total + r.first, combine(&r, 0, s->blocks), r.end - r.first);
     share_total(&r);
     QT_TRY(move_arrays(&r, array, r.total, true, err));
 done:
-    for (size_t i = 0; i < r.nodes; i++) {
+    for (size_t i = 0; i < r.nodes; i++)
         if (r.node[i].array[0] != array[0])
             free_arrays(s, r.node[i].array);
-        qt_free(r.node[i].packed);
-    }
-    qt_free(r.total);
     return rc;
 }
 

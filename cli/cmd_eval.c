@@ -152,8 +152,11 @@ static int evaluate(struct qt_eval_report *out, struct bos_rule *bos, enum qt_kv
                     struct cli *cli, const struct eval_options *o, const struct source *model,
                     const struct source *ref, struct qt_err *err)
 {
-    const struct qt_eval_options opt = {
-        .seqlen = o->seqlen, .windows = o->windows, .logits = o->logits, .log = &cli->log};
+    const struct qt_eval_options opt = {.seqlen = o->seqlen,
+                                        .windows = o->windows,
+                                        .logits = o->logits,
+                                        .comm = cli->comm,
+                                        .log = &cli->log};
     struct qt_backend *be = NULL;
     struct qt_data data = {0};
     int rc;
@@ -204,7 +207,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         printf("perplexity  nan: %s\n", err->reason);
     if (rc < 0)
         goto done;
-    if (o->logits)
+    if (o->logits && qt_comm_rank(cli->comm) == 0)
         QT_TRY(qt_npy_write(o->logits, report.logits, report.seqlen, report.vocab, err));
     size_t n = make_figures(figures, &report);
     if (cli->doc) {
@@ -300,5 +303,6 @@ const struct command cmd_eval = {
     .defaults = &defaults,
     .options_size = sizeof defaults,
     .gpu = true,
+    .ranks = true,
     .run = run,
 };

@@ -69,7 +69,7 @@ static uint64_t solving_bytes(const struct phases *p, const struct qt_plan *plan
     const uint64_t cross = p->opt->file ? 0 : 4 * (square + hidden);
     /* Sums of blocks of windows wait for others: as many as the tree is deep. */
     uint64_t depth = 0;
-    while (depth < 3 && p->tokens > CHUNK_TOKENS << depth)
+    while (depth < 3 && p->tokens > (uint64_t)CHUNK_TOKENS << depth)
         depth++;
     const uint64_t observed =
         p->opt->file ? 0

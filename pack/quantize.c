@@ -380,6 +380,11 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
         goto done;
     }
     QT_TRY(qt_run_gather_seconds(&run, err));
+    if (qt_comm_size(opt->comm) > 1)
+        qt_log_message(opt->log, QT_LOG_INFO,
+                       "%zu ranks: this one waited %.1f s for others and moved %.2f GB in %.1f s",
+                       opt->comm->size, opt->comm->waited, opt->comm->bytes / 1e9,
+                       opt->comm->moved);
     QT_TRY(report_new(out, &run, start, err));
     QT_TRY(qt_writer_add_json(run.writer, QT_REPORT_NAME, out->document, err));
     QT_TRY(qt_writer_finish(run.writer, manifest, err));

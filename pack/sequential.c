@@ -10,6 +10,7 @@ struct qt_sequential {
     struct qt_weights source;
     struct qt_model *model;
     struct qt_comm *comm;
+    struct qt_sums_memory memory;
     size_t blocks, first_block; /* of all windows; the first of this rank */
     size_t all_tokens, tokens;  /* of all windows; of those of this rank */
     size_t width, layer;
@@ -161,6 +162,7 @@ void qt_sequential_close(struct qt_sequential *s)
     qt_layer_close(s->reference_layer);
     s->be->free(s->be, s->hidden);
     s->be->free(s->be, s->reference);
+    qt_free(s->memory.p);
     qt_free(s->moe.routing_weight);
     qt_tokens_free(&s->moe.all);
     qt_tokens_free(&s->moe.tokens);
@@ -490,6 +492,7 @@ static int observe_all(struct qt_sequential *s, struct qt_err *err)
     const size_t k = u->k, n = u->state.n;
     struct qt_sums sums = {.be = s->be,
                            .comm = s->comm,
+                           .memory = &s->memory,
                            .blocks = u->weighted ? 1 : s->blocks,
                            .count = n ? 5 : 3,
                            .sum = {[GRAM] = {u->gram, k * k, k, true},

@@ -14,9 +14,10 @@ enum {
 };
 static const size_t default_batch_bytes = (size_t)1 << 30;
 
-/* Sums over the scored positions of a window; kld: over all positions. */
+/* Sums over the scored positions of a window; kld and same_top: over all positions. */
 struct window_sums {
-    double nll, ref_nll, kld;
+    double nll, ref_nll, kld, p_delta2;
+    size_t same_top;
 };
 
 const double qt_kld_quantiles[QT_KLD_QUANTILES] = {0.25, 0.5,   0.75,   0.9, 0.95,
@@ -36,21 +37,21 @@ struct eval {
     struct qt_backend *be;
     const struct qt_log *log;
     const uint32_t *ids;
+    struct qt_comm *comm;
     size_t seqlen, windows;
+    size_t first, end; /* windows of this rank */
     /* Windows per call of a layer, and per batch. A batch is a multiple of a group, so that the
      * calls, and the bits of the results, do not depend on the batch size. */
     size_t group, batch;
     size_t nsides; /* 1, or 2 with a reference */
     struct side side[2];
-    uint32_t *targets;             /* [LOGIT_POSITIONS] */
-    struct qt_score *scores;       /* [LOGIT_POSITIONS] */
-    double *kld;                   /* [windows * seqlen] with a reference */
-    struct window_sums *sums;      /* [windows] */
-    float *first_logits;           /* [seqlen][vocab] of the first window, if they are kept */
-    double nll, ref_nll, p_delta2; /* sums over scored positions */
-    size_t same_top;
-    bool not_finite;    /* a logit is NaN or infinity */
-    double done, total; /* progress: windows times (layers + head) */
+    uint32_t *targets;        /* [LOGIT_POSITIONS] */
+    struct qt_score *scores;  /* [LOGIT_POSITIONS] */
+    double *kld;              /* [windows * seqlen] with a reference */
+    struct window_sums *sums; /* [windows] */
+    float *first_logits;      /* [seqlen][vocab] of the first window, if they are kept */
+    bool not_finite;          /* a logit is NaN or infinity */
+    double done, total;       /* progress: windows times (layers + head) */
 };
 
 static void advance(struct eval *ev, size_t windows)
@@ -81,6 +82,15 @@ static int open_models(struct eval *ev, struct qt_err *err)
                        (double)ev->side[1].info.logit_softcap,
                        (double)ev->side[0].info.logit_softcap);
     return QT_OK;
+}
+
+/* The windows of this rank: whole groups. */
+static void choose_share(struct eval *ev)
+{
+    const size_t groups = qt_ceil_div(ev->windows, ev->group);
+    ev->end = qt_comm_share(&ev->first, groups, qt_comm_rank(ev->comm), qt_comm_size(ev->comm));
+    ev->first = qt_min_size(ev->first * ev->group, ev->windows);
+    ev->end = qt_min_size(ev->end * ev->group, ev->windows);
 }
 
 /* seqlen 0: the default, or the maximum of both models if smaller. */
@@ -130,9 +140,10 @@ static void choose_batch(struct eval *ev, size_t batch_bytes)
     }
     size_t groups = (batch_bytes ? batch_bytes : default_batch_bytes) / sizeof(float) / hidden /
                     ev->seqlen / ev->group;
-    groups = qt_min_size(groups ? groups : 1, qt_ceil_div(ev->windows, ev->group));
-    ev->batch = qt_min_size(groups * ev->group, ev->windows);
-    ev->total = (double)ev->windows * (layers + 1);
+    const size_t own = ev->end - ev->first;
+    groups = qt_min_size(groups ? groups : 1, qt_ceil_div(own, ev->group));
+    ev->batch = qt_min_size(groups * ev->group, own);
+    ev->total = (double)own * (layers + 1);
 }
 
 static int new_buffers(struct eval *ev, bool logits, struct qt_err *err)
@@ -222,16 +233,14 @@ static int add_scores(struct eval *ev, size_t window, size_t pos, size_t m, stru
         if (ref) {
             ev->kld[token] = s->kld;
             sums->kld += s->kld;
-            ev->same_top += s->same_top;
+            sums->same_top += s->same_top;
         }
         if (pos + i + 1 == ev->seqlen)
             continue; /* the last position has no target: see score_chunk */
-        ev->nll += s->nll;
         sums->nll += s->nll;
         if (ref) {
-            ev->ref_nll += s->ref_nll;
             sums->ref_nll += s->ref_nll;
-            ev->p_delta2 += s->p_delta * s->p_delta;
+            sums->p_delta2 += s->p_delta * s->p_delta;
         }
     }
     return QT_OK;
@@ -292,13 +301,39 @@ static int score_batch(struct eval *ev, size_t first, size_t windows, struct qt_
 static int run_batches(struct eval *ev, struct qt_err *err)
 {
     int rc = QT_OK;
-    for (size_t first = 0; first < ev->windows; first += ev->batch) {
-        size_t windows = qt_min_size(ev->batch, ev->windows - first);
+    for (size_t first = ev->first; first < ev->end; first += ev->batch) {
+        size_t windows = qt_min_size(ev->batch, ev->end - first);
         for (size_t i = 0; i < ev->nsides; i++)
             QT_TRY(run_layers(ev, &ev->side[i], first, windows, err));
         QT_TRY(score_batch(ev, first, windows, err));
     }
 done:
+    return rc;
+}
+
+/* All ranks receive the results of all windows, in order. rc: the status of this rank. */
+static int gather(struct eval *ev, int rc, struct qt_err *err)
+{
+    const size_t own = ev->end - ev->first;
+    size_t *sizes = NULL;
+    char *all = NULL;
+    QT_TRY(qt_comm_meet(ev->comm, rc, err));
+    if (qt_comm_size(ev->comm) == 1)
+        return QT_OK;
+    QT_TRY(qt_array_new(&sizes, ev->comm->size, sizeof *sizes, err));
+    QT_TRY(
+        qt_comm_collect(ev->comm, &all, sizes, ev->sums + ev->first, own * sizeof *ev->sums, err));
+    memcpy(ev->sums, all, ev->windows * sizeof *ev->sums);
+    if (ev->nsides == 2) {
+        const size_t bytes = ev->seqlen * sizeof *ev->kld;
+        qt_free(all);
+        QT_TRY(qt_comm_collect(ev->comm, &all, sizes, ev->kld + ev->first * ev->seqlen, own * bytes,
+                               err));
+        memcpy(ev->kld, all, ev->windows * bytes);
+    }
+done:
+    qt_free(sizes);
+    qt_free(all);
     return rc;
 }
 
@@ -359,14 +394,21 @@ static void fill_report(struct qt_eval_report *out, struct eval *ev)
 {
     const double each = (double)(ev->seqlen - 1), scored = (double)ev->windows * each;
     size_t positions = ev->windows * ev->seqlen;
+    struct window_sums all = {0};
+    for (size_t i = 0; i < ev->windows; i++) {
+        all.nll += ev->sums[i].nll;
+        all.ref_nll += ev->sums[i].ref_nll;
+        all.p_delta2 += ev->sums[i].p_delta2;
+        all.same_top += ev->sums[i].same_top;
+    }
     *out = (struct qt_eval_report){
         .windows = ev->windows,
         .seqlen = ev->seqlen,
         .vocab = ev->side[0].info.vocab,
         .logits = ev->first_logits,
         .scored_tokens = ev->windows * (ev->seqlen - 1),
-        .nll = ev->nll / scored,
-        .ppl = exp(ev->nll / scored),
+        .nll = all.nll / scored,
+        .ppl = exp(all.nll / scored),
         .has_ref = ev->nsides == 2,
     };
     ev->first_logits = NULL; /* is the caller's now */
@@ -377,7 +419,7 @@ static void fill_report(struct qt_eval_report *out, struct eval *ev)
     for (size_t i = 0; i < positions; i++)
         sum += ev->kld[i];
     qsort(ev->kld, positions, sizeof *ev->kld, compare_double);
-    out->ref_nll = ev->ref_nll / scored;
+    out->ref_nll = all.ref_nll / scored;
     out->ref_ppl = exp(out->ref_nll);
     out->ppl_ratio = exp(out->nll - out->ref_nll);
     out->ppl_ratio_se = out->ppl_ratio * standard_error(ev, window_increase, each);
@@ -387,15 +429,15 @@ static void fill_report(struct qt_eval_report *out, struct eval *ev)
     out->kld_p999 = quantile(ev->kld, positions, 0.999);
     for (size_t i = 0; i < QT_KLD_QUANTILES; i++)
         out->kld_quantile[i] = quantile(ev->kld, positions, qt_kld_quantiles[i]);
-    out->same_top = (double)ev->same_top / (double)positions;
-    out->rms_dp = sqrt(ev->p_delta2 / scored);
+    out->same_top = (double)all.same_top / (double)positions;
+    out->rms_dp = sqrt(all.p_delta2 / scored);
 }
 
 int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct qt_weights *ref,
             const uint32_t *ids, size_t count, const struct qt_eval_options *opt,
             struct qt_backend *be, struct qt_err *err)
 {
-    struct eval ev = {.be = be, .log = opt->log, .ids = ids};
+    struct eval ev = {.be = be, .log = opt->log, .ids = ids, .comm = opt->comm};
     int rc;
     *out = (struct qt_eval_report){0};
     ev.nsides = ref ? 2 : 1;
@@ -404,9 +446,10 @@ int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct
     QT_TRY(open_models(&ev, err));
     QT_TRY(choose_seqlen(&ev, opt->seqlen, err));
     QT_TRY(choose_windows(&ev, count, opt->windows, err));
+    choose_share(&ev);
     choose_batch(&ev, opt->batch_bytes);
     QT_TRY(new_buffers(&ev, opt->logits, err));
-    QT_TRY(run_batches(&ev, err));
+    QT_TRY(gather(&ev, run_batches(&ev, err), err));
     fill_report(out, &ev);
 done:
     out->not_finite = ev.not_finite;
