@@ -9,15 +9,17 @@ CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] \
 #   HOPPER  9.0a alone; one compilation each, the longest first, so that no core idles at the end
 #   older   8.0 alone: Hopper has other kernels for the same products
 #   seldom  8.0 and 9.0: kernels that Hopper seldom runs
-#   either  8.0 and 9.0a
-# The last three are one compilation each, as nvcc needs two seconds per file before the first kernel.
+#   either  8.0 and 9.0a; CUDA_LONG: the same, each a compilation of its own
+# The other three are one compilation each, as nvcc needs two seconds per file before the first
+# kernel.
 CUDA_HOPPER := matmul/tile_group matmul/tile_fpx w4ax/hopper mix24/hopper matmul/skinny
 CUDA_older  := matmul/stream matmul/mma_tile w4ax/stream_sm80
 CUDA_seldom := matmul/int4_zero matmul/dequantize mix24/dequantize
-CUDA_either := $(filter-out $(CUDA_HOPPER) $(CUDA_older) $(CUDA_seldom),\
+CUDA_LONG   := moe/product
+CUDA_either := $(filter-out $(CUDA_HOPPER) $(CUDA_older) $(CUDA_seldom) $(CUDA_LONG),\
                  $(sort $(patsubst kernels/cuda/%.cu,%,$(wildcard kernels/cuda/*/*.cu))))
 CUDA_FIRST  := $(firstword $(CUDA_HOPPER))
-CUDA_OBJ    := $(patsubst %,$(B)/kernels/cuda/%.o,$(CUDA_FIRST) either older \
+CUDA_OBJ    := $(patsubst %,$(B)/kernels/cuda/%.o,$(CUDA_FIRST) $(CUDA_LONG) either older \
                  $(filter-out $(CUDA_FIRST),$(CUDA_HOPPER)) seldom) \
                $(patsubst %.cc,$(B)/%.o,$(sort $(wildcard kernels/cuda/*/*.cc)))
 CUDA_GROUPS := older seldom either
@@ -71,7 +73,7 @@ $(B)/kernels/gpu/copy.o $(B)/kernels/gpu/cuda.o $(B)/tests/gpu/%.o: QFLAGS += -i
 $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(GPU_OBJ) $(B)/libqtool.a | $(B)/pkg.libs
 	$(LINK) $(CUDA_LINK)
 $(B)/tests/gpu/test_mix24: $(B)/tests/gpu/mix24_matrix.o
-$(B)/tests/gpu/test_kernels $(B)/tests/gpu/test_mix24 $(B)/tests/gpu/test_kv4 $(B)/tests/gpu/test_w4ax \
+$(B)/tests/gpu/test_kernels $(B)/tests/gpu/test_mix24 $(B)/tests/gpu/test_moe $(B)/tests/gpu/test_kv4 $(B)/tests/gpu/test_w4ax \
     $(B)/tests/gpu/test_backend $(B)/tests/gpu/test_round $(B)/tests/gpu/bench_w4ax: $(B)/tests/gpu/reference.o
 # These link a simulated device instead of the CUDA runtime.
 $(B)/tests/gpu/test_launch $(B)/tests/gpu/test_refuse: %: %.o $(B)/tests/gpu/simulated.o $(B)/libqtool_kernels.a \
@@ -93,7 +95,7 @@ install-kernels: kernels
 
 # test_plan, test_launch and test_refuse need no GPU, and wgmma_registers reads machine code; the
 # others say SKIP where there is no GPU. CUDA_FORCE_PTX_JIT: the kernels for devices of 8.x and 12.x.
-test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_refuse test_backend test_round test_kernels test_mix24 test_kv4 test_w4ax sweep) \
+test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_refuse test_backend test_round test_kernels test_mix24 test_moe test_kv4 test_w4ax sweep) \
           $(B)/libqtool_kernels.a $(B)/qtool
 	$(B)/tests/gpu/test_plan
 	$(B)/tests/gpu/test_launch
@@ -103,9 +105,10 @@ test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_refuse test_bac
 	$(PYTHON) tests/gpu/wgmma_registers.py $(B)/libqtool_kernels.a
 	$(B)/tests/gpu/test_kernels
 	$(B)/tests/gpu/test_mix24
+	$(B)/tests/gpu/test_moe
 	$(B)/tests/gpu/test_kv4
 	$(B)/tests/gpu/test_w4ax
-	for t in kernels mix24 kv4 w4ax; do \
+	for t in kernels mix24 moe kv4 w4ax; do \
 	    CUDA_FORCE_PTX_JIT=1 $(B)/tests/gpu/test_$$t 7 quick || exit 1; done
 	tests/gpu/commands.sh $(B)/qtool
 
@@ -114,7 +117,7 @@ oracle-registers: $(B)/libqtool_kernels.a
 	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) registers
 
 # Needs a GPU, and some minutes.
-sanitize-gpu: $(addprefix $(B)/tests/gpu/,test_backend test_round test_kernels test_mix24 test_kv4 test_w4ax)
+sanitize-gpu: $(addprefix $(B)/tests/gpu/,test_backend test_round test_kernels test_mix24 test_moe test_kv4 test_w4ax)
 	for tool in memcheck synccheck initcheck racecheck; do for t in $^; do \
 	    compute-sanitizer --tool $$tool --error-exitcode 1 $$t 7 quick || exit 1; done; done
 else

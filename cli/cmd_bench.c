@@ -1,4 +1,5 @@
 /* bench: times the fused GPU kernels. */
+#include "cli/bench_moe.h"
 #include "cli/cli.h"
 
 #include <math.h>
@@ -9,7 +10,7 @@ enum { MAX_TOKENS = 1 << 16, MAX_SIDE = 1 << 20, MAX_HEADS = 1 << 12, MAX_LENGTH
 
 struct bench_options {
     struct common_options common;
-    struct opt_list scheme, shape;
+    struct opt_list scheme, shape, moe;
     const char *m, *length; /* length: NULL when not given */
     int dtype;              /* enum qtool_dtype */
     int compute;            /* index of `computes` */
@@ -50,8 +51,9 @@ struct request {
     const char **names; /* [nspecs], the specs as given */
     struct qt_bench_shape *shapes;
     struct qt_bench_cache *caches;
+    struct qt_bench_moe *moe;
     size_t *m, *lengths;
-    size_t nspecs, nshapes, ncaches, nm, nlengths;
+    size_t nspecs, nshapes, ncaches, nmoe, nm, nlengths;
     size_t shapes_capacity, caches_capacity;
     bool kv4;
 };
@@ -218,6 +220,26 @@ static int check_options(const struct request *r, const struct bench_options *o,
     return QT_OK;
 }
 
+/* --moe: layers of experts instead of single products. */
+static int parse_moe(struct request *r, const struct bench_options *o, struct qt_err *err)
+{
+    const char *other = o->shape.count ? "--shape"
+                        : o->length    ? "--length"
+                        : o->compute   ? "--compute"
+                        : o->invariant ? "--invariant"
+                        : r->kv4       ? "--scheme kv4"
+                                       : NULL;
+    int rc = QT_OK;
+    if (other)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "%s does not apply to --moe", other);
+    QT_TRY(qt_array_new(&r->moe, o->moe.count, sizeof *r->moe, err));
+    for (; r->nmoe < o->moe.count; r->nmoe++)
+        QT_TRY(bench_moe_parse(&r->moe[r->nmoe], o->moe.items[r->nmoe], err));
+    QT_TRY(parse_sizes(&r->m, &r->nm, "--m", o->m, MAX_TOKENS, err));
+done:
+    return rc;
+}
+
 static int parse_request(struct request *r, const struct bench_options *o, struct qt_err *err)
 {
     const char *const *schemes = default_schemes;
@@ -226,6 +248,8 @@ static int parse_request(struct request *r, const struct bench_options *o, struc
     if (o->scheme.count)
         schemes = o->scheme.items, nschemes = o->scheme.count;
     QT_TRY(parse_schemes(r, schemes, nschemes, err));
+    if (o->moe.count)
+        return parse_moe(r, o, err);
     QT_TRY(parse_shapes(r, o->shape.items, o->shape.count, err));
     if (!o->shape.count && r->nspecs)
         QT_TRY(
@@ -248,6 +272,7 @@ static void free_request(struct request *r)
     qt_free(r->names);
     qt_free(r->shapes);
     qt_free(r->caches);
+    qt_free(r->moe);
     qt_free(r->m);
     qt_free(r->lengths);
 }
@@ -419,6 +444,8 @@ static int print_report(const struct qt_bench_report *report, const struct reque
         QT_TRY(print_rows(report, r, err));
     if (report->ncaches)
         QT_TRY(print_caches(report, err));
+    if (report->nmoe)
+        QT_TRY(bench_moe_print(report, r->names, r->specs, err));
 done:
     return rc;
 }
@@ -484,6 +511,7 @@ static void fill_doc(struct cli *cli, const struct qt_bench_report *report, cons
     doc_set(cli, cli->doc, "read_gb_per_s", doc_real(report->read_gbs));
     doc_set(cli, cli->doc, "rows", rows);
     doc_set(cli, cli->doc, "caches", caches);
+    doc_set(cli, cli->doc, "moe", bench_moe_doc(cli, report, r->names, r->specs));
 }
 
 /* ---- the command ---------------------------------------------------------------------------- */
@@ -495,11 +523,13 @@ static int measure(struct cli *cli, const struct request *r, const struct bench_
         .specs = r->specs,
         .shapes = r->shapes,
         .caches = r->caches,
+        .moe = r->moe,
         .m = r->m,
         .lengths = r->lengths,
         .nspecs = r->nspecs,
         .nshapes = r->nshapes,
         .ncaches = r->ncaches,
+        .nmoe = r->nmoe,
         .nm = r->nm,
         .nlengths = r->nlengths,
         .matmul = {.dtype = (enum qtool_dtype)o->dtype,
@@ -560,6 +590,12 @@ static const struct opt opts[] = {
              "their linears: llama3-8b:qkv, :o, :gate+up or :down; for kv4 HEADSxKV_HEADSxDIM or "
              "llama3-8b:attention (default llama3-8b:o, llama3-70b:o and llama3-70b:gate+up; for "
              "kv4 llama3-8b:attention)"},
+    {.name = "moe",
+     .kind = OPT_LIST,
+     .offset = offsetof(struct bench_options, moe),
+     .metavar = "LAYER",
+     .help = "a layer of experts instead of single products: EXPERTS,TOPK,HIDDEN,INTERMEDIATE, or "
+             "qwen3-30b, mixtral, deepseek-v3, glm-4.5-air"},
     {.name = "m",
      .kind = OPT_STRING,
      .offset = offsetof(struct bench_options, m),
@@ -618,10 +654,16 @@ const struct command cmd_bench = {
         "five has 8-bit activations.\n\n"
         "kv4: attention of one query token per sequence over an FP16 cache, a 4-bit cache (keys "
         "quantized per channel and 64 tokens), and a paged 4-bit cache (pages of 64 tokens, in "
-        "random order). X FP16: speed-up over the FP16 cache.",
+        "random order). X FP16: speed-up over the FP16 cache.\n\n"
+        "--moe: a layer of gated experts, from the sort of the tokens to the weighted sum. Every "
+        "token chooses different experts at random. READ: experts that are read, MB: their packed "
+        "bytes, whose cold read is the FLOOR. X CUBLAS: speed-up over the products of the same "
+        "routing by cuBLAS, the faster of one product per expert (loop) and products padded to the "
+        "largest number of tokens (batch), without sort, activation and sum.",
     .examples = "  qtool bench\n"
                 "  qtool bench --scheme nf4:g=64 --scheme fp6 --shape llama3-8b --m 1,8 --json\n"
                 "  qtool bench --scheme w4ax --scheme w4ax:scales=row --m 1,128,1024\n"
+                "  qtool bench --moe qwen3-30b --scheme int4 --m 1,16,256\n"
                 "  qtool bench --scheme kv4 --shape 32x8x128 --m 1,8 --length 8192\n",
     .opts = opts,
     .positionals = positionals,

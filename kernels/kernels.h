@@ -4,7 +4,8 @@
  *
  *   cpu/             the CPU backend
  *   include/, cuda/  libqtool_kernels: matrix products with packed weights (qtool_kernels.h),
- *                    w4ax (qtool_w4ax.h), attention over 4-bit KV caches (qtool_kv4.h)
+ *                    w4ax (qtool_w4ax.h), attention over 4-bit KV caches (qtool_kv4.h),
+ *                    layers of experts (qtool_moe.h)
  *   gpu/backend.c    the CUDA backend; product.c: its matrix products; math.cu: its kernels
  *   gpu/cuda.c       struct qt_gpu on top of libqtool_kernels and the CUDA runtime
  *   gpu/copy.c       copies between host and device
@@ -18,6 +19,7 @@
 #include "base/base.h"
 #include "kernels/include/qtool_kernels.h"
 #include "kernels/include/qtool_kv4.h"
+#include "kernels/include/qtool_moe.h"
 #include "kernels/include/qtool_w4ax.h"
 
 /* Opens the CPU backend: OpenBLAS and OpenMP, on the threads of qt_threads_set. Close with
@@ -51,7 +53,7 @@ struct qt_gpu_work {
  * One GPU: memory, kernels, timing. It is a table of functions, so that its users build without
  * CUDA and can be tested with a simulated device. All work goes to one stream, in order. download
  * and time return when the work is done, upload when src has been read. copy, fill, run,
- * dequantize, w4ax_quantize, w4ax_run, kv_append, kv_run, transfer and gemm only enqueue. The plan
+ * dequantize, w4ax_quantize, w4ax_run, kv_append, kv_run, moe_run, transfer, gemm and gemm_batch only enqueue. The plan
  * functions and w4ax_blocks compute on the host. Errors: QT_E_INTERNAL for failed CUDA calls,
  * QT_E_RESOURCE if device memory is exhausted.
  */
@@ -116,6 +118,16 @@ struct qt_gpu {
                   const struct qtool_kv_cache *cache, void *out, const void *q, const int *length,
                   void *workspace, struct qt_err *err);
 
+    /* The functions qtool_moe_*. QT_E_UNSUPPORTED with the reason if table or plan refuses. */
+    int (*moe_table)(struct qt_gpu *gpu, void *table, const struct qtool_moe_layer *layer,
+                     struct qt_err *err);
+    int (*moe_plan)(struct qt_gpu *gpu, struct qtool_moe_plan *out,
+                    const struct qtool_moe_layer *layer, size_t tokens,
+                    const struct qtool_moe_options *opt, struct qt_err *err);
+    int (*moe_run)(struct qt_gpu *gpu, const struct qtool_moe_plan *plan, const void *table,
+                   void *y, const void *x, const int *ids, const float *weights, void *workspace,
+                   struct qt_err *err);
+
     /* Copies bytes (a multiple of 16) by a kernel of plain loads and stores; dst = NULL: only
      * reads. shape < QT_GPU_TRANSFERS selects the launch configuration. */
     int (*transfer)(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, int shape,
@@ -123,6 +135,10 @@ struct qt_gpu {
     /* FP16 y[m][n] = x[m][k] w[n][k]^T by cuBLAS with FP32 accumulation; needs has_cublas. */
     int (*gemm)(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t m, size_t n,
                 size_t k, struct qt_err *err);
+
+    /* The same for `count` products, whose matrices follow each other. */
+    int (*gemm_batch)(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t count,
+                      size_t m, size_t n, size_t k, struct qt_err *err);
 
     /*
      * Returns in us[j] the microseconds of one launch of works[j], j < n <= QT_GPU_WORKS. The

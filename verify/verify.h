@@ -191,9 +191,10 @@ struct qt_bench_options {
     const struct qt_spec *specs;
     const struct qt_bench_shape *shapes;
     const struct qt_bench_cache *caches;
+    const struct qt_bench_moe *moe;
     const size_t *m;       /* numbers of tokens; for caches, of sequences */
     const size_t *lengths; /* tokens of a sequence in the cache */
-    size_t nspecs, nshapes, ncaches, nm, nlengths;
+    size_t nspecs, nshapes, ncaches, nmoe, nm, nlengths;
     struct qtool_matmul_options matmul;
     const struct qt_log *log;
 };
@@ -219,6 +220,23 @@ struct qt_bench_cache_row {
     char why[200];               /* why the kernel refused the shape; "": measured */
 };
 
+/* A layer of gated experts. */
+struct qt_bench_moe {
+    char name[64]; /* "qwen3-30b", or "" */
+    size_t experts, topk, hidden, inner;
+};
+
+struct qt_bench_moe_row {
+    const struct qt_bench_moe *shape; /* into the options */
+    const struct qt_spec *spec;
+    size_t m;                 /* tokens */
+    size_t touched, most;     /* experts that are read; most tokens of one of them */
+    size_t bytes;             /* packed weights that are read */
+    double us, floor_us;      /* NaN: not measured */
+    double loop_us, batch_us; /* cuBLAS FP16, a product per expert; a batch, padded to `most` */
+    char why[200];            /* why the kernels refused the layer; "": measured */
+};
+
 struct qt_bench_report {
     double copy_gbs; /* GB/s, read + written: copies of 512 MiB (less on a small GPU) */
     double read_gbs; /* GB/s: reads of 1 GiB (less on a small GPU) */
@@ -226,6 +244,8 @@ struct qt_bench_report {
     size_t count;
     struct qt_bench_cache_row *caches;
     size_t ncaches;
+    struct qt_bench_moe_row *moe;
+    size_t nmoe;
 };
 
 /* Packs random weights [n][k] by the scheme's fastest method. If n is large, 256 rows are quantized
@@ -236,7 +256,8 @@ int qt_bench_weights(struct qt_packed *out, const struct qt_spec *spec, size_t n
 /*
  * Times the fused kernels on random weights: for each shape cuBLAS at each m, then each scheme and
  * its read floor. Then attention: for each m and length an FP16 cache, a 4-bit cache, and a paged
- * 4-bit cache. Weights and caches are cold in L2, X and Y are not. Times are medians of launches in
+ * 4-bit cache. Then layers of experts: every token chooses different experts at random; cuBLAS
+ * computes the products of the same routing only. Weights and caches are cold in L2, X and Y are not. Times are medians of launches in
  * CUDA graphs. The caller frees *out.
  */
 int qt_bench(struct qt_bench_report *out, struct qt_gpu *gpu, const struct qt_bench_options *opt,

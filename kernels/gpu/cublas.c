@@ -153,6 +153,15 @@ int gpu_cublas_gemm(struct gpu_cublas *c, void *y, int ldy, const void *x, const
                    ldy, COMPUTE_32F, ALGO_DEFAULT);
 }
 
+int gpu_cublas_gemm_batch(struct gpu_cublas *c, void *y, const void *x, const void *w, int count,
+                          int m, int n, int k)
+{
+    const float one = 1, zero = 0;
+    return c->batched(c->handle, OP_T, OP_N, n, m, k, &one, w, R_16F, k, (long long)n * k, x, R_16F,
+                      k, (long long)m * k, &zero, y, R_16F, n, (long long)m * n, count, COMPUTE_32F,
+                      ALGO_DEFAULT);
+}
+
 /* cuBLAS is column-major and computes C^T = B^T A^T: a row-major matrix is its transpose in
  * column-major order. */
 int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)

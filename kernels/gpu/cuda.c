@@ -231,6 +231,32 @@ static int gpu_kv_run(struct qt_gpu *gpu, const struct qtool_kv_plan *plan,
         "attention", err);
 }
 
+/* ---- experts --------------------------------------------------------------------------------- */
+
+static int gpu_moe_table(struct qt_gpu *gpu, void *table, const struct qtool_moe_layer *layer,
+                         struct qt_err *err)
+{
+    char reason[160];
+    (void)gpu;
+    return planned(qtool_moe_table(table, layer, reason), reason, err);
+}
+
+static int gpu_moe_plan(struct qt_gpu *gpu, struct qtool_moe_plan *out,
+                        const struct qtool_moe_layer *layer, size_t tokens,
+                        const struct qtool_moe_options *opt, struct qt_err *err)
+{
+    (void)gpu;
+    return planned(qtool_moe_plan(out, layer, tokens, opt), out->reason, err);
+}
+
+static int gpu_moe_run(struct qt_gpu *gpu, const struct qtool_moe_plan *plan, const void *table,
+                       void *y, const void *x, const int *ids, const float *weights,
+                       void *workspace, struct qt_err *err)
+{
+    return launched(qtool_moe_run(plan, table, y, x, ids, weights, workspace, self(gpu)->stream),
+                    "experts", err);
+}
+
 /* ---- baselines ------------------------------------------------------------------------------ */
 
 static int gpu_transfer(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, int shape,
@@ -247,6 +273,13 @@ static int gpu_gemm(struct qt_gpu *gpu, void *y, const void *x, const void *w, s
 {
     return gpu_check_cublas(
         gpu_cublas_gemm(self(gpu)->cublas, y, (int)n, x, w, (int)m, (int)n, (int)k, false), err);
+}
+
+static int gpu_gemm_batch(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t count,
+                          size_t m, size_t n, size_t k, struct qt_err *err)
+{
+    return gpu_check_cublas(
+        gpu_cublas_gemm_batch(self(gpu)->cublas, y, x, w, (int)count, (int)m, (int)n, (int)k), err);
 }
 
 /* ---- time ----------------------------------------------------------------------------------- */
@@ -450,8 +483,12 @@ static const struct qt_gpu functions = {
     .kv_append = gpu_kv_append,
     .kv_plan = gpu_kv_plan,
     .kv_run = gpu_kv_run,
+    .moe_table = gpu_moe_table,
+    .moe_plan = gpu_moe_plan,
+    .moe_run = gpu_moe_run,
     .transfer = gpu_transfer,
     .gemm = gpu_gemm,
+    .gemm_batch = gpu_gemm_batch,
     .time = gpu_time,
     .close = gpu_close,
 };

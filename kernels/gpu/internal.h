@@ -43,6 +43,9 @@ void gpu_cublas_close(struct gpu_cublas *c);
 /* y[m][n] = x[m][k] w[n][k]^T in FP16 or BF16; ldy: elements from one row of y to the next. */
 int gpu_cublas_gemm(struct gpu_cublas *c, void *y, int ldy, const void *x, const void *w, int m,
                     int n, int k, bool bf16);
+/* The same for `count` FP16 products, whose matrices follow each other. */
+int gpu_cublas_gemm_batch(struct gpu_cublas *c, void *y, const void *x, const void *w, int count,
+                          int m, int n, int k);
 
 /* A batch of `count` FP32 products c[m][n] = alpha a b + beta c. Matrices are row-major: a is
  * [m][k], or [k][m] if a_transposed; b is [k][n], or [n][k] if b_transposed. lda, ldb, ldc: floats

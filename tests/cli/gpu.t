@@ -140,3 +140,15 @@ $ CUDA_VISIBLE_DEVICES= qtool quantize "$NANO" -o x --scheme nf4 --device cuda
 $ qtool calibrate --merge a.qcal b.qcal -o c.qcal --device cuda
 ? 2
 2 --device cuda: --merge runs on the CPU only
+
+$ qtool bench --moe qwen3-30B
+? 2
+2 unknown layer of experts 'qwen3-30B'; did you mean 'qwen3-30b'\?
+
+$ qtool bench --moe 8,9,256,128
+? 2
+2 --moe: '9' is not a number from 1 to 8
+
+$ qtool bench --moe mixtral --shape 64x64
+? 2
+2 --shape does not apply to --moe

@@ -96,6 +96,7 @@ check "calibrate on the GPU" with_data "$qtool" calibrate "$nano" -o "$dir/x.qca
 check "nf3, from that file" quantize_and_verify file nf3 --calib "$dir/x.qcal" --device cuda
 check "perplexity of that" same_perplexity 1e-3 "$dir/file" "$dir/file"
 check "bench" "$qtool" bench --quiet --scheme nf4 --scheme mix24 --scheme w4ax --shape 256x512 --m 1,40 --json
+check "bench experts" "$qtool" bench --quiet --moe 8,2,256,128 --scheme nf4 --scheme mix24 --m 1,100 --json
 check "bench kv4" "$qtool" bench --quiet --scheme kv4 --shape 4x2x64 --m 2 --length 100 --json
 
 echo "$passed passed, $failed failed, 0 skipped"

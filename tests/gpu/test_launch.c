@@ -6,6 +6,7 @@
  * usage: test_launch     prints "N passed, M failed, K skipped"
  */
 #include "kernels/include/qtool_kv4.h"
+#include "kernels/include/qtool_moe.h"
 #include "kernels/include/qtool_w4ax.h"
 #include "tests/gpu/simulated.h"
 
@@ -310,6 +311,40 @@ static void check_attention(size_t heads, size_t kv_heads, size_t dim, enum qtoo
         }
 }
 
+/* ---- layers of experts of qtool_moe.h ------------------------------------------------------- */
+
+static void check_experts(const struct scheme *s, size_t experts, size_t hidden, size_t inner)
+{
+    static struct qtool_matmul_weight wide[QTOOL_MOE_MAX_EXPERTS], narrow[QTOOL_MOE_MAX_EXPERTS];
+    static unsigned char table[QTOOL_MOE_MAX_EXPERTS * QTOOL_MOE_TABLE_EXPERT];
+    const struct qtool_moe_layer layer = {experts, wide, wide, narrow};
+    char reason[160];
+    for (size_t e = 0; e < experts; e++) {
+        wide[e] = weight_of(s, inner, hidden);
+        narrow[e] = weight_of(s, hidden, inner);
+    }
+    int rc = qtool_moe_table(table, &layer, reason);
+    result(s->name, inner, hidden, experts, rc == QTOOL_OK ? NULL : reason);
+    for (size_t m = 0; m <= 8192; m = m ? 8 * m : 1)
+        for (size_t topk = 1; topk <= 8; topk *= 8) {
+            const struct qtool_moe_options opt = {.dtype = m & 0x208 ? QTOOL_BF16 : QTOOL_F16,
+                                                  .topk = topk,
+                                                  .dependent_launch = m == 64};
+            struct qtool_moe_plan plan;
+            rc = qtool_moe_plan(&plan, &layer, m, &opt);
+            if (rc == QTOOL_OK)
+                rc = qtool_moe_run(&plan, memory, memory, memory, memory, memory, memory, NULL);
+            const int launches = simulated_launches();
+            const char *fault = plan.reason[0] ? plan.reason : simulated_fault();
+            if (!fault)
+                fault = rc != QTOOL_OK ? "run refused what plan took"
+                        : m == 0       ? (launches ? "a launch without tokens" : NULL)
+                        : launches < 4 ? "too few launches"
+                                       : NULL;
+            result(s->name, inner, hidden, m, fault);
+        }
+}
+
 int main(void)
 {
     for (size_t d = 0; d < COUNT(devices); d++) {
@@ -333,6 +368,12 @@ int main(void)
                     check_w4ax(n, k, (enum qtool_w4ax_scales)scales, false);
                 check_w4ax(n, k, QTOOL_W4AX_BLOCK, true);
             }
+        for (size_t s = 0; s < COUNT(schemes); s++) {
+            check_experts(&schemes[s], 128, 2048, 768);
+            check_experts(&schemes[s], 512, 7168, 2048);
+            check_experts(&schemes[s], 3, 100, 14336);
+            check_experts(&schemes[s], 1, 1, 1);
+        }
         for (int scales = QTOOL_W4AX_BLOCK; scales <= QTOOL_W4AX_ROW; scales++)
             check_w4ax(5000000, 65536, (enum qtool_w4ax_scales)scales, false);
         for (size_t j = 0; j < COUNT(columns); j++)

@@ -349,13 +349,16 @@ int qt_bench(struct qt_bench_report *out, struct qt_gpu *gpu, const struct qt_be
     size_t caches = opt->ncaches * opt->nm * opt->nlengths * BENCH_CACHE_KINDS;
     int rc;
     *out = (struct qt_bench_report){0};
-    b.total = (double)(opt->nshapes * (opt->nspecs + gpu->has_cublas) * opt->nm + caches);
+    size_t moe = opt->nmoe * opt->nspecs * opt->nm;
+    b.total = (double)(opt->nshapes * (opt->nspecs + gpu->has_cublas) * opt->nm + caches + moe);
     QT_TRY(qt_array_new(&out->rows, rows, sizeof *out->rows, err));
     QT_TRY(qt_array_new(&out->caches, caches, sizeof *out->caches, err));
+    QT_TRY(qt_array_new(&out->moe, moe, sizeof *out->moe, err));
     QT_TRY(measure_machine(out, gpu, err));
     for (size_t i = 0; i < opt->nshapes; i++)
         QT_TRY(bench_shape(&b, &opt->shapes[i], err));
     QT_TRY(bench_caches(&b, err));
+    QT_TRY(bench_experts(&b, err));
 done:
     gpu_operands_free(&b.operands, gpu);
     if (rc < 0)
@@ -367,5 +370,6 @@ void qt_bench_free(struct qt_bench_report *report)
 {
     qt_free(report->rows);
     qt_free(report->caches);
+    qt_free(report->moe);
     *report = (struct qt_bench_report){0};
 }

@@ -1,4 +1,4 @@
-/* State that bench.c (matrix products) and kv.c (attention) share. Private to verify/. */
+/* State that bench.c (matrix products), kv.c (attention) and moe.c (experts) share. Private to verify/. */
 #ifndef QT_VERIFY_BENCH_CONTEXT_H
 #define QT_VERIFY_BENCH_CONTEXT_H
 
@@ -27,5 +27,8 @@ static inline int bench_refused(char why[200], int rc, const struct qt_err *err)
 /* kv.c: appends the rows of all caches to the report. */
 enum { BENCH_CACHE_KINDS = 3 };
 int bench_caches(struct bench *b, struct qt_err *err);
+
+/* moe.c: appends the rows of all layers of experts to the report. */
+int bench_experts(struct bench *b, struct qt_err *err);
 
 #endif

@@ -1,0 +1,494 @@
+/* qtool_moe.h: tables, plans and runs of layers of experts. */
+#include "kernels/cuda/moe/moe.h"
+#include "kernels/cuda/common/device.h"
+#include "kernels/cuda/common/prepare.h"
+#include "kernels/cuda/matmul/shape.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Experts with more tokens than this use tiles of 64: 3 tiles of 16 take longer. */
+enum { FEW_PAIRS = 32, MAX_TOPK = 32, MAX_TOKENS = 1 << 20, MAX_PAIRS = 1 << 24 };
+
+/* A product of the plan: gate and up, or down. */
+struct product {
+    struct qt_shape shape;
+    size_t n, k;
+    unsigned bits, exp_bits;
+    bool zeros;
+    struct {
+        const void *kernel;
+        int log2_wk, stages, grid;
+        size_t smem;
+    } kind[QT_MOE_KINDS];
+};
+
+/* Stored in `internal` of struct qtool_moe_plan. */
+struct state {
+    struct qt_device device;
+    bool ready;
+    struct product product[2]; /* gate and up; down */
+};
+
+static_assert(sizeof(struct state) <= sizeof(qtool_moe_plan::internal), "no room");
+
+static struct state *state_of(struct qtool_moe_plan *p)
+{
+    return (struct state *)p->internal.bytes;
+}
+
+static const struct state *state_of(const struct qtool_moe_plan *p)
+{
+    return (const struct state *)p->internal.bytes;
+}
+
+static int refuse(char reason[160], int status, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(reason, 160, fmt, ap);
+    va_end(ap);
+    return status;
+}
+
+/* ---- table ---------------------------------------------------------------------------------- */
+
+static const char *const matrix_names[QT_MOE_MATRICES] = {"gate", "up", "down"};
+
+static const struct qtool_matmul_weight *weights_of(const struct qtool_moe_layer *layer, int matrix)
+{
+    return matrix == QT_MOE_GATE ? layer->gate : matrix == QT_MOE_UP ? layer->up : layer->down;
+}
+
+/* Checks one matrix and fills *s. Returns NULL, or an error message. */
+static const char *matrix_fault(struct qt_shape *s, const struct qtool_matmul_weight *w)
+{
+    if (w->kind == QTOOL_MATMUL_MIX24)
+        return "MIX24 weights have no grouped product";
+    const char *fault = qt_shape_of(s, w);
+    if (fault)
+        return fault;
+    return s->pitch_blocks > 1 << 24 || s->pitch_groups > 1 << 24 ? "the matrix is too large"
+                                                                  : NULL;
+}
+
+static bool same_form(const struct qtool_matmul_weight *a, const struct qt_shape *s,
+                      const struct qtool_matmul_weight *b, const struct qt_shape *t)
+{
+    return a->kind == b->kind && a->bits == b->bits && a->n == b->n && a->k == b->k &&
+           a->group == b->group && s->format == t->format &&
+           (a->kind != QTOOL_MATMUL_FPX || a->exp_bits == b->exp_bits) &&
+           qt_has_zeros(a) == qt_has_zeros(b) && s->pitch_blocks == t->pitch_blocks &&
+           s->pitch_groups == t->pitch_groups;
+}
+
+static const char *layer_fault(const struct qtool_moe_layer *layer)
+{
+    if (layer->experts < 1 || layer->experts > QTOOL_MOE_MAX_EXPERTS)
+        return "experts must be 1..512";
+    if (!layer->gate || !layer->up || !layer->down)
+        return "gate, up and down must not be NULL";
+    const struct qtool_matmul_weight *gate = layer->gate, *down = layer->down;
+    if (gate->n != down->k || gate->k != down->n)
+        return "down must have n = k of gate, and k = n of gate";
+    return NULL;
+}
+
+int qtool_moe_table(void *table, const struct qtool_moe_layer *layer, char reason[160])
+{
+    struct qt_moe_matrix *out = (struct qt_moe_matrix *)table;
+    struct qt_shape first[2], s; /* of gate and up; of down */
+    reason[0] = '\0';
+    const char *fault = layer_fault(layer);
+    if (fault)
+        return refuse(reason, QTOOL_UNSUPPORTED, "%s", fault);
+    for (size_t e = 0; e < layer->experts; e++)
+        for (int i = 0; i < QT_MOE_MATRICES; i++) {
+            const int of = i == QT_MOE_DOWN;
+            const struct qtool_matmul_weight *w = &weights_of(layer, i)[e];
+            const struct qtool_matmul_weight *model = of ? layer->down : layer->gate;
+            fault = matrix_fault(&s, w);
+            if (fault)
+                return refuse(reason, QTOOL_UNSUPPORTED, "expert %zu, %s: %s", e, matrix_names[i],
+                              fault);
+            if (w == model)
+                first[of] = s;
+            if (!same_form(w, &s, model, &first[of]))
+                return refuse(reason, QTOOL_UNSUPPORTED,
+                              "expert %zu, %s: format or shape differ from those of expert 0, %s",
+                              e, matrix_names[i], of ? "down" : "gate");
+            struct qt_moe_matrix m = {};
+            for (int p = 0; p < 3 && s.width[p]; p++)
+                m.plane[p] = (const unsigned char *)w->plane[p];
+            m.scale = (const __half *)w->scale;
+            m.zero = qt_has_zeros(w) ? (const unsigned char *)w->zero : NULL;
+            m.table = w->kind == QTOOL_MATMUL_LUT ? (const __half *)w->table : NULL;
+            m.factor = qt_result_factor(w);
+            memcpy(&out[e * QT_MOE_MATRICES + (size_t)i], &m, sizeof m);
+        }
+    return QTOOL_OK;
+}
+
+/* ---- plan ----------------------------------------------------------------------------------- */
+
+static int tile_tokens(int kind)
+{
+    return kind == QT_MOE_FEW ? QT_MOE_FEW_TOKENS : QT_MOE_MANY_TOKENS;
+}
+
+static int row_tiles(const struct product *p, bool down, int log2_wk)
+{
+    const size_t strips = (size_t)(QT_MOE_WARPS >> log2_wk) * (down ? QT_MOE_STRIPS : 1);
+    return (int)ceil_div((size_t)p->shape.strips, strips);
+}
+
+/* Sets the members of *a that depend on shape and configuration. Returns bytes of shared memory. */
+static size_t layout(struct qt_moe_product_args *a, const struct product *p, bool down, int kind,
+                     int log2_wk, int stages)
+{
+    const struct qt_shape *s = &p->shape;
+    a->down = down;
+    a->pitch_blocks = s->pitch_blocks;
+    a->pitch_groups = s->pitch_groups;
+    a->k = (int)p->k;
+    a->n = (int)p->n;
+    a->strips = s->strips;
+    a->blocks = s->blocks;
+    a->group_shift = s->grouped ? s->group_shift : 30;
+    a->groups = (int)s->groups;
+    a->stage_groups = s->grouped ? qt_stage_groups(s, 1) : 1;
+    a->row_tiles = row_tiles(p, down, log2_wk);
+    a->log2_wk = log2_wk;
+    a->slots = (int)ceil_div((size_t)s->blocks, (size_t)1 << log2_wk);
+    a->stages = stages;
+    a->warp_bytes = QT_MOE_STRIPS * (128 * s->bits + (32 + s->zero_bytes) * a->stage_groups);
+    a->stage_bytes = (int)round_up((size_t)((tile_tokens(kind) * 128 << log2_wk) +
+                                            QT_MOE_WARPS * a->warp_bytes + QT_MOE_HEADER),
+                                   128);
+    a->ring_at = qt_moe_table_bytes(s->format) * (down ? 1 : 2);
+    a->sums_at = a->ring_at + stages * a->stage_bytes;
+    const int sums = log2_wk ? QT_MOE_WARPS * QT_MOE_STRIPS * tile_tokens(kind) / 8 * 512 : 0;
+    return (size_t)(a->sums_at + sums);
+}
+
+/* Experts that `pairs` choices of a router without preferences touch. */
+static double touched(const struct qtool_moe_plan *p)
+{
+    double untouched = 1;
+    for (size_t i = 0; i < p->tokens && untouched > 1e-3; i++)
+        untouched *= 1 - (double)p->options.topk / (double)p->experts;
+    const double all = (double)p->experts;
+    return p->options.topk >= p->experts ? all : all * (1 - untouched);
+}
+
+/*
+ * Chooses warps along k and pipeline stages: as many stages as fit beside a second thread block,
+ * else as fit alone. The time of a unit is modeled as its stages, each of them longer by the X of
+ * more warps along k, and a constant for the start and the epilogue.
+ */
+static bool choose(const struct qtool_moe_plan *plan, struct product *p, bool down, int kind)
+{
+    const struct qt_device *d = &state_of(plan)->device;
+    const size_t half = (size_t)(d->smem_limit + 1024) / 2 - 1024;
+    double best = 1e30;
+    for (int log2_wk = 0; log2_wk <= (kind == QT_MOE_FEW ? 3 : 0); log2_wk++) {
+        struct qt_moe_product_args a;
+        int stages = QT_MOE_STAGES, blocks = kind == QT_MOE_FEW ? 2 : 1;
+        size_t smem = 0;
+        if (log2_wk && (size_t)1 << log2_wk > (size_t)p->shape.blocks)
+            break;
+        while (stages > 2 && layout(&a, p, down, kind, log2_wk, stages) >
+                                 (blocks > 1 ? half : (size_t)d->smem_limit)) {
+            stages--;
+            if (stages == 3 && blocks == 2 && layout(&a, p, down, kind, log2_wk, 3) > half) {
+                blocks = 1;
+                stages = QT_MOE_STAGES;
+            }
+        }
+        smem = layout(&a, p, down, kind, log2_wk, stages);
+        if (smem > (size_t)d->smem_limit)
+            continue;
+        const int grid = d->sms * (smem <= half ? 2 : 1);
+        const double units = touched(plan) * a.row_tiles;
+        const double waves = units <= grid ? 1 : units / grid + .5;
+        const double us = waves * (a.slots * (1 + .06 * (1 << log2_wk)) + 4);
+        if (us >= best)
+            continue;
+        best = us;
+        p->kind[kind].log2_wk = log2_wk;
+        p->kind[kind].stages = stages;
+        p->kind[kind].grid = grid;
+        p->kind[kind].smem = smem;
+    }
+    return best < 1e30;
+}
+
+static int plan_product(struct qtool_moe_plan *plan, bool down, const struct qtool_matmul_weight *w)
+{
+    struct product *p = &state_of(plan)->product[down];
+    const char *fault = matrix_fault(&p->shape, w);
+    if (fault)
+        return refuse(plan->reason, QTOOL_UNSUPPORTED, "%s: %s", down ? "down" : "gate", fault);
+    p->n = w->n;
+    p->k = w->k;
+    p->bits = w->bits;
+    p->exp_bits = w->exp_bits;
+    p->zeros = qt_has_zeros(w);
+    for (int kind = 0; kind < QT_MOE_KINDS; kind++) {
+        const void *kernel = qt_moe_product_instance(p->shape.format, kind);
+        if (!kernel || (kind == QT_MOE_MANY && plan->tokens <= FEW_PAIRS))
+            continue;
+        if (!choose(plan, p, down, kind)) {
+            if (kind == QT_MOE_MANY) /* tiles of 16 serve for all */
+                continue;
+            return refuse(plan->reason, QTOOL_UNSUPPORTED,
+                          "%s does not fit into the device's shared memory",
+                          down ? "down" : "gate and up");
+        }
+        int rc = qt_allow_smem(kernel, p->kind[kind].smem, plan->reason);
+        if (rc != QTOOL_OK)
+            return rc;
+        p->kind[kind].kernel = kernel;
+    }
+    return QTOOL_OK;
+}
+
+/* ---- workspace ------------------------------------------------------------------------------ */
+
+/* Offsets in the workspace. X and the intermediate values are prepared (prepare.h) if they are BF16
+ * or X has rows that are not 16-byte aligned. */
+struct space {
+    size_t items, order, position, item[QT_MOE_KINDS], x, inner, inner_prepared, partial, bytes;
+    size_t inner_pitch, partial_pitch;
+};
+
+/* The plan of a product as prepare.h knows it. */
+static struct qtool_matmul_plan prepare_plan(const struct qtool_moe_plan *p, size_t m, size_t k)
+{
+    struct qtool_matmul_plan out = {};
+    out.m = m;
+    out.k = k;
+    out.options = {};
+    out.options.dtype = p->options.dtype;
+    out.options.dependent_launch = 1;
+    out.config.path = QTOOL_MATMUL_STREAM;
+    qt_state(&out)->cc = state_of(p)->device.cc;
+    return out;
+}
+
+static bool prepares_x(const struct qtool_moe_plan *p)
+{
+    return p->options.dtype == QTOOL_BF16 || p->hidden % 8;
+}
+
+static size_t take(size_t *at, size_t bytes)
+{
+    const size_t begin = *at;
+    *at = round_up(begin + bytes, 256);
+    return begin;
+}
+
+static struct space space_of(const struct qtool_moe_plan *p)
+{
+    struct space s = {};
+    const size_t pairs = p->tokens * p->options.topk, experts = p->experts;
+    const size_t most = pairs < experts ? pairs : experts;
+    const bool bf16 = p->options.dtype == QTOOL_BF16;
+    size_t at = QTOOL_WORKSPACE_ZEROED;
+    s.inner_pitch = bf16 ? p->intermediate : round_up(p->intermediate, 8);
+    s.partial_pitch = round_up(p->hidden, 8);
+    s.items = take(&at, QT_MOE_KINDS * sizeof(int));
+    s.order = take(&at, pairs * sizeof(int));
+    s.position = take(&at, pairs * sizeof(int));
+    for (int kind = 0; kind < QT_MOE_KINDS; kind++)
+        s.item[kind] =
+            take(&at, (most + pairs / (size_t)tile_tokens(kind)) * sizeof(struct qt_moe_item));
+    struct qtool_matmul_plan x = prepare_plan(p, p->tokens, p->hidden);
+    s.x = take(&at, prepares_x(p) ? qt_prepare_bytes(&x) : 0);
+    s.inner = take(&at, pairs * s.inner_pitch * 2);
+    struct qtool_matmul_plan inner = prepare_plan(p, pairs, p->intermediate);
+    s.inner_prepared = take(&at, bf16 ? qt_prepare_bytes(&inner) : 0);
+    s.partial = take(&at, pairs * s.partial_pitch * 4);
+    s.bytes = p->tokens ? at : 0;
+    return s;
+}
+
+static int plan(struct qtool_moe_plan *out, const struct qtool_moe_layer *layer, size_t tokens,
+                const struct qtool_moe_options *opt)
+{
+    *out = {};
+    *state_of(out) = {};
+    out->tokens = tokens;
+    out->experts = layer->experts;
+    out->options = *opt;
+    if (opt->dtype != QTOOL_F16 && opt->dtype != QTOOL_BF16)
+        return refuse(out->reason, QTOOL_UNSUPPORTED, "options.dtype must be FP16 or BF16");
+    if ((unsigned)opt->activation > QTOOL_MOE_GELU_TANH)
+        return refuse(out->reason, QTOOL_UNSUPPORTED, "options.activation is unknown");
+    if (opt->topk < 1 || opt->topk > MAX_TOPK)
+        return refuse(out->reason, QTOOL_UNSUPPORTED, "options.topk must be 1..32");
+    if (opt->first_expert > 1 << 24)
+        return refuse(out->reason, QTOOL_UNSUPPORTED, "options.first_expert must be at most 2^24");
+    if (tokens > MAX_TOKENS || tokens * opt->topk > MAX_PAIRS)
+        return refuse(out->reason, QTOOL_UNSUPPORTED,
+                      "tokens must be at most 2^20, and tokens * topk at most 2^24");
+    const char *fault = layer_fault(layer);
+    if (fault)
+        return refuse(out->reason, QTOOL_UNSUPPORTED, "%s", fault);
+    out->hidden = layer->gate->k;
+    out->intermediate = layer->gate->n;
+    int rc = qt_query_device(&state_of(out)->device, opt->device, out->reason);
+    for (int down = 0; down < 2 && rc == QTOOL_OK; down++)
+        rc = plan_product(out, down, down ? layer->down : layer->gate);
+    const double items = (double)(tokens * opt->topk) / QT_MOE_FEW_TOKENS + (double)out->experts;
+    for (int down = 0; down < 2 && rc == QTOOL_OK; down++)
+        if (items * row_tiles(&state_of(out)->product[down], down, 3) >= 1u << 31)
+            rc = refuse(out->reason, QTOOL_UNSUPPORTED, "too many tokens for so many channels");
+    if (rc == QTOOL_OK)
+        rc = qt_allow_smem(qt_moe_route_instance(), 0, out->reason);
+    if (rc == QTOOL_OK)
+        out->workspace_bytes = space_of(out).bytes;
+    return rc;
+}
+
+int qtool_moe_plan(struct qtool_moe_plan *out, const struct qtool_moe_layer *layer, size_t tokens,
+                   const struct qtool_moe_options *opt)
+{
+    const int rc = plan(out, layer, tokens, opt);
+    state_of(out)->ready = rc == QTOOL_OK;
+    return rc;
+}
+
+/* ---- run ------------------------------------------------------------------------------------ */
+
+/* Launches a kernel of a run. All wait for the kernel before them. */
+static int launch(const struct qtool_moe_plan *p, const void *kernel, dim3 grid, int threads,
+                  size_t smem, bool first, void *args, void *stream)
+{
+    struct qt_kernel_launch l = {};
+    l.kernel = kernel;
+    l.grid = grid;
+    l.threads = threads;
+    l.smem = smem;
+    l.dependent = state_of(p)->device.cc == 90 && (!first || p->options.dependent_launch);
+    return qt_launch_kernel(&l, args, stream);
+}
+
+static int run_route(const struct qtool_moe_plan *p, const struct space *s, char *workspace,
+                     const int *ids, void *stream)
+{
+    const struct state *state = state_of(p);
+    struct qt_moe_route_args a = {};
+    a.ids = ids;
+    a.order = (int *)(workspace + s->order);
+    a.position = (int *)(workspace + s->position);
+    for (int kind = 0; kind < QT_MOE_KINDS; kind++)
+        a.item[kind] = (struct qt_moe_item *)(workspace + s->item[kind]);
+    a.items = (int *)(workspace + s->items);
+    a.pairs = (int)(p->tokens * p->options.topk);
+    a.experts = (int)p->experts;
+    a.first_expert = (int)p->options.first_expert;
+    const bool many =
+        state->product[0].kind[QT_MOE_MANY].kernel && state->product[1].kind[QT_MOE_MANY].kernel;
+    a.few_pairs = many ? FEW_PAIRS : a.pairs;
+    const int parts = (a.pairs + 63) / 64, warps = parts < 1 ? 1 : parts > 32 ? 32 : parts;
+    const int wide = warps < 4 ? 4 : warps; /* the loops over experts have some threads */
+    const size_t smem = (size_t)(wide + 4) * p->experts * sizeof(int);
+    return launch(p, qt_moe_route_instance(), dim3(1), wide * 32, smem, true, &a, stream);
+}
+
+static int run_product(const struct qtool_moe_plan *p, bool down, const struct space *s,
+                       char *workspace, const void *table, const void *x, size_t x_pitch,
+                       const float *token_factor, void *stream)
+{
+    const struct state *state = state_of(p);
+    const struct product *product = &state->product[down];
+    const bool gelu = p->options.activation == QTOOL_MOE_GELU_TANH;
+    const bool many =
+        state->product[0].kind[QT_MOE_MANY].kernel && state->product[1].kind[QT_MOE_MANY].kernel;
+    for (int kind = 0; kind < (many ? 2 : 1); kind++) {
+        struct qt_moe_product_args a = {};
+        layout(&a, product, down, kind, product->kind[kind].log2_wk, product->kind[kind].stages);
+        a.table = (const struct qt_moe_matrix *)table;
+        a.item = (const struct qt_moe_item *)(workspace + s->item[kind]);
+        a.items = (const int *)(workspace + s->items) + kind;
+        a.order = down ? NULL : (const int *)(workspace + s->order);
+        a.x = (const __half *)x;
+        a.x_pitch = (int)x_pitch;
+        a.token_factor = token_factor;
+        a.y = workspace + (down ? s->partial : s->inner);
+        a.y_pitch = (int)(down ? s->partial_pitch : s->inner_pitch);
+        a.decode.bits = product->bits;
+        a.decode.exp_bits = product->exp_bits;
+        a.decode.zeros = product->zeros;
+        a.topk = (int)p->options.topk;
+        a.slope = gelu ? 1.5957691f : 1; /* sqrt(8 / pi) */
+        a.cubic = gelu ? 1.5957691f * .044715f : 0;
+        a.bf16 = p->options.dtype == QTOOL_BF16;
+        const int rc =
+            launch(p, product->kind[kind].kernel, dim3((unsigned)product->kind[kind].grid),
+                   QT_MOE_WARPS * 32, product->kind[kind].smem, false, &a, stream);
+        if (rc != QTOOL_OK)
+            return rc;
+    }
+    return QTOOL_OK;
+}
+
+static int run_combine(const struct qtool_moe_plan *p, const struct space *s, char *workspace,
+                       void *y, const float *weights, void *stream)
+{
+    struct qt_moe_combine_args a = {};
+    a.partial = (const float *)(workspace + s->partial);
+    a.position = (const int *)(workspace + s->position);
+    a.weights = weights;
+    a.y = y;
+    a.tokens = (int)p->tokens;
+    a.topk = (int)p->options.topk;
+    a.n = (int)p->hidden;
+    a.pitch = (int)s->partial_pitch;
+    a.bf16 = p->options.dtype == QTOOL_BF16;
+    a.wide = p->hidden % 8 == 0;
+    const dim3 grid((unsigned)p->tokens, (unsigned)ceil_div(p->hidden, 1024));
+    return launch(p, qt_moe_combine_instance(), grid, 128, 0, false, &a, stream);
+}
+
+int qtool_moe_run(const struct qtool_moe_plan *p, const void *table, void *y, const void *x,
+                  const int *ids, const float *weights, void *workspace, void *stream)
+{
+    const bool bf16 = p->options.dtype == QTOOL_BF16;
+    if (!state_of(p)->ready)
+        return QTOOL_UNSUPPORTED;
+    if (p->tokens == 0)
+        return QTOOL_OK;
+    if (!table || !y || !x || !ids || !weights || !workspace || (size_t)table % 16 ||
+        (size_t)y % 16 || (size_t)x % 16 || (size_t)ids % 4 || (size_t)weights % 4 ||
+        (size_t)workspace % 256)
+        return QTOOL_UNSUPPORTED;
+    const struct space s = space_of(p);
+    char *const space = (char *)workspace;
+    const size_t pairs = p->tokens * p->options.topk;
+    const float *factor = NULL;
+    size_t pitch = p->hidden;
+    int rc = run_route(p, &s, space, ids, stream);
+    if (rc == QTOOL_OK && prepares_x(p)) {
+        struct qtool_matmul_plan prepare = prepare_plan(p, p->tokens, p->hidden);
+        rc = qt_prepare_run(&prepare, &x, &factor, space + s.x, stream);
+        pitch = round_up(p->hidden, QT_BLOCK_COLS);
+    }
+    if (rc == QTOOL_OK)
+        rc = run_product(p, false, &s, space, table, x, pitch, factor, stream);
+    const void *inner = space + s.inner;
+    pitch = s.inner_pitch;
+    factor = NULL;
+    if (rc == QTOOL_OK && bf16) {
+        struct qtool_matmul_plan prepare = prepare_plan(p, pairs, p->intermediate);
+        rc = qt_prepare_run(&prepare, &inner, &factor, space + s.inner_prepared, stream);
+        pitch = round_up(p->intermediate, QT_BLOCK_COLS);
+    }
+    if (rc == QTOOL_OK)
+        rc = run_product(p, true, &s, space, table, inner, pitch, factor, stream);
+    if (rc == QTOOL_OK)
+        rc = run_combine(p, &s, space, y, weights, stream);
+    return rc;
+}

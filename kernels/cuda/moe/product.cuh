@@ -1,0 +1,485 @@
+/*
+ * The grouped product: tiles of an expert's weights times the tokens that chose it, by mma.sync.
+ *
+ *   grid       as many thread blocks as run at the same time; each computes units, the grid apart
+ *   unit       a work item (tokens of one expert) and a tile of rows: for gate and up 128 / WK rows
+ *              of both, for down 256 / WK rows
+ *   block      8 warps: 8 / WK along the rows, WK along k; a warp has 2 strips of 16 rows: the same
+ *              strip of gate and of up, or two strips of down
+ *   smem       [ look-up tables | pipeline stages | sums of warps along k ]
+ *
+ *   stage:     [ X: WK x 64 columns of the tokens, 16-byte chunk c of row r at c ^ r % 8 | per
+ *                warp: planes, scales, zero-points of 2 strips x 64 columns | header ] <-- cp.async
+ *   mainloop:  packed words --> A fragments --+
+ *              X -- ldmatrix --> B fragments -+--> mma.sync --> FP32 accumulators
+ *
+ * The pipeline runs on from unit to unit: the stages of the next unit are copied while the last of
+ * this one are multiplied. A stage's header has what the epilogue must know of its unit, and the
+ * values of its look-up tables, which are filled again only if they change.
+ *
+ * Group scales: accumulators are kept in units of the scale of the current group, as in the
+ * mma.sync tile kernel.
+ *
+ * Traffic    packed bytes once per item (each further tile of the same expert from L2), X once per
+ *            unit through L2
+ */
+#ifndef QT_KERNELS_CUDA_MOE_PRODUCT_CUH
+#define QT_KERNELS_CUDA_MOE_PRODUCT_CUH
+
+#include "kernels/cuda/common/accumulators.cuh"
+#include "kernels/cuda/common/convert.cuh"
+#include "kernels/cuda/matmul/decode.cuh"
+#include "kernels/cuda/moe/moe.h"
+
+enum { MOE_THREADS = QT_MOE_WARPS * 32 };
+
+struct moe_header {
+    int first, rows, tile; /* positions of the item; tile of rows */
+    float factor[QT_MOE_STRIPS];
+    int unused[3];
+    __half value[QT_MOE_STRIPS][16]; /* of the look-up tables */
+};
+static_assert(sizeof(moe_header) <= QT_MOE_HEADER, "no room");
+
+/* The strip of the warp's fragment u: of gate and up the same, of down two neighbors. */
+static __device__ __forceinline__ int moe_strip(const qt_moe_product_args &a, int tile, int u)
+{
+    const int wn = (int)threadIdx.x / 32 >> a.log2_wk, warps_n = QT_MOE_WARPS >> a.log2_wk;
+    return a.down ? (tile * warps_n + wn) * QT_MOE_STRIPS + u : tile * warps_n + wn;
+}
+
+/* Bytes of a strip's planes in a stage. */
+template <class Format> static __device__ __forceinline__ constexpr int moe_strip_bytes()
+{
+    return 32 * (qt_lane_width<Format>(0) + qt_lane_width<Format>(1) + qt_lane_width<Format>(2));
+}
+
+/* ---- copies -------------------------------------------------------------------------------------
+ *
+ * The stage that is copied next: slot number `slot` of unit number `unit`.
+ */
+template <class Format, int BM> struct moe_loader {
+    enum { ROWS = BM * 8 <= MOE_THREADS ? 1 : BM * 8 / MOE_THREADS }; /* of X, per thread */
+    int unit, units, slot;
+    qt_moe_item item;
+    int tile;
+    const unsigned char *plane[QT_MOE_STRIPS][3], *zero[QT_MOE_STRIPS];
+    const __half *scale[QT_MOE_STRIPS], *x[ROWS];
+    float factor[QT_MOE_STRIPS];
+    __half value[QT_MOE_STRIPS];
+
+    __device__ __forceinline__ moe_loader(int count) : unit((int)blockIdx.x), units(count), slot(0)
+    {
+    }
+    __device__ __forceinline__ void open(const qt_moe_product_args &a)
+    {
+        item = a.item[unit / a.row_tiles];
+        tile = unit % a.row_tiles;
+#pragma unroll
+        for (int u = 0; u < QT_MOE_STRIPS; u++) {
+            const qt_moe_matrix *m =
+                &a.table[item.expert * QT_MOE_MATRICES + (a.down ? QT_MOE_DOWN : QT_MOE_GATE + u)];
+            const size_t strip = (size_t)min(moe_strip(a, tile, u), a.strips - 1);
+#pragma unroll
+            for (int p = 0; p < 3; p++)
+                if (qt_plane_width<Format>(p))
+                    plane[u][p] =
+                        m->plane[p] + strip * a.pitch_blocks * (32 * qt_lane_width<Format>(p));
+            scale[u] = m->scale + strip * a.pitch_groups * 16;
+            if (Format::ZEROS)
+                zero[u] = m->zero + strip * a.pitch_groups * Format::ZEROS;
+            factor[u] = m->factor;
+            if (Format::LUT) {
+                qt_decode_args decode = a.decode;
+                decode.table = m->table;
+                value[u] = qt_lane_value<Format>(&decode);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const int r = ((int)threadIdx.x / 8 + i * (MOE_THREADS / 8)) % BM;
+            const int at = item.first + r;
+            x[i] = r >= item.rows ? NULL
+                                  : a.x + (size_t)(a.order ? a.order[at] / a.topk : at) * a.x_pitch;
+        }
+    }
+    /* Copies the next stage to `to` and moves on. */
+    __device__ __forceinline__ void copy(const qt_moe_product_args &a, unsigned char *to)
+    {
+        if (unit >= units)
+            return;
+        if (slot == 0)
+            open(a);
+        copy_x(a, ptx_shared(to));
+        copy_weights(a, to + (BM * 128 << a.log2_wk) + threadIdx.x / 32 * a.warp_bytes);
+        if (threadIdx.x < 32)
+            put_header((moe_header *)(to + (BM * 128 << a.log2_wk) + QT_MOE_WARPS * a.warp_bytes));
+        if (++slot == a.slots) {
+            slot = 0;
+            unit += (int)gridDim.x;
+        }
+    }
+    __device__ __forceinline__ void put_header(moe_header *h) const
+    {
+        if (threadIdx.x == 0) {
+            *(int4 *)h = make_int4(item.first, item.rows, tile, __float_as_int(factor[0]));
+            h->factor[1] = factor[1];
+        }
+        if (Format::LUT && slot == 0 && threadIdx.x < 16)
+#pragma unroll
+            for (int u = 0; u < QT_MOE_STRIPS; u++)
+                h->value[u][threadIdx.x] = value[u];
+    }
+    __device__ __forceinline__ void copy_x(const qt_moe_product_args &a, uint32_t to) const
+    {
+        const int thread = (int)threadIdx.x, c = thread % 8;
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            const int r = (thread / 8 + i * (MOE_THREADS / 8)) % BM;
+            if (!x[i])
+                continue;
+            /* Thread blocks of more threads than a block of columns has chunks copy several. */
+            for (int b = thread / (8 * BM); b < 1 << a.log2_wk;
+                 b += ROWS == 1 ? MOE_THREADS / (8 * BM) : 1) {
+                const int column = ((slot << a.log2_wk) + b) * 64 + c * 8;
+                const int bytes = max(min((a.k - column) * 2, 16), 0);
+                ptx_copy_16_zero(to + (uint32_t)((b * BM + r) * 128 + (c ^ r % 8) * 16),
+                                 x[i] + (bytes ? column : 0), (uint32_t)bytes);
+            }
+        }
+    }
+    __device__ __forceinline__ void copy_weights(const qt_moe_product_args &a,
+                                                 unsigned char *to) const
+    {
+        const int lane = (int)threadIdx.x % 32, wk = (int)threadIdx.x / 32 & ((1 << a.log2_wk) - 1);
+        const int block = (slot << a.log2_wk) + wk;
+        if (block >= a.blocks)
+            return;
+        uint32_t at = ptx_shared(to);
+#pragma unroll
+        for (int u = 0; u < QT_MOE_STRIPS; u++)
+#pragma unroll
+            for (int p = 0; p < 3; p++) {
+                const int chunks = 2 * qt_lane_width<Format>(p); /* of 16 bytes, at most 32 */
+                if (chunks && lane < chunks)
+                    ptx_copy_16(at + lane * 16,
+                                plane[u][p] + (size_t)block * (chunks * 16) + lane * 16);
+                at += chunks * 16;
+            }
+        const int g = block * 64 >> a.group_shift, u = lane / 2 >> (a.stage_groups - 1);
+        if (u < QT_MOE_STRIPS) {
+            const int group = min(g + (lane / 2 & (a.stage_groups - 1)), a.groups - 1);
+            ptx_copy_16(at + lane * 16,
+                        (u ? scale[1] : scale[0]) + (size_t)group * 16 + lane % 2 * 8);
+            if (Format::ZEROS && a.decode.zeros) { /* half of a group's zero-points per lane */
+                const unsigned char *from = (u ? zero[1] : zero[0]) +
+                                            (size_t)group * Format::ZEROS +
+                                            lane % 2 * (Format::ZEROS / 2);
+                at += QT_MOE_STRIPS * a.stage_groups * 32 + lane * (Format::ZEROS / 2);
+                if (Format::ZEROS == 8)
+                    ptx_copy_4(at, from);
+                else
+                    ptx_copy_8(at, from);
+            }
+        }
+    }
+};
+
+/* Waits for all but the youngest stages - 2 stages. */
+static __device__ __forceinline__ void moe_wait(int stages)
+{
+    switch (stages) {
+    case 2:
+        ptx_copy_wait<0>();
+        break;
+    case 3:
+        ptx_copy_wait<1>();
+        break;
+    case 4:
+        ptx_copy_wait<2>();
+        break;
+    case 5:
+        ptx_copy_wait<3>();
+        break;
+    default:
+        ptx_copy_wait<4>();
+    }
+}
+
+/* ---- look-up tables ------------------------------------------------------------------------- */
+
+/* Fills a table of pairs (decode_lut.cuh) that is `at` bytes into shared memory. Two threads fill
+ * an entry. */
+template <class Format> static __device__ __forceinline__ void moe_fill(__half value, int at)
+{
+    for (int i = (int)threadIdx.x; i < 2 * Format::TABLE_BYTES / Format::LINE_BYTES;
+         i += MOE_THREADS) {
+        const unsigned entry = (unsigned)i / 2;
+        const uint32_t low = __half_as_ushort(__shfl_sync(~0u, value, Format::code(entry & 15)));
+        const uint32_t high = __half_as_ushort(__shfl_sync(~0u, value, Format::code(entry >> 4)));
+        const uint32_t v = high << 16 | low;
+        uint4 *to = (uint4 *)(qt_smem + at + entry * Format::LINE_BYTES + (i & 1) * 64);
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            to[(j + i / 2) & 3] = make_uint4(v, v, v, v);
+    }
+}
+
+/* The look-up state of a lane for both strips, and the values that it was made from. */
+template <class Format> struct moe_tables {
+    qt_lane lane[QT_MOE_STRIPS];
+    __half value[QT_MOE_STRIPS];
+    bool empty;
+
+    __device__ __forceinline__ moe_tables()
+    {
+        empty = true;
+        for (int u = 0; u < QT_MOE_STRIPS; u++)
+            lane[u] = {threadIdx.x % 32 * Format::LANE_BYTES, {}, {}};
+    }
+    /* Makes the tables for the unit that begins. All threads of the thread block call it. The
+     * condition is the same in all of them, as all warps have the same values. */
+    __device__ __forceinline__ void start(const moe_header *h)
+    {
+        if (!Format::LUT)
+            return;
+        const int at = (int)threadIdx.x % 16;
+        __half now[QT_MOE_STRIPS];
+#pragma unroll
+        for (int u = 0; u < QT_MOE_STRIPS; u++)
+            now[u] = h->value[u][at];
+        const bool same = __half_as_ushort(now[0]) == __half_as_ushort(value[0]) &&
+                          __half_as_ushort(now[1]) == __half_as_ushort(value[1]);
+        if (!empty && __all_sync(~0u, same))
+            return;
+        if constexpr (Format::VALUES) {
+#pragma unroll
+            for (int u = 0; u < QT_MOE_STRIPS; u++)
+                value_start<Format>(&lane[u], now[u]);
+        } else if constexpr (Format::TABLE_BYTES > 0) {
+            const bool one = __all_sync(~0u, __half_as_ushort(now[0]) == __half_as_ushort(now[1]));
+            __syncthreads(); /* all warps have read the tables for the last time */
+            moe_fill<Format>(now[0], 0);
+            if (!one)
+                moe_fill<Format>(now[1], Format::TABLE_BYTES);
+            lane[1].bytes = lane[0].bytes + (one ? 0 : Format::TABLE_BYTES);
+            __syncthreads();
+        }
+        value[0] = now[0];
+        value[1] = now[1];
+        empty = false;
+    }
+};
+
+/* ---- epilogue ------------------------------------------------------------------------------- */
+
+/* g * sigmoid(slope * g + cubic * g^3): SiLU, and GELU with the tanh approximation, as 1 + tanh(z)
+ * is 2 sigmoid(2 z). */
+static __device__ __forceinline__ float moe_activation(const qt_moe_product_args &a, float g)
+{
+    return __fdividef(g, 1 + __expf(-g * (a.slope + a.cubic * g * g)));
+}
+
+/* Adds the sums of the warps along k to those of the first, in order. Returns whether the warp is
+ * the first. */
+template <int MT>
+static __device__ __forceinline__ bool moe_add_warps(const qt_moe_product_args &a,
+                                                     qt_accumulators<MT, QT_MOE_STRIPS> *sums)
+{
+    const int quads = QT_MOE_STRIPS * MT, lane = (int)threadIdx.x % 32;
+    const int warp = (int)threadIdx.x / 32, wk = warp & ((1 << a.log2_wk) - 1);
+    float4 *const room = (float4 *)(qt_smem + a.sums_at) + lane;
+    if (a.log2_wk == 0)
+        return true;
+    if (wk)
+#pragma unroll
+        for (int i = 0; i < quads; i++)
+            room[(warp * quads + i) * 32] = *(const float4 *)sums->v[i / MT][i % MT];
+    __syncthreads();
+    if (wk)
+        return false;
+#pragma unroll 1
+    for (int w = warp + 1; w < warp + (1 << a.log2_wk); w++)
+#pragma unroll
+        for (int i = 0; i < quads; i++) {
+            const float4 v = room[(w * quads + i) * 32];
+            float *sum = sums->v[i / MT][i % MT];
+            sum[0] += v.x;
+            sum[1] += v.y;
+            sum[2] += v.z;
+            sum[3] += v.w;
+        }
+    return true;
+}
+
+/* Stores the results of the warp. */
+template <int MT>
+static __device__ __forceinline__ void moe_store(const qt_moe_product_args &a, const moe_header &h,
+                                                 const qt_accumulators<MT, QT_MOE_STRIPS> &sums)
+{
+    const int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int t = 0; t < MT; t++)
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+            const int token = t * 8 + lane % 4 * 2 + odd, at = h.first + token;
+            if (token >= h.rows)
+                continue;
+            const float factor =
+                a.token_factor ? a.token_factor[a.order ? a.order[at] / a.topk : at] : 1;
+            const size_t to = (size_t)at * a.y_pitch;
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                float v[QT_MOE_STRIPS];
+#pragma unroll
+                for (int u = 0; u < QT_MOE_STRIPS; u++)
+                    v[u] = sums.v[u][t][2 * i + odd] * (h.factor[u] * factor);
+                if (a.down) {
+#pragma unroll
+                    for (int u = 0; u < QT_MOE_STRIPS; u++) {
+                        const int row = moe_strip(a, h.tile, u) * 16 + i * 8 + lane / 4;
+                        if (row < a.n)
+                            ((float *)a.y)[to + row] = v[u];
+                    }
+                } else {
+                    const int row = moe_strip(a, h.tile, 0) * 16 + i * 8 + lane / 4;
+                    if (row < a.n)
+                        qt_put_rounded(a.y, to + row, moe_activation(a, v[0]) * v[1], a.bf16);
+                }
+            }
+        }
+}
+
+/* ---- mainloop ------------------------------------------------------------------------------- */
+
+/* The products of the warp's 64 columns of a stage. unit: scales that the accumulators are in
+ * units of. */
+template <class Format, int MT>
+static __device__ __forceinline__ void
+moe_multiply(const qt_moe_product_args &a, qt_accumulators<MT, QT_MOE_STRIPS> *sums,
+             float2 unit[QT_MOE_STRIPS], const unsigned char *stage, int slot,
+             const moe_tables<Format> &tables)
+{
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int wk = warp & ((1 << a.log2_wk) - 1), block = (slot << a.log2_wk) + wk;
+    if (block >= a.blocks)
+        return;
+    const uint32_t x_at = ptx_shared(stage) + (wk * MT * 8 + lane % 8) * 128;
+    const unsigned char *weights = stage + (MT * 1024 << a.log2_wk) + warp * a.warp_bytes;
+    const unsigned char *scale = weights + QT_MOE_STRIPS * moe_strip_bytes<Format>();
+    const unsigned char *zero = scale + QT_MOE_STRIPS * a.stage_groups * 32;
+    Format words[QT_MOE_STRIPS];
+#pragma unroll
+    for (int u = 0; u < QT_MOE_STRIPS; u++) {
+        const unsigned char *src[3];
+#pragma unroll
+        for (int p = 0; p < 3; p++) {
+            src[p] = weights + lane * qt_lane_width<Format>(p);
+            weights += 32 * qt_lane_width<Format>(p);
+        }
+        words[u].load(src, a.decode);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int before = block - (1 << a.log2_wk); /* the warp's last block */
+        const bool begins =
+            half ? a.stage_groups == 2
+                 : slot == 0 || block * 64 >> a.group_shift != before * 64 >> a.group_shift;
+        if (begins)
+#pragma unroll
+            for (int u = 0; u < QT_MOE_STRIPS; u++) {
+                const int group = u * a.stage_groups + half;
+                const float2 s =
+                    qt_scale_unit(*(const __half2 *)(scale + group * 32 + lane / 4 * 4));
+                const bool first = half == 0 && slot == 0;
+                const float2 f = make_float2(first ? 1 : __fdividef(unit[u].x, s.x),
+                                             first ? 1 : __fdividef(unit[u].y, s.y));
+#pragma unroll
+                for (int t = 0; t < MT; t++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        sums->v[u][t][i] *= i < 2 ? f.x : f.y;
+                unit[u] = s;
+            }
+        if (Format::ZEROS && (half == 0 || a.stage_groups == 2))
+#pragma unroll
+            for (int u = 0; u < QT_MOE_STRIPS; u++)
+                words[u].set_zeros(qt_lane_zeros<Format>(
+                    a.decode, zero + (u * a.stage_groups + half) * Format::ZEROS));
+        uint32_t x[MT][4];
+#pragma unroll
+        for (int t = 0; t < MT; t++)
+            ptx_ldmatrix_x4(x[t], x_at + t * 1024 + (half * 4 + lane / 8 ^ lane % 8) * 16);
+#pragma unroll
+        for (int s = 0; s < 2; s++)
+#pragma unroll
+            for (int u = 0; u < QT_MOE_STRIPS; u++) {
+                uint32_t fragment[4];
+                words[u].fragment(fragment, 2 * half + s, tables.lane[u]);
+#pragma unroll
+                for (int t = 0; t < MT; t++)
+                    ptx_mma_f16(sums->v[u][t], fragment, x[t][2 * s], x[t][2 * s + 1]);
+            }
+    }
+}
+
+template <class Format, int MT>
+__global__ void __launch_bounds__(MOE_THREADS, MT <= 2 ? 2 : 1)
+    qt_moe_product_kernel(const __grid_constant__ qt_moe_product_args a)
+{
+    unsigned char *const ring = qt_smem + a.ring_at;
+    const int ring_bytes = a.stages * a.stage_bytes;
+    int put = 0, get = 0; /* stages to be filled and multiplied next, in bytes */
+    ptx_launch_dependents();
+    ptx_wait_previous();
+    moe_loader<Format, MT * 8> loader(*a.items * a.row_tiles);
+    moe_tables<Format> tables;
+    qt_accumulators<MT, QT_MOE_STRIPS> sums;
+    float2 unit[QT_MOE_STRIPS];
+    moe_header header;
+    int at = (int)blockIdx.x, slot = 0; /* the unit and its stage that are multiplied */
+    int missing = a.stages - 1;         /* stages to be copied before the first is multiplied */
+#pragma unroll 1
+    while (at < loader.units) {
+        if (missing == 0) {
+            moe_wait(a.stages);
+            __syncthreads(); /* the stage is there for all warps; all have read the one before */
+        }
+        loader.copy(a, ring + put);
+        ptx_copy_commit();
+        put = put + a.stage_bytes == ring_bytes ? 0 : put + a.stage_bytes;
+        if (missing) {
+            missing--;
+            continue;
+        }
+        if (slot == 0) {
+            const moe_header *h = (const moe_header *)(ring + get + (MT * 1024 << a.log2_wk) +
+                                                       QT_MOE_WARPS * a.warp_bytes);
+            header.first = h->first;
+            header.rows = h->rows;
+            header.tile = h->tile;
+            header.factor[0] = h->factor[0];
+            header.factor[1] = h->factor[1];
+            tables.start(h);
+            sums = {};
+            unit[0] = unit[1] = make_float2(1, 1);
+        }
+        moe_multiply<Format, MT>(a, &sums, unit, ring + get, slot, tables);
+        get = get + a.stage_bytes == ring_bytes ? 0 : get + a.stage_bytes;
+        if (++slot < a.slots)
+            continue;
+        slot = 0;
+        at += (int)gridDim.x;
+#pragma unroll
+        for (int u = 0; u < QT_MOE_STRIPS; u++)
+#pragma unroll
+            for (int t = 0; t < MT; t++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    sums.v[u][t][i] *= i < 2 ? unit[u].x : unit[u].y;
+        if (moe_add_warps<MT>(a, &sums))
+            moe_store<MT>(a, header, sums);
+    }
+}
+
+#endif
