@@ -24,7 +24,7 @@ enum qt_norm_kind {
     QT_NORM_LAYER, /* (x - mean) / std * w + b (OPT)  */
 };
 
-/* RELU2: the square of the rectifier. CLAMPED (gpt-oss; needs `up`): g sigmoid(1.702 g) (u + 1) with
+/* RELU2: the square of the rectifier. NONE: act(x) = x. CLAMPED (gpt-oss; needs `up`): g sigmoid(1.702 g) (u + 1) with
  * g = min(gate, 7) and u = up within -7 and 7; no gradient. */
 enum qt_act_kind {
     QT_ACT_SILU,
@@ -32,6 +32,7 @@ enum qt_act_kind {
     QT_ACT_GELU,
     QT_ACT_RELU,
     QT_ACT_RELU2,
+    QT_ACT_NONE,
     QT_ACT_SIGMOID,
     QT_ACT_CLAMPED
 };

@@ -13,7 +13,8 @@
  *   config/config.c   config.json -> sizes and options; rope.c, experts.c, heads.c: rotary
  *                     embeddings, mixtures of experts, attention heads of layers; source.c:
  *                     typed, checked values
- *   graph/attention.c, latent.c, delta.c   the mixers: attention, latent attention, gated DeltaNet
+ *   graph/attention.c, latent.c, delta.c, short.c   the mixers: attention, latent attention,
+ *                     gated DeltaNet, short convolution
  *   graph/model.c     the tensors that a config implies, checked against the source -> qt_model
  *   graph/weights.c   a checkpoint as a source of weights
  *   graph/layer.c     a decoder layer: weights, working memory, the steps of its sublayers

@@ -128,6 +128,11 @@ static inline float relu2(float x)
     return relu(x) * relu(x);
 }
 
+static inline float none(float x)
+{
+    return x;
+}
+
 #define ACTIVATE(act)                                                                              \
     if (up)                                                                                        \
         for (size_t i = 0; i < n; i++)                                                             \
@@ -151,6 +156,8 @@ void cpu_activate(float *y, const float *gate, const float *up, enum qt_act_kind
         ACTIVATE(relu);
     case QT_ACT_RELU2:
         ACTIVATE(relu2);
+    case QT_ACT_NONE:
+        ACTIVATE(none);
     case QT_ACT_SIGMOID:
         ACTIVATE(sigmoid);
     case QT_ACT_CLAMPED:
@@ -194,6 +201,12 @@ static inline float relu2_slope(float x)
     return 2.0f * relu(x);
 }
 
+static inline float none_slope(float x)
+{
+    (void)x;
+    return 1.0f;
+}
+
 #define ACTIVATE_GRAD(act, slope)                                                                  \
     if (up)                                                                                        \
         for (size_t i = 0; i < n; i++) {                                                           \
@@ -221,6 +234,8 @@ void cpu_activate_grad(float *dgate, float *dup, const float *dy, const float *g
         ACTIVATE_GRAD(relu, relu_slope);
     case QT_ACT_RELU2:
         ACTIVATE_GRAD(relu2, relu2_slope);
+    case QT_ACT_NONE:
+        ACTIVATE_GRAD(none, none_slope);
     case QT_ACT_SIGMOID:
         ACTIVATE_GRAD(sigmoid, sigmoid_slope);
     case QT_ACT_CLAMPED: /* not needed */

@@ -350,7 +350,8 @@ static int cuda_activate(struct qt_backend *be, float *y, const float *gate, con
     static const enum gpu_act kinds[] = {
         [QT_ACT_SILU] = GPU_SILU,      [QT_ACT_GELU_TANH] = GPU_GELU_TANH,
         [QT_ACT_GELU] = GPU_GELU,      [QT_ACT_RELU] = GPU_RELU,
-        [QT_ACT_RELU2] = GPU_RELU2,    [QT_ACT_SIGMOID] = GPU_SIGMOID,
+        [QT_ACT_RELU2] = GPU_RELU2,    [QT_ACT_NONE] = GPU_NONE,
+        [QT_ACT_SIGMOID] = GPU_SIGMOID,
         [QT_ACT_CLAMPED] = GPU_CLAMPED};
     if (count == 0)
         return QT_OK;

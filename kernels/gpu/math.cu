@@ -157,6 +157,8 @@ static __device__ float activated(float x, int kind)
         return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
     case GPU_RELU2:
         return x < 0 ? 0 : x * x;
+    case GPU_NONE:
+        return x;
     case GPU_SIGMOID:
         return 1.0f / (1.0f + expf(-x));
     default:

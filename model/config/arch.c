@@ -173,6 +173,23 @@ static const struct arch_alias afmoe_keys[] = {{"n_shared_experts", "num_shared_
                                                {"first_k_dense_replace", "num_dense_layers"},
                                                {0}};
 
+#define LFM2_LIKE                                                                                  \
+    .layers = "layers.", .embed = "embed_tokens", .final_norm = "embedding_norm", .rope = true,    \
+    .kv_heads = 8, .short_conv = true, .eps_key = "norm_eps", .eps = 1e-5, .theta = 1e6,           \
+    .act = "silu", .norm = QT_NORM_RMS, .tied = {"tie_word_embeddings", true}
+
+#define LFM2_PARTS                                                                                 \
+    [ROLE_ATTN_IN] = "operator_norm", [ROLE_Q] = "self_attn.q_proj",                               \
+    [ROLE_K] = "self_attn.k_proj", [ROLE_V] = "self_attn.v_proj", [ROLE_O] = "self_attn.out_proj", \
+    [ROLE_Q_NORM] = "self_attn.q_layernorm", [ROLE_K_NORM] = "self_attn.k_layernorm",              \
+    [ROLE_SHORT_IN] = "conv.in_proj", [ROLE_SHORT_CONV] = "conv.conv",                             \
+    [ROLE_SHORT_OUT] = "conv.out_proj", [ROLE_MLP_IN] = "ffn_norm"
+
+static const struct arch_alias lfm2_keys[] = {{"tie_word_embeddings", "tie_embedding"},
+                                              {"intermediate_size", "block_ff_dim"},
+                                              {"first_k_dense_replace", "num_dense_layers"},
+                                              {0}};
+
 static const struct arch_alias gpt2_keys[] = {
     {"hidden_size", "n_embd"},         {"num_hidden_layers", "n_layer"},
     {"num_attention_heads", "n_head"}, {"max_position_embeddings", "n_positions"},
@@ -822,6 +839,31 @@ static const struct arch table[] = {
         .read = config_read_llama4,
     },
     {
+        .family = "lfm2",
+        .aliases = lfm2_keys,
+        LFM2_LIKE,
+        .parts = {LFM2_PARTS, [ROLE_GATE] = "feed_forward.w1", [ROLE_UP] = "feed_forward.w3",
+                  [ROLE_DOWN] = "feed_forward.w2"},
+        .read = config_read_lfm2,
+    },
+    {
+        .family = "lfm2_moe",
+        .aliases = lfm2_keys,
+        LFM2_LIKE,
+        .parts = {LFM2_PARTS, [ROLE_ROUTER] = "feed_forward.gate",
+                  [ROLE_SELECT_BIAS] = "feed_forward.expert_bias", [ROLE_GATE] = "w1",
+                  [ROLE_UP] = "w3", [ROLE_DOWN] = "w2"},
+        .intermediate_key = "moe_intermediate_size",
+        .experts = "feed_forward.experts.",
+        .dense = "feed_forward.",
+        .sigmoid_router = true,
+        .grouped_router = true,
+        .first_dense = 2,
+        .routing_eps = 1e-6,
+        .normalize_routing = {"norm_topk_prob", true},
+        .read = config_read_lfm2_moe,
+    },
+    {
         .family = "seed_oss",
         .kv_heads = 8,
         .head_dim = 128,
@@ -1243,6 +1285,8 @@ const char *arch_cannot(const struct arch *arch, bool experts, bool parallel, en
         return "attention heads of several sizes";
     if (arch->delta && use != QT_USE_CALIB_FILE)
         return "gated DeltaNet";
+    if (arch->short_conv && use != QT_USE_CALIB_FILE)
+        return "short convolutions";
     if (parallel && changes)
         return "parallel sublayers";
     if ((arch->gated || arch->parts[ROLE_ATTN_GATE]) && changes)
@@ -1259,9 +1303,10 @@ bool qt_model_family(struct qt_family *out, size_t i)
     const struct arch *arch = arch_find(decoder);
     *out = (struct qt_family){.type = type,
                               .decoder = decoder,
-                              .attention = arch->latent  ? "latent attention"
-                                           : arch->delta ? "gated DeltaNet and attention"
-                                                         : "attention",
+                              .attention = arch->latent       ? "latent attention"
+                                           : arch->delta      ? "gated DeltaNet and attention"
+                                           : arch->short_conv ? "short convolution and attention"
+                                                              : "attention",
                               .experts = arch->experts != NULL};
     for (int use = 0; use < QT_USES; use++)
         out->can[use] = !arch_cannot(arch, out->experts, arch->parallel.value, (enum qt_use)use);

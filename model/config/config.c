@@ -102,16 +102,52 @@ done:
     return rc;
 }
 
+/* The short convolution, and which layers have it: those that are "conv" in layer_types, or not in
+ * the list full_attn_idxs. */
+static int read_short(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const char key[] = "full_attn_idxs";
+    const json_t *types = json_object_get(src->json, "layer_types");
+    const json_t *list = json_object_get(src->json, key);
+    int rc;
+    cfg->short_kernel = 3;
+    QT_TRY(config_read_size(&cfg->short_kernel, src, "conv_L_cache", LIMIT_DIM, err));
+    if (config_given(src->json, "layer_types")) {
+        for (size_t i = 0; i < cfg->info.layers; i++) {
+            const char *type = json_string_value(json_array_get(types, i));
+            if (type && strcmp(type, "conv") == 0)
+                cfg->mixers[i] = MIXER_SHORT;
+        }
+        goto done;
+    }
+    if (!config_given(src->json, key))
+        goto done;
+    if (!json_is_array(list))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not a list", key);
+    for (size_t i = 0; i < cfg->info.layers; i++)
+        cfg->mixers[i] = MIXER_SHORT;
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *entry = json_array_get(list, i);
+        if (!json_is_integer(entry) || json_integer_value(entry) < 0)
+            return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not a list of layers", key);
+        if ((size_t)json_integer_value(entry) < cfg->info.layers)
+            cfg->mixers[json_integer_value(entry)] = MIXER_ATTENTION;
+    }
+done:
+    return rc;
+}
+
 static int read_mixers(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     int rc = qt_array_new(&cfg->mixers, cfg->info.layers, sizeof *cfg->mixers, err);
     cfg->o_width = cfg->info.heads * cfg->info.head_dim;
     for (size_t i = 0; rc == QT_OK && i < cfg->info.layers; i++)
         cfg->mixers[i] = cfg->arch->latent ? MIXER_LATENT : MIXER_ATTENTION;
-    return rc < 0              ? rc
-           : cfg->arch->latent ? read_latent(cfg, src, err)
-           : cfg->arch->delta  ? read_delta(cfg, src, err)
-                               : QT_OK;
+    return rc < 0                  ? rc
+           : cfg->arch->latent     ? read_latent(cfg, src, err)
+           : cfg->arch->delta      ? read_delta(cfg, src, err)
+           : cfg->arch->short_conv ? read_short(cfg, src, err)
+                                   : QT_OK;
 }
 
 static int read_sizes(struct config *cfg, const struct source *src, struct qt_err *err)
@@ -246,7 +282,7 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
                        cfg->info.layers);
     const char *type = json_string_value(json_array_get(types, layer));
     bool slides = type && strcmp(type, "sliding_attention") == 0;
-    if (type && cfg->mixers[layer] == MIXER_DELTA)
+    if (type && (cfg->mixers[layer] == MIXER_DELTA || cfg->mixers[layer] == MIXER_SHORT))
         return QT_OK;
     if (!type || (!slides && strcmp(type, "full_attention") != 0 &&
                   !(cfg->arch->chunked && strcmp(type, "chunked_attention") == 0) &&

@@ -132,6 +132,46 @@ done:
     return rc;
 }
 
+int config_read_lfm2_moe(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const char *const biases[] = {"conv_bias", "use_expert_bias"};
+    int rc = QT_OK;
+    for (size_t i = 0; i < (cfg->arch->experts ? 2 : 1); i++) {
+        bool set = i == 1;
+        QT_TRY(qt_json_get_bool(&set, src->json, biases[i], src->path, err));
+        if (set != (i == 1))
+            QT_TRY(config_unsupported(src, biases[i], set ? "true" : "false", err));
+    }
+done:
+    return rc;
+}
+
+/* The width of the MLP is two thirds of the given one, times a factor, rounded up to a multiple. */
+int config_read_lfm2(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    bool adjust = true;
+    double factor = 1;
+    size_t multiple = 256;
+    int rc;
+    QT_TRY(config_read_lfm2_moe(cfg, src, err));
+    QT_TRY(qt_json_get_bool(&adjust, src->json, "block_auto_adjust_ff_dim", src->path, err));
+    QT_TRY(config_read_positive(&factor, src, "block_ffn_dim_multiplier", err));
+    QT_TRY(config_read_size(&multiple, src, "block_multiple_of", CONFIG_WIDTH, err));
+    if (!adjust)
+        goto done;
+    cfg->dense_width = 2 * cfg->dense_width / 3;
+    if (!config_null(src->json, "block_ffn_dim_multiplier")) {
+        if (factor > 1e6)
+            QT_TRY(config_unsupported(src, "block_ffn_dim_multiplier", "a value above 1e6", err));
+        cfg->dense_width = qt_round_up((size_t)(factor * (double)cfg->dense_width), multiple);
+    }
+    if (cfg->dense_width == 0 || cfg->dense_width > CONFIG_WIDTH)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "the width of the MLP is %zu",
+                       cfg->dense_width);
+done:
+    return rc;
+}
+
 int config_read_multipliers(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     double embed = 1, attention = 1, residual = 1, logits = 1;

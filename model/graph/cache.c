@@ -1,6 +1,6 @@
 /*
- * State of sequences that grow: keys and values of attention, and the recurrent state of gated
- * DeltaNet. A decoder layer that runs with a cache continues the sequences; without one (r->cache =
+ * State of sequences that grow: keys and values of attention, the recurrent state of gated
+ * DeltaNet, and the last inputs of convolutions. A decoder layer that runs with a cache continues the sequences; without one (r->cache =
  * NULL) its tokens are whole sequences.
  */
 #include "model/graph/layer.h"
@@ -26,7 +26,10 @@ int cache_open(struct layer_cache *out, const struct qt_model *model, size_t lay
     const size_t tokens = work->sequences * work->capacity;
     int rc;
     *out = (struct layer_cache){.work = work};
-    if (mixer == MIXER_DELTA) {
+    if (mixer == MIXER_SHORT) {
+        QT_TRY(qt_backend_floats(&out->tail, be, work->sequences * (cfg->short_kernel - 1),
+                                 cfg->info.hidden, err));
+    } else if (mixer == MIXER_DELTA) {
         QT_TRY(qt_backend_floats(&out->tail, be, work->sequences * (cfg->delta.kernel - 1),
                                  delta_width(cfg), err));
         QT_TRY(qt_backend_floats(&out->state, be, work->sequences * cfg->delta.value_heads,
@@ -54,13 +57,17 @@ int cache_work_open(struct cache_work *out, const struct qt_model *model, bool r
 {
     const struct config *cfg = &model->cfg;
     const size_t all = sequences * capacity;
-    size_t width = 0, delta = 0;
+    size_t width = 0, convolved = 0, kernel = 1;
     int rc = QT_OK;
     *out = (struct cache_work){.sequences = sequences, .capacity = capacity};
     for (size_t i = 0; i < cfg->info.layers; i++) {
-        if (cfg->mixers[i] == MIXER_DELTA)
-            delta = delta_width(cfg);
-        else
+        if (cfg->mixers[i] == MIXER_DELTA) {
+            convolved = delta_width(cfg);
+            kernel = cfg->delta.kernel;
+        } else if (cfg->mixers[i] == MIXER_SHORT) {
+            convolved = cfg->info.hidden;
+            kernel = cfg->short_kernel;
+        } else
             width = qt_max_size(width, key_width(cfg, i));
     }
     if (width && (rounded || sequences > 1)) {
@@ -69,10 +76,10 @@ int cache_work_open(struct cache_work *out, const struct qt_model *model, bool r
     }
     if (width && rounded)
         QT_TRY(qt_backend_floats(&out->exact, be, all, width, err));
-    if (delta) {
-        const size_t rows = sequences * (step + cfg->delta.kernel - 1);
-        QT_TRY(qt_backend_floats(&out->mixed, be, rows, delta, err));
-        QT_TRY(qt_backend_floats(&out->convolved, be, rows, delta, err));
+    if (convolved) {
+        const size_t rows = sequences * (step + kernel - 1);
+        QT_TRY(qt_backend_floats(&out->mixed, be, rows, convolved, err));
+        QT_TRY(qt_backend_floats(&out->convolved, be, rows, convolved, err));
     }
 done:
     return rc;

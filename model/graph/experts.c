@@ -117,7 +117,7 @@ static void weights_of_token(float *weights, double *p, double *rank, const floa
         if (!isnan(rank[i])) /* by rank: the score without the bias may even be the largest */
             weights[i] = (float)-fmax(0, least - (last - rank[i]));
     if (cfg->normalize_routing)
-        factor /= sum + 1e-20;
+        factor /= sum + (cfg->arch->routing_eps > 0 ? cfg->arch->routing_eps : 1e-20);
     for (size_t i = 0; i < n && factor != 1; i++)
         weights[i] = (float)((double)weights[i] * factor);
 }

@@ -19,8 +19,8 @@
  * 1, or the sigmoid of SHARED_GATE. Some layers may have a dense MLP instead, with yet another
  * width.
  *
- * Other mixers than attention have their parts between ATTN_IN and ATTN_OUT: latent.c and delta.c
- * draw them. SINKS adds a term to the softmax of each attention head; with gates, Q also computes a
+ * Other mixers than attention have their parts between ATTN_IN and ATTN_OUT: latent.c, delta.c and
+ * short.c draw them. SINKS adds a term to the softmax of each attention head; with gates, Q also computes a
  * factor for each channel in front of O, or ATTN_GATE does.
  *
  * Fused tensors: some families store Q, K, V as one tensor QKV, and GATE, UP as GATE_UP. The fused
@@ -71,6 +71,9 @@ enum role {
     ROLE_DT_BIAS,
     ROLE_DELTA_NORM,
     ROLE_DELTA_OUT,
+    ROLE_SHORT_IN, /* short convolution, up to SHORT_OUT */
+    ROLE_SHORT_CONV,
+    ROLE_SHORT_OUT,
     ROLE_O,
     ROLE_ATTN_OUT,
     ROLE_MLP_IN,
@@ -125,7 +128,7 @@ struct config;
 struct source;
 
 /* What the first sublayer of a decoder layer is, between ATTN_IN and ATTN_OUT. */
-enum mixer_kind { MIXER_ATTENTION, MIXER_LATENT, MIXER_DELTA, MIXER_KINDS };
+enum mixer_kind { MIXER_ATTENTION, MIXER_LATENT, MIXER_DELTA, MIXER_SHORT, MIXER_KINDS };
 
 /* A model family: the keys of config.json, their defaults, tensor names and parts of the graph. */
 struct arch {
@@ -154,6 +157,7 @@ struct arch {
     /* Also reads n_group, topk_group, routed_scaling_factor and first_k_dense_replace. */
     bool grouped_router;
     size_t groups, top_groups;    /* their defaults; 0: 1 */
+    double routing_eps;           /* added to the sum of weights that is divided by; 0: 1e-20 */
     double routing_scale;         /* default of routed_scaling_factor; 0: 1 */
     bool mlp_types;               /* reads mlp_layer_types */
     bool group_best;              /* a group's score is its best score, not the sum of two */
@@ -205,6 +209,7 @@ struct arch {
     bool layer_heads;  /* layers without a window have other heads: reads global_head_dim */
     bool latent;       /* MIXER_LATENT: reads q_lora_rank and the like */
     bool delta;        /* some layers are MIXER_DELTA, by layer_types or full_attention_interval */
+    bool short_conv;   /* some layers are MIXER_SHORT, by layer_types or full_attn_idxs */
     bool gated;        /* Q has a gate for each channel of the attention output, too */
     bool router_bias;  /* of ROUTER */
     bool rope;         /* false: learned positions from row `position_offset` of the table */
@@ -271,7 +276,8 @@ struct config {
     size_t o_width;          /* channels of the input of O, at most */
     struct {
         size_t key_heads, value_heads, key_dim, value_dim, kernel;
-    } delta; /* MIXER_DELTA: heads, channels of a head, and tokens of the convolution */
+    } delta;             /* MIXER_DELTA: heads, channels of a head, and tokens of the convolution */
+    size_t short_kernel; /* MIXER_SHORT: tokens of the convolution */
     /* Latent attention. An attention head has `nope` channels without rotary embedding and `rope`
      * channels with it; info.head_dim is the width in memory, at least nope + rope and v. */
     struct {

@@ -350,7 +350,8 @@ static size_t widest_input(const struct config *cfg)
 
 static const struct mixer *const mixers[MIXER_KINDS] = {[MIXER_ATTENTION] = &mixer_attention,
                                                         [MIXER_LATENT] = &mixer_latent,
-                                                        [MIXER_DELTA] = &mixer_delta};
+                                                        [MIXER_DELTA] = &mixer_delta,
+                                                        [MIXER_SHORT] = &mixer_short};
 
 const struct mixer *mixer_of(const struct qt_layer *l)
 {

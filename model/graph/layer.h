@@ -169,7 +169,7 @@ int embed_tokens_at(struct qt_embed_head *e, float *hidden, const uint32_t *ids,
 struct cache_work {
     size_t sequences, capacity; /* capacity: tokens of a sequence, at most */
     float *k, *v, *exact;       /* [sequences][past + seqlen][width] */
-    float *mixed, *convolved;   /* [sequences][kernel - 1 + seqlen][width], DeltaNet */
+    float *mixed, *convolved;   /* [sequences][kernel - 1 + seqlen][width], convolutions */
 };
 /* rounded: keys and values go through simulated quantization. step: tokens of a sequence that run
  * at a time, at most. After an error, too, *out is closed by cache_work_close. */
@@ -182,7 +182,7 @@ void cache_work_close(struct cache_work *w, struct qt_backend *be);
 struct layer_cache {
     const struct cache_work *work;
     float *k, *v; /* [sequences][capacity][width], attention */
-    float *tail;  /* [sequences][kernel - 1][width], DeltaNet: last inputs of the convolution */
+    float *tail;  /* [sequences][kernel - 1][width]: last inputs of the convolution */
     float *state; /* DeltaNet: see struct qt_delta */
 };
 /* Empty sequences. After an error, too, *out is closed by cache_close. */
@@ -207,7 +207,7 @@ struct mixer {
     int (*run)(bool *stop, float *out, const float *x, const struct layer_run *r,
                struct qt_err *err);
 };
-extern const struct mixer mixer_attention, mixer_latent, mixer_delta; /* attention.c, ... */
+extern const struct mixer mixer_attention, mixer_latent, mixer_delta, mixer_short;
 const struct mixer *mixer_of(const struct qt_layer *l);
 
 /* ---- experts.c ------------------------------------------------------------------------------ */

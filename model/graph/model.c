@@ -179,6 +179,12 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
         return (struct qt_linear){.n = cfg->delta.value_dim, .input = -1, .feeds = -1};
     case ROLE_DELTA_OUT:
         return (struct qt_linear){.n = h, .k = values, .input = 1, .feeds = -1};
+    case ROLE_SHORT_IN:
+        return (struct qt_linear){.n = 3 * h, .k = h, .input = 0, .feeds = -1};
+    case ROLE_SHORT_CONV:
+        return (struct qt_linear){.n = h, .k = cfg->short_kernel, .input = -1, .feeds = -1};
+    case ROLE_SHORT_OUT:
+        return (struct qt_linear){.n = h, .k = h, .input = 1, .feeds = -1};
     case ROLE_O:
         return (struct qt_linear){.n = h,
                                   .k = layer->mixer == MIXER_LATENT ? cfg->o_width : q,
@@ -314,7 +320,11 @@ static bool mixer_has(const struct config *cfg, enum mixer_kind mixer, enum role
         return mixer == MIXER_LATENT;
     case ROLE_O:
     case ROLE_SINKS:
-        return mixer != MIXER_DELTA;
+        return mixer == MIXER_ATTENTION || mixer == MIXER_LATENT;
+    case ROLE_SHORT_IN:
+    case ROLE_SHORT_CONV:
+    case ROLE_SHORT_OUT:
+        return mixer == MIXER_SHORT;
     default:
         return role < ROLE_DELTA_QKVZ || role > ROLE_DELTA_OUT || mixer == MIXER_DELTA;
     }
@@ -351,7 +361,7 @@ static int layer_part(struct layer_def *layer, const struct config *cfg, const c
         rc = role_bare(role)
                  ? vector_set(part, stem, linear.n,
                               role == ROLE_SELECT_BIAS && cfg->arch->select_bias_row, w, err)
-             : role == ROLE_CONV
+             : role == ROLE_CONV || role == ROLE_SHORT_CONV
                  ? convolution_set(part, stem, linear.n, linear.k, w, err)
                  : part_set(part, stem, linear.n, linear.k, role_biased(cfg, role), w, err);
     qt_free(stem);

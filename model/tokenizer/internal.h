@@ -58,11 +58,11 @@ struct qt_trie_edge;
 struct qt_unigram {
     const char *file; /* borrowed, for errors */
     struct qt_trie_edge *edges;
-    size_t edge_slots;          /* a power of two */
-    struct qt_ids nodes;        /* for each node the id of the token that ends there, or QT_NO_ID */
-    double *score, least;       /* by id; the smallest */
-    uint32_t byte_ids[256];     /* of "<0x00>".."<0xFF>"; QT_NO_ID where missing */
-    uint32_t unk;               /* QT_NO_ID: none */
+    size_t edge_slots;      /* a power of two */
+    struct qt_ids nodes;    /* for each node the id of the token that ends there, or QT_NO_ID */
+    double *score, least;   /* by id; the smallest */
+    uint32_t byte_ids[256]; /* of "<0x00>".."<0xFF>"; QT_NO_ID where missing */
+    uint32_t unk;           /* QT_NO_ID: none */
     bool byte_fallback;
     bool sentencepiece; /* a run of unknown characters never is a token of the vocabulary */
 };

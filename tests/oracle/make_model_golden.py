@@ -464,6 +464,16 @@ MODELS |= {
         {"rms_norm_eps": None, "moe_layers": None, "interleave_moe_layer_step": 2,
          "no_rope_layers": [], "no_rope_layer_interval": 2, "layer_types": None}),
 }
+MODELS |= {
+    "lfm2": ("lfm2", TINY | dict(
+        num_hidden_layers=3, block_multiple_of=8, full_attn_idxs=[1]),
+        {"layer_types": None, "intermediate_size": None, "block_ff_dim": 24,
+         "tie_word_embeddings": None, "tie_embedding": True, "norm_eps": None}),
+    "lfm2_moe": ("lfm2_moe", TINY | dict(
+        layer_types=["full_attention", "conv"], moe_intermediate_size=8, num_experts=4,
+        num_experts_per_tok=2, num_dense_layers=1, conv_L_cache=4, routed_scaling_factor=1.5),
+        {}),
+}
 # Compared by --check only: the same decoders with the names of other multimodal models.
 CHECKED = {
     "llava": ("llava", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP), {}),
@@ -520,10 +530,11 @@ def fill(model, rng, embed_std):
         if p.dim() >= 2:
             std = embed_std if "embed" in name or "lm_head" in name else 1.5 / p.shape[-1] ** 0.5
         p.data.normal_(0, std, generator=rng)
-        if p.dim() == 1 and name.endswith("norm.weight") and not re.search("Gemma[^4]", type(model).__name__):
+        if p.dim() == 1 and re.search(r"norm(_[12])?\.weight$", name) \
+                and not re.search("Gemma[^4]", type(model).__name__):
             p.data += 1
     for name, b in model.named_buffers():
-        if name.endswith("correction_bias"):
+        if name.endswith(("correction_bias", "expert_bias")):
             b.data = torch.empty_like(b).normal_(0, 0.2, generator=rng).half().float()
         if name.endswith("layer_scalar"):
             b.data = torch.empty_like(b).uniform_(0.5, 1, generator=rng).half().float()
@@ -624,7 +635,7 @@ def write_model(directory, kind, options, edits, seed):
         path = directory / "config.json"
         path.write_text(json.dumps({"model_type": edits["omni"], "thinker_config": json.loads(
             path.read_text())}, indent=1, sort_keys=True) + "\n")
-    unsupported = re.compile(r"experts\.|sparse_moe|kv_b_proj|sinks|A_log|layer_scalar")
+    unsupported = re.compile(r"experts\.|sparse_moe|kv_b_proj|sinks|A_log|layer_scalar|conv\.conv")
     if kind not in NO_GRADS and not any(unsupported.search(n) for n in files):
         write_grads(directory / "grads.json", model, ids)
 

@@ -214,6 +214,8 @@ static double act_reference(enum qt_act_kind kind, double x)
         return 0.5 * x * (1 + erf(x / sqrt(2)));
     case QT_ACT_RELU2:
         return x < 0 ? 0 : x * x;
+    case QT_ACT_NONE:
+        return x;
     case QT_ACT_SIGMOID:
         return 1 / (1 + exp(-x));
     case QT_ACT_CLAMPED:

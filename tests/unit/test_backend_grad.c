@@ -203,6 +203,8 @@ static double act(double x, enum qt_act_kind kind)
         return 0.5 * x * (1 + erf(x * 0.7071067811865476));
     case QT_ACT_RELU2:
         return x > 0 ? x * x : 0;
+    case QT_ACT_NONE:
+        return x;
     case QT_ACT_SIGMOID:
         return 1 / (1 + exp(-x));
     default:
