@@ -190,6 +190,9 @@ static const struct arch_alias lfm2_keys[] = {{"tie_word_embeddings", "tie_embed
                                               {"first_k_dense_replace", "num_dense_layers"},
                                               {0}};
 
+static const struct arch_alias neox_keys[] = {
+    {"partial_rotary_factor", "rotary_pct"}, {"rope_theta", "rotary_emb_base"}, {0}};
+
 static const struct arch_alias gpt2_keys[] = {
     {"hidden_size", "n_embd"},         {"num_hidden_layers", "n_layer"},
     {"num_attention_heads", "n_head"}, {"max_position_embeddings", "n_positions"},
@@ -1186,6 +1189,63 @@ static const struct arch table[] = {
         .read = config_read_gpt2,
     },
     {
+        .family = "gptj",
+        .aliases = gpt2_keys,
+        .layers = "h.",
+        .embed = "wte",
+        .final_norm = "ln_f",
+        .rope = true,
+        .parts = {[ROLE_ATTN_IN] = "ln_1",
+                  [ROLE_Q] = "attn.q_proj",
+                  [ROLE_K] = "attn.k_proj",
+                  [ROLE_V] = "attn.v_proj",
+                  [ROLE_O] = "attn.out_proj",
+                  [ROLE_UP] = "mlp.fc_in",
+                  [ROLE_DOWN] = "mlp.fc_out"},
+        .grows = true,
+        .eps_key = "layer_norm_epsilon",
+        .eps = 1e-5,
+        .act_key = "activation_function",
+        .act = "gelu_new",
+        .norm = QT_NORM_LAYER,
+        .parallel = {NULL, true},
+        .head_bias = {NULL, true},
+        .mlp_bias = {NULL, true},
+        .partial_rope = true,
+        .rotary_read = true,
+        .interleaved = true,
+        .tied = {"tie_word_embeddings", false},
+        .read = config_read_gptj,
+    },
+    {
+        .family = "gpt_neox",
+        .aliases = neox_keys,
+        .layers = "layers.",
+        .embed = "embed_in",
+        .final_norm = "final_layer_norm",
+        .rope = true,
+        .parts = {[ROLE_ATTN_IN] = "input_layernorm",
+                  [ROLE_QKV] = "attention.query_key_value",
+                  [ROLE_O] = "attention.dense",
+                  [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_UP] = "mlp.dense_h_to_4h",
+                  [ROLE_DOWN] = "mlp.dense_4h_to_h"},
+        .grouped_qkv = true,
+        .parallel_norms = true,
+        .parallel = {"use_parallel_residual", true},
+        .eps_key = "layer_norm_eps",
+        .eps = 1e-5,
+        .act_key = "hidden_act",
+        .act = "gelu",
+        .norm = QT_NORM_LAYER,
+        .partial_rope = true,
+        .rotary_factor = 0.25,
+        .qkv_bias = {"attention_bias", true},
+        .o_bias = {"attention_bias", true},
+        .mlp_bias = {NULL, true},
+        .tied = {"tie_word_embeddings", false},
+    },
+    {
         .family = "opt",
         .layers = "decoder.layers.",
         .embed = "decoder.embed_tokens",
@@ -1287,6 +1347,8 @@ const char *arch_cannot(const struct arch *arch, bool experts, bool parallel, en
         return "gated DeltaNet";
     if (arch->short_conv && use != QT_USE_CALIB_FILE)
         return "short convolutions";
+    if (arch->grouped_qkv && use != QT_USE_CALIB_FILE)
+        return "interleaved queries, keys and values";
     if (parallel && changes)
         return "parallel sublayers";
     if ((arch->gated || arch->parts[ROLE_ATTN_GATE]) && changes)

@@ -43,6 +43,7 @@ int config_read_afmoe(struct config *cfg, const struct source *src, struct qt_er
 int config_read_llama4(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_lfm2_moe(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_lfm2(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_gptj(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_multipliers(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_deepseek_v2(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_deepseek_v3(struct config *cfg, const struct source *src, struct qt_err *err);

@@ -172,6 +172,14 @@ done:
     return rc;
 }
 
+/* rotary_dim has a default that is no fraction of a head. */
+int config_read_gptj(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    return config_given(src->json, "rotary_dim") || cfg->info.head_dim == 64
+               ? QT_OK
+               : config_unsupported(src, "rotary_dim", "the lack of this key", err);
+}
+
 int config_read_multipliers(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     double embed = 1, attention = 1, residual = 1, logits = 1;

@@ -4,8 +4,11 @@
 static size_t scratch_floats(const struct config *cfg)
 {
     const size_t q = cfg->info.heads * cfg->info.head_dim;
-    const size_t gates = cfg->arch->gated ? 3 * q : cfg->arch->parts[ROLE_ATTN_GATE] ? q : 0;
-    return 2 * (q + cfg->info.kv_heads * cfg->info.head_dim) + gates;
+    const size_t kv = cfg->info.kv_heads * cfg->info.head_dim;
+    return 2 * (q + kv) + (cfg->arch->gated                   ? 3 * q
+                           : cfg->arch->grouped_qkv           ? q + 2 * kv
+                           : cfg->arch->parts[ROLE_ATTN_GATE] ? q
+                                                              : 0);
 }
 
 /* Queries q[m][heads][head_dim] of x; with gates, [m][heads][query | gate] is stored in both[], and
@@ -26,6 +29,24 @@ done:
     return rc;
 }
 
+/* Queries, keys and values of x by one linear, whose outputs for all of them are stored in all[m][KV
+ * heads][queries | key | value]. */
+static int make_grouped(float *q, float *k, float *v, float *all, const float *x,
+                        const struct layer_run *r, struct qt_err *err)
+{
+    const struct heads *heads = &r->layer->def->heads;
+    struct qt_backend *be = r->layer->be;
+    const size_t n = r->layer->model->cfg.info.heads / heads->kv * heads->dim, dim = heads->dim;
+    const size_t rows = r->m * heads->kv, ld = n + 2 * dim;
+    int rc;
+    QT_TRY(layer_linear(r, ROLE_QKV, all, x, err));
+    QT_TRY(be->copy_columns(be, q, n, all, ld, n, rows, err));
+    QT_TRY(be->copy_columns(be, k, dim, all + n, ld, dim, rows, err));
+    QT_TRY(be->copy_columns(be, v, dim, all + n + dim, ld, dim, rows, err));
+done:
+    return rc;
+}
+
 /* See arch.query_floors. */
 static float floor_growth(const struct config *cfg, size_t position)
 {
@@ -42,20 +63,25 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
     const size_t width = info->heads * heads->dim, kv_width = heads->kv * heads->dim;
     float *q = l->work.scratch, *k = q + r->m * width, *v = k + r->m * kv_width;
     float *y = v + r->m * kv_width, *gate = y + r->m * width, *both = gate + r->m * width;
+    const bool grouped = l->model->cfg.arch->grouped_qkv;
     const bool gate_apart = l->parts[ROLE_ATTN_GATE].weight != NULL;
     const bool gated = l->model->cfg.arch->gated || gate_apart;
     const float *attended = y, *keys, *values;
     int rc = QT_OK;
-    QT_TRY(layer_input(&x, stop, r, ROLE_Q, err));
+    QT_TRY(layer_input(&x, stop, r, grouped ? ROLE_QKV : ROLE_Q, err));
     if (*stop)
         goto done;
-    QT_TRY(make_queries(q, gate, both, x, r, err));
     if (gate_apart)
         QT_TRY(layer_linear(r, ROLE_ATTN_GATE, gate, x, err));
-    QT_TRY(layer_linear(r, ROLE_K, k, x, err));
+    if (grouped) {
+        QT_TRY(make_grouped(q, k, v, gate, x, r, err));
+    } else {
+        QT_TRY(make_queries(q, gate, both, x, r, err));
+        QT_TRY(layer_linear(r, ROLE_K, k, x, err));
+    }
     if (heads->keys_are_values)
         QT_TRY(l->be->copy(l->be, v, k, r->m * kv_width * sizeof *v, err));
-    else
+    else if (!grouped)
         QT_TRY(layer_linear(r, ROLE_V, v, x, err));
     if (l->model->cfg.arch->value_norm)
         QT_TRY(l->be->norm(l->be, v, v, l->work.ones, NULL, QT_NORM_RMS, l->model->cfg.eps,

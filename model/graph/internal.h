@@ -23,6 +23,8 @@
  * short.c draw them. SINKS adds a term to the softmax of each attention head; with gates, Q also computes a
  * factor for each channel in front of O, or ATTN_GATE does.
  *
+ * With grouped_qkv, QKV has for each KV head the rows of its queries, key and value.
+ *
  * Fused tensors: some families store Q, K, V as one tensor QKV, and GATE, UP as GATE_UP. The fused
  * tensors are then the linears, and Q, K, V, GATE, UP are row ranges of them.
  *
@@ -182,6 +184,8 @@ struct arch {
     bool norms_unbiased;        /* LayerNorms have no bias */
     struct arch_flag head_bias; /* the head has one */
     bool grows;                 /* the default of intermediate_size is 4 times hidden_size */
+    bool parallel_norms;        /* with `parallel`: the MLP has MLP_IN */
+    bool grouped_qkv;           /* rows of QKV: for each KV head its queries, key and value */
     struct arch_flag parallel;  /* attention and MLP have the same input: see the drawing */
     struct arch_flag qkv_bias, o_bias, mlp_bias, tied;
     enum window_rule window;

@@ -122,7 +122,7 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
         return (struct qt_linear){.n = q + 2 * kv,
                                   .k = h,
                                   .input = 0,
-                                  .feeds = 1,
+                                  .feeds = cfg->arch->grouped_qkv ? -1 : 1,
                                   .feeds_from = q + kv,
                                   .feeds_rows = kv,
                                   .feeds_scale = true};
@@ -342,7 +342,7 @@ static bool layer_has(const struct config *cfg, const struct layer_def *layer, e
                       size_t expert)
 {
     return role_name(cfg, layer, role, expert) && mixer_has(cfg, layer->mixer, role) &&
-           (role != ROLE_MLP_IN || !cfg->parallel) &&
+           (role != ROLE_MLP_IN || !cfg->parallel || cfg->arch->parallel_norms) &&
            (layer->experts || role < ROLE_ROUTER || role > ROLE_SHARED_OUT) &&
            (role != ROLE_V || !layer->heads.keys_are_values) &&
            (cfg->head_norms || (role != ROLE_Q_NORM && role != ROLE_K_NORM));
@@ -417,6 +417,7 @@ static int layer_set(struct layer_def *layer, const struct config *cfg, const ch
                 QT_TRY(layer_part(layer, cfg, prefix, index, (enum role)role, expert, w, err));
             else if (!role_name(cfg, layer, (enum role)role, expert) &&
                      role_name(cfg, layer, role_whole((enum role)role), expert) &&
+                     !(cfg->arch->grouped_qkv && role_whole((enum role)role) == ROLE_QKV) &&
                      mixer_has(cfg, layer->mixer, (enum role)role))
                 layer_rows(layer, cfg, (enum role)role, role_whole((enum role)role), expert);
 done:
@@ -486,6 +487,7 @@ static struct naming find_naming(const struct arch *arch, const struct qt_weight
         {"model.text_model.", "lm_head"},
         {"thinker.model.", "thinker.lm_head"},
         {"transformer.", "lm_head"},
+        {"gpt_neox.", "embed_out"},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (has_part(w, known[i].prefix, arch->embed))

@@ -474,6 +474,17 @@ MODELS |= {
         num_experts_per_tok=2, num_dense_layers=1, conv_L_cache=4, routed_scaling_factor=1.5),
         {}),
 }
+NEOX = dict(hidden_size=16, intermediate_size=24, num_attention_heads=2, vocab_size=53,
+            max_position_embeddings=64)
+MODELS |= {
+    "gptj": ("gptj", dict(n_embd=16, n_layer=1, n_head=2, n_positions=44, vocab_size=53,
+                          rotary_dim=4), {}),
+    "gpt_neox": ("gpt_neox", NEOX | dict(num_hidden_layers=2, rope_parameters={
+        "rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5}),
+        {"rope_parameters": None, "rotary_pct": 0.5, "rotary_emb_base": 300}),
+    "gpt_neox_sequential": ("gpt_neox", NEOX | dict(
+        num_hidden_layers=1, use_parallel_residual=False, attention_bias=False), {}),
+}
 # Compared by --check only: the same decoders with the names of other multimodal models.
 CHECKED = {
     "llava": ("llava", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP), {}),
@@ -504,7 +515,7 @@ MULTIMODAL = {kind for kind, options, _ in (MODELS | CHECKED).values() if "text_
 
 
 # Families that qtool does not differentiate, or (GPT-2) whose matrices are stored transposed.
-NO_GRADS = {"cohere", "cohere2", "gpt2", "phi", "stablelm"}
+NO_GRADS = {"cohere", "cohere2", "gpt2", "gptj", "gpt_neox", "phi", "stablelm"}
 
 
 def published(model):
