@@ -22,7 +22,7 @@ struct cuda {
     struct qt_backend *cpu;
     struct gpu_cublas *cublas;
     struct gpu_products products;
-    struct gpu_scratch scratch;
+    struct gpu_scratch scratch, pointers;
     void *stream;
 };
 
@@ -188,107 +188,107 @@ static size_t first_key(const struct qt_attention *a, size_t r0)
     return a->window && r0 >= a->window ? r0 - a->window + 1 : 0;
 }
 
-/* A set of heads at equal distances. q, kv: floats from head to head in q and y, and in k and v. */
-struct heads {
-    size_t count, q, kv;
+/* Sequences [s0, s0 + sequences) and KV heads [h0, h0 + heads) of an attention: those whose scores
+ * are in memory at a time. */
+struct attended {
+    size_t s0, sequences, h0, heads;
 };
 
-/* Attention of a panel: queries [r0, r1) of a sequence, counted by their positions, all keys that
- * they attend to, and `count` KV heads with their query heads. q and y point to query r0, k, exact
- * (see struct qt_attention) and v to key 0, all of them and sinks to the first of these heads. */
+/* Attention of a panel: queries [r0, r1) of each sequence, counted by their positions, and all keys
+ * that they attend to. The products of all heads and sequences are one batch. */
 static int attention_panel(struct qt_backend *be, float *y, const float *q, const float *k,
-                           const float *exact, const float *v, const float *sinks,
-                           const struct qt_attention *a, size_t count, size_t r0, size_t r1,
-                           struct qt_err *err)
+                           const float *v, const struct qt_attention *a,
+                           const struct attended *part, size_t r0, size_t r1, struct qt_err *err)
 {
     struct cuda *g = self(be);
-    const size_t group = a->heads / a->kv_heads, rows = r1 - r0, dim = a->head_dim;
-    const size_t lo = first_key(a, r0), keys = r1 - lo, cells = rows * keys;
-    const int ldq = (int)(a->heads * dim), ldk = (int)(a->kv_heads * dim);
-    /* Query heads of one KV head; one query head of each KV head. Each batched product computes all
-     * heads of `in`; there is one batched product for each head of `out`. */
-    const struct heads of_one = {group, dim, 0}, of_each = {count, group * dim, dim};
-    const struct heads in = group < count ? of_each : of_one;
-    const struct heads out = group < count ? of_one : of_each;
+    const size_t group = a->heads / a->kv_heads, dim = a->head_dim, wide = a->heads * dim,
+                 narrow = a->kv_heads * dim;
+    const size_t lo = first_key(a, r0), rows = r1 - r0, keys = r1 - lo, cells = rows * keys;
+    const size_t query = (part->s0 * a->seqlen + r0 - a->past) * wide + part->h0 * group * dim;
+    const size_t key = part->s0 * (a->past + a->seqlen) * narrow + part->h0 * dim;
+    const size_t batch = part->sequences * part->heads * group;
+    const float *sinks = a->sinks ? a->sinks + part->h0 * group : NULL;
     int rc;
-    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, count * group * cells, sizeof(float), err));
+    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, batch * cells, sizeof(float), err));
+    QT_TRY(gpu_scratch_need(&g->pointers, g->gpu, batch, GPU_HEAD_ARRAYS * sizeof(float *), err));
     float *s = g->scratch.p;
-    struct gpu_product scores = {.m = (int)rows,
-                                 .n = (int)keys,
-                                 .k = (int)dim,
-                                 .alpha = a->scale,
-                                 .b_transposed = true,
-                                 .lda = ldq,
-                                 .ldb = ldk,
-                                 .ldc = (int)keys,
-                                 .step_a = (long long)in.q,
-                                 .step_b = (long long)in.kv,
-                                 .step_c = (long long)cells,
-                                 .count = (int)in.count};
-    struct gpu_product values = {.m = (int)rows,
-                                 .n = (int)dim,
-                                 .k = (int)keys,
-                                 .alpha = 1,
-                                 .lda = (int)keys,
-                                 .ldb = ldk,
-                                 .ldc = ldq,
-                                 .step_a = (long long)cells,
-                                 .step_b = (long long)in.kv,
-                                 .step_c = (long long)in.q,
-                                 .count = (int)in.count};
-    for (size_t i = 0; i < out.count; i++) {
-        scores.a = q + i * out.q;
-        scores.b = k + lo * (size_t)ldk + i * out.kv;
-        scores.c = s + i * in.count * cells;
-        QT_TRY(gpu_product(products(be), &scores, err));
-    }
-    if (a->exact_keys) {
-        const struct gpu_own_scores own = {.s = s,
-                                           .q = q,
-                                           .exact = exact,
-                                           .count = count,
+    const struct gpu_heads heads = {.q = q + query,
+                                    .k = k + key + lo * narrow,
+                                    .v = v + key + lo * narrow,
+                                    .y = y + query,
+                                    .s = s,
+                                    .heads = part->heads * group,
+                                    .group = group,
+                                    .dim = dim,
+                                    .cells = cells,
+                                    .query_step = a->seqlen * wide,
+                                    .key_step = (a->past + a->seqlen) * narrow,
+                                    .batch = batch};
+    QT_TRY(gpu_check_launch(gpu_math_head_pointers(g->pointers.p, &heads, g->stream), "heads", err));
+    float **of = g->pointers.p;
+    const struct gpu_product scores = {.m = (int)rows,
+                                       .n = (int)keys,
+                                       .k = (int)dim,
+                                       .alpha = a->scale,
+                                       .b_transposed = true,
+                                       .lda = (int)wide,
+                                       .ldb = (int)narrow,
+                                       .ldc = (int)keys,
+                                       .as = of + GPU_HEAD_QUERIES * batch,
+                                       .bs = of + GPU_HEAD_KEYS * batch,
+                                       .cs = of + GPU_HEAD_SCORES * batch,
+                                       .count = (int)batch};
+    const struct gpu_product values = {.m = (int)rows,
+                                       .n = (int)dim,
+                                       .k = (int)keys,
+                                       .alpha = 1,
+                                       .lda = (int)keys,
+                                       .ldb = (int)narrow,
+                                       .ldc = (int)wide,
+                                       .as = of + GPU_HEAD_SCORES * batch,
+                                       .bs = of + GPU_HEAD_VALUES * batch,
+                                       .cs = of + GPU_HEAD_OUTPUTS * batch,
+                                       .count = (int)batch};
+    QT_TRY(gpu_product(products(be), &scores, err));
+    for (size_t i = 0; i < part->sequences && a->exact_keys; i++) {
+        const struct gpu_own_scores own = {.s = s + i * heads.heads * cells,
+                                           .q = heads.q + i * heads.query_step,
+                                           .exact = a->exact_keys + key + i * heads.key_step,
+                                           .count = part->heads,
                                            .group = group,
-                                           .step_kv = group < count ? 1 : group,
-                                           .step_query = group < count ? count : 1,
                                            .rows = rows,
                                            .keys = keys,
                                            .r0 = r0,
                                            .lo = lo,
-                                           .ldq = (size_t)ldq,
-                                           .ldk = (size_t)ldk,
+                                           .ldq = wide,
+                                           .ldk = narrow,
                                            .dim = dim,
                                            .scale = a->scale};
         QT_TRY(gpu_check_launch(gpu_math_own_scores(&own, g->stream), "own scores", err));
     }
-    QT_TRY(gpu_check_launch(gpu_math_softmax(s, count * group, rows, keys, r0, lo, a->window,
-                                             a->softcap, sinks, group < count ? count : 0, group,
-                                             g->stream),
+    QT_TRY(gpu_check_launch(gpu_math_softmax(s, batch, rows, keys, r0, lo, a->window, a->softcap,
+                                             sinks, heads.heads, g->stream),
                             "softmax", err));
-    for (size_t i = 0; i < out.count; i++) {
-        values.a = s + i * in.count * cells;
-        values.b = v + lo * (size_t)ldk + i * out.kv;
-        values.c = y + i * out.q;
-        QT_TRY(gpu_product(products(be), &values, err));
-    }
+    QT_TRY(gpu_product(products(be), &values, err));
 done:
     return rc;
 }
 
-/* attention_panel for all heads, as many heads at a time as SCORES allows. */
+/* attention_panel for all sequences, as many sequences or heads at a time as SCORES allows. */
 static int attention_rows(struct qt_backend *be, float *y, const float *q, const float *k,
-                          const float *exact, const float *v, const struct qt_attention *a,
-                          size_t r0, size_t r1, struct qt_err *err)
+                          const float *v, size_t sequences, const struct qt_attention *a, size_t r0,
+                          size_t r1, struct qt_err *err)
 {
-    const size_t group = a->heads / a->kv_heads, dim = a->head_dim;
-    const size_t fit = SCORES / (group * (r1 - r0) * (r1 - first_key(a, r0)));
+    const size_t group = a->heads / a->kv_heads;
+    const size_t fit = qt_max_size(SCORES / (group * (r1 - r0) * (r1 - first_key(a, r0))), 1);
+    const size_t whole = qt_max_size(fit / a->kv_heads, 1);
     int rc = QT_OK;
-    for (size_t head = 0, count; head < a->kv_heads; head += count) {
-        const size_t at = head * group * dim, kv_at = head * dim;
-        count = qt_min_size(qt_max_size(fit, 1), a->kv_heads - head);
-        QT_TRY(attention_panel(be, y + at, q + at, k + kv_at, exact ? exact + kv_at : NULL,
-                               v + kv_at, a->sinks ? a->sinks + head * group : NULL, a, count, r0,
-                               r1, err));
-    }
+    for (size_t at = 0; at < sequences; at += whole)
+        for (size_t head = 0; head < a->kv_heads; head += fit) {
+            const struct attended part = {at, qt_min_size(whole, sequences - at), head,
+                                          qt_min_size(fit, a->kv_heads - head)};
+            QT_TRY(attention_panel(be, y, q, k, v, a, &part, r0, r1, err));
+        }
 done:
     return rc;
 }
@@ -297,22 +297,16 @@ static int cuda_attention(struct qt_backend *be, float *y, const float *q, const
                           const float *v, size_t m, const struct qt_attention *a,
                           struct qt_err *err)
 {
-    const size_t wide = a->heads * a->head_dim, narrow = a->kv_heads * a->head_dim;
-    const size_t all = a->past + a->seqlen;
     int rc;
-    QT_TRY(check_sizes(wide, all, a->heads, err));
+    QT_TRY(check_sizes(a->heads * a->head_dim, a->past + a->seqlen, a->heads, err));
     if (a->exact_keys && a->head_dim > GPU_OWN_DIM)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
                        "attention over 4-bit keys has heads of %zu channels, at most %d are "
                        "supported on a GPU",
                        a->head_dim, GPU_OWN_DIM);
-    for (size_t seq = 0; seq < m / a->seqlen; seq++)
-        for (size_t r0 = 0; r0 < a->seqlen; r0 += QUERIES) {
-            const size_t at_q = (seq * a->seqlen + r0) * wide, at_k = seq * all * narrow;
-            QT_TRY(attention_rows(
-                be, y + at_q, q + at_q, k + at_k, a->exact_keys ? a->exact_keys + at_k : NULL,
-                v + at_k, a, a->past + r0, a->past + qt_min_size(r0 + QUERIES, a->seqlen), err));
-        }
+    for (size_t r0 = 0; r0 < a->seqlen && m; r0 += QUERIES)
+        QT_TRY(attention_rows(be, y, q, k, v, m / a->seqlen, a, a->past + r0,
+                              a->past + qt_min_size(r0 + QUERIES, a->seqlen), err));
 done:
     return rc;
 }
@@ -702,6 +696,7 @@ static void cuda_close(struct qt_backend *be)
     if (g->gpu) {
         gpu_products_free(&g->products);
         g->gpu->free(g->gpu, g->scratch.p);
+        g->gpu->free(g->gpu, g->pointers.p);
         g->gpu->close(g->gpu);
     }
     if (g->cpu)

@@ -32,9 +32,9 @@ typedef int gemm_fn(void *handle, int op_a, int op_b, int m, int n, int k, const
                     const void *beta, void *c, int type_c, int ldc, int compute, int algo);
 
 typedef int batched_fn(void *handle, int op_a, int op_b, int m, int n, int k, const void *alpha,
-                       const void *a, int type_a, int lda, long long step_a, const void *b,
-                       int type_b, int ldb, long long step_b, const void *beta, void *c, int type_c,
-                       int ldc, long long step_c, int count, int compute, int algo);
+                       const void *const *a, int type_a, int lda, const void *const *b, int type_b,
+                       int ldb, const void *beta, void *const *c, int type_c, int ldc, int count,
+                       int compute, int algo);
 
 typedef int pointer_mode_fn(void *handle, int mode);
 
@@ -88,7 +88,7 @@ static const char *connect(struct gpu_cublas *c, int *version, void *stream, voi
         !find(&set_workspace, c->library, "cublasSetWorkspace_v2") ||
         !find(&get_version, c->library, "cublasGetVersion_v2") ||
         !find(&c->gemm, c->library, "cublasGemmEx") ||
-        !find(&c->batched, c->library, "cublasGemmStridedBatchedEx") ||
+        !find(&c->batched, c->library, "cublasGemmBatchedEx") ||
         !find(&c->set_pointer_mode, c->library, "cublasSetPointerMode_v2") ||
         !find(&c->strsm, c->library, "cublasStrsm_v2") ||
         !find(&c->dtrsm, c->library, "cublasDtrsm_v2") ||
@@ -166,10 +166,15 @@ int gpu_cublas_gemm_batch(struct gpu_cublas *c, void *y, const void *x, const vo
  * column-major order. */
 int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)
 {
-    return c->batched(c->handle, p->b_transposed ? OP_T : OP_N, p->a_transposed ? OP_T : OP_N, p->n,
-                      p->m, p->k, &p->alpha, p->b, R_32F, p->ldb, p->step_b, p->a, R_32F, p->lda,
-                      p->step_a, &p->beta, p->c, R_32F, p->ldc, p->step_c, p->count,
-                      p->tf32 ? COMPUTE_TF32 : COMPUTE_32F, ALGO_DEFAULT);
+    const int op_a = p->a_transposed ? OP_T : OP_N, op_b = p->b_transposed ? OP_T : OP_N;
+    const int compute = p->tf32 ? COMPUTE_TF32 : COMPUTE_32F;
+    return p->as ? c->batched(c->handle, op_b, op_a, p->n, p->m, p->k, &p->alpha,
+                              (const void *const *)p->bs, R_32F, p->ldb,
+                              (const void *const *)p->as, R_32F, p->lda, &p->beta,
+                              (void *const *)p->cs, R_32F, p->ldc, p->count, compute, ALGO_DEFAULT)
+                 : c->gemm(c->handle, op_b, op_a, p->n, p->m, p->k, &p->alpha, p->b, R_32F, p->ldb,
+                           p->a, R_32F, p->lda, &p->beta, p->c, R_32F, p->ldc, compute,
+                           ALGO_DEFAULT);
 }
 
 int gpu_cublas_product_half(struct gpu_cublas *c, const struct gpu_product *p, const void *a,

@@ -20,6 +20,7 @@ enum {
 struct gpu {
     struct qt_gpu gpu;
     cudaStream_t stream;
+    cudaMemPool_t pool; /* NULL: the device has none */
     void *sink, *workspace;
     struct gpu_staging *staging;
     struct gpu_cublas *cublas;
@@ -51,11 +52,21 @@ void *gpu_stream_of(struct qt_gpu *gpu)
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
+/* Memory comes from a pool in the order of the stream: neither allocating nor freeing waits for the
+ * GPU. */
 static int gpu_alloc(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err)
 {
-    (void)gpu;
+    struct gpu *g = self(gpu);
+    const size_t size = bytes ? bytes : 1;
     *out = NULL;
-    cudaError_t e = cudaMalloc(out, bytes ? bytes : 1);
+    cudaError_t e = g->pool ? cudaMallocFromPoolAsync(out, size, g->pool, g->stream)
+                            : cudaMalloc(out, size);
+    if (e == cudaErrorMemoryAllocation && g->pool) { /* other sizes may hold free memory */
+        cudaGetLastError();
+        cudaStreamSynchronize(g->stream);
+        cudaMemPoolTrimTo(g->pool, 0);
+        e = cudaMallocFromPoolAsync(out, size, g->pool, g->stream);
+    }
     if (e == cudaErrorMemoryAllocation) {
         cudaGetLastError(); /* clears the error, which the next launch would report */
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory (%zu bytes)", bytes);
@@ -63,12 +74,16 @@ static int gpu_alloc(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err
     return check(e, "allocation", err);
 }
 
-/* Waits for the stream, as enqueued work may still use the memory. */
+/* Work that is already enqueued may still use the memory. */
 static void gpu_free(struct qt_gpu *gpu, void *p)
 {
-    if (p)
-        cudaStreamSynchronize(self(gpu)->stream);
-    cudaFree(p);
+    struct gpu *g = self(gpu);
+    if (p && g->pool)
+        cudaFreeAsync(p, g->stream);
+    else if (p)
+        cudaStreamSynchronize(g->stream);
+    if (!g->pool)
+        cudaFree(p);
 }
 
 static int gpu_upload(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
@@ -449,6 +464,24 @@ static int fill_properties(struct qt_gpu *gpu, struct qt_err *err)
     return QT_OK;
 }
 
+/* A pool that keeps freed memory. */
+static void open_pool(struct gpu *g)
+{
+    const struct cudaMemPoolProps props = {
+        .allocType = cudaMemAllocationTypePinned,
+        .location = {.type = cudaMemLocationTypeDevice, .id = g->gpu.device}};
+    uint64_t keep = UINT64_MAX;
+    int supported = 0;
+    if (cudaDeviceGetAttribute(&supported, cudaDevAttrMemoryPoolsSupported, g->gpu.device) !=
+            cudaSuccess ||
+        !supported || cudaMemPoolCreate(&g->pool, &props) != cudaSuccess) {
+        cudaGetLastError();
+        g->pool = NULL;
+        return;
+    }
+    cudaMemPoolSetAttribute(g->pool, cudaMemPoolAttrReleaseThreshold, &keep);
+}
+
 static void gpu_close(struct qt_gpu *gpu)
 {
     struct gpu *g = gpu ? self(gpu) : NULL;
@@ -456,8 +489,12 @@ static void gpu_close(struct qt_gpu *gpu)
         return;
     gpu_cublas_close(g->cublas);
     gpu_staging_close(g->staging);
-    cudaFree(g->workspace);
-    cudaFree(g->sink);
+    gpu_free(gpu, g->workspace);
+    gpu_free(gpu, g->sink);
+    if (g->stream)
+        cudaStreamSynchronize(g->stream);
+    if (g->pool)
+        cudaMemPoolDestroy(g->pool);
     if (g->stream)
         cudaStreamDestroy(g->stream);
     qt_free(g);
@@ -517,6 +554,7 @@ int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
     QT_TRY(check(cudaSetDevice(device), "device", err));
     QT_TRY(fill_properties(&g->gpu, err));
     QT_TRY(check(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), "stream", err));
+    open_pool(g);
     g->staging = gpu_staging_open(g->stream);
     QT_TRY(gpu_alloc(&g->gpu, &g->sink, 256, err));
     QT_TRY(gpu_alloc(&g->gpu, &g->workspace, CUBLAS_WORKSPACE, err));

@@ -49,8 +49,8 @@ int gpu_cublas_gemm_batch(struct gpu_cublas *c, void *y, const void *x, const vo
 
 /* A batch of `count` FP32 products c[m][n] = alpha a b + beta c. Matrices are row-major: a is
  * [m][k], or [k][m] if a_transposed; b is [k][n], or [n][k] if b_transposed. lda, ldb, ldc: floats
- * from row to row; step_a, step_b, step_c: floats from one product of the batch to the next (0:
- * shared). tf32: all values of a and b are TF32 numbers. */
+ * from row to row. A single product is of a, b and c, a batch of the matrices that as, bs and cs
+ * [count] point to, arrays in device memory. tf32: all values of a and b are TF32 numbers. */
 struct gpu_product {
     int m, n, k;
     float alpha, beta;
@@ -58,8 +58,8 @@ struct gpu_product {
     float *c;
     bool a_transposed, b_transposed, tf32;
     int lda, ldb, ldc;
-    long long step_a, step_b, step_c;
     int count;
+    float *const *as, *const *bs, *const *cs; /* NULL if count is 1 */
 };
 int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p);
 /* A single product of FP16 matrices, in place of p->a and p->b. factors: device memory, alpha and
@@ -128,24 +128,40 @@ int gpu_math_rope(float *x, const float *cos, const float *sin, size_t m, size_t
                   size_t heads, size_t dim, size_t half, bool interleaved, void *stream);
 int gpu_math_norm(float *y, const float *x, const float *w, const float *bias, enum gpu_norm kind,
                   float eps, size_t m, size_t n, void *stream);
-/* Replaces scores s[heads][rows][keys] by probabilities. Row i is query r0 + i, column j key lo +
- * j. window: as in struct qt_attention. sinks: NULL, or those of the heads, where head h is element
- * h of sinks, or h % step * group + h / step if step is not 0. */
-int gpu_math_softmax(float *s, size_t heads, size_t rows, size_t keys, size_t r0, size_t lo,
-                     size_t window, float softcap, const float *sinks, size_t step, size_t group,
-                     void *stream);
+/* The heads of an attention as batches of products: arrays [batch] of pointers, one after the
+ * other. Element i is query head i % heads of sequence i / heads; `group` query heads share a key
+ * head. q, k, v, y: first row of the first head, with query_step and key_step floats from one
+ * sequence to the next. s: scores, `cells` floats a head. */
+enum {
+    GPU_HEAD_QUERIES,
+    GPU_HEAD_KEYS,
+    GPU_HEAD_VALUES,
+    GPU_HEAD_OUTPUTS,
+    GPU_HEAD_SCORES,
+    GPU_HEAD_ARRAYS
+};
+struct gpu_heads {
+    const float *q, *k, *v;
+    float *y, *s;
+    size_t heads, group, dim, cells, query_step, key_step, batch;
+};
+int gpu_math_head_pointers(void *pointers, const struct gpu_heads *a, void *stream);
+/* Replaces scores s[batch][rows][keys] by probabilities. Row i is query r0 + i, column j key lo +
+ * j. window: as in struct qt_attention. sinks: NULL, or those of the `heads` heads; element i of
+ * the batch is head i % heads. */
+int gpu_math_softmax(float *s, size_t batch, size_t rows, size_t keys, size_t r0, size_t lo,
+                     size_t window, float softcap, const float *sinks, size_t heads, void *stream);
 /*
  * Replaces the scores of queries with the keys of their own groups, as struct qt_attention says for
  * exact_keys, before the softmax. q[rows][ldq]: query r0 on, first of `group` query heads of the
  * first of `count` KV heads; exact[][ldk]: key 0 of the sequence, first KV head. The scores of
- * query head g of KV head h are s[h * step_kv + g * step_query][rows][keys]. dim: at most
- * GPU_OWN_DIM.
+ * query head g of KV head h are s[h * group + g][rows][keys]. dim: at most GPU_OWN_DIM.
  */
 enum { GPU_OWN_DIM = 512 };
 struct gpu_own_scores {
     float *s;
     const float *q, *exact;
-    size_t count, group, step_kv, step_query;
+    size_t count, group;
     size_t rows, keys, r0, lo, ldq, ldk, dim;
     float scale;
 };
@@ -156,8 +172,8 @@ int gpu_math_score(struct gpu_score *scores, const float *logits, const float *r
 /* Adds product[rows][cols] to the rows from i0 on of h[k][k], up to the diagonal. */
 int gpu_math_add_lower(double *h, const float *product, size_t i0, size_t rows, size_t cols,
                        size_t k, void *stream);
-/* Replaces the lower triangle of a[n][n] (pitch: doubles from row to row) by its Cholesky factor.
- * Sets *failed (device memory) to 1 if a is not positive definite. Runs in one thread block. */
+/* Replaces the lower triangle of a[n][n], n <= 128 (pitch: doubles from row to row), by its Cholesky
+ * factor. Sets *failed (device memory) to 1 if a is not positive definite. Runs in one thread block. */
 int gpu_math_cholesky_tile(double *a, int n, size_t pitch, int *failed, void *stream);
 /* For the function `factor` of struct qt_backend: h[i][j] = gram[order[i]][order[j]] * scale, FP32;
  * a = the lower triangle of h with rows and columns reversed, in FP64; `damp` is added to both

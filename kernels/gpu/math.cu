@@ -228,15 +228,29 @@ static __device__ __forceinline__ float capped(float x, float softcap)
     return softcap > 0 ? softcap * tanhf(x / softcap) : x;
 }
 
+static __global__ void head_pointers_kernel(float **to, struct gpu_heads a)
+{
+    FOR_ELEMENTS(i, a.batch)
+    {
+        const size_t sequence = i / a.heads, head = i % a.heads;
+        const size_t query = sequence * a.query_step + head * a.dim;
+        const size_t key = sequence * a.key_step + head / a.group * a.dim;
+        to[GPU_HEAD_QUERIES * a.batch + i] = (float *)a.q + query;
+        to[GPU_HEAD_KEYS * a.batch + i] = (float *)a.k + key;
+        to[GPU_HEAD_VALUES * a.batch + i] = (float *)a.v + key;
+        to[GPU_HEAD_OUTPUTS * a.batch + i] = a.y + query;
+        to[GPU_HEAD_SCORES * a.batch + i] = a.s + i * a.cells;
+    }
+}
+
 /* Softmax of scores s[heads][rows][keys] of queries r0, r0 + 1, ... and keys lo, lo + 1, ... A
  * query attends to its own key and to window - 1 keys before it (window 0: to all before it). */
 static __global__ void softmax_kernel(float *s, size_t rows, size_t keys, size_t r0, size_t lo,
-                                      size_t window, float softcap, const float *sinks, size_t step,
-                                      size_t group)
+                                      size_t window, float softcap, const float *sinks,
+                                      size_t heads)
 {
     float *row = s + blockIdx.x * keys;
-    const size_t head = blockIdx.x / rows;
-    const float sink = sinks ? sinks[step ? head % step * group + head / step : head] : -INFINITY;
+    const float sink = sinks ? sinks[blockIdx.x / rows % heads] : -INFINITY;
     const size_t i = r0 + blockIdx.x % rows, from = window && i >= window ? i - window + 1 : 0;
     largest top = {-INFINITY, 0};
     double sum = 0;
@@ -314,7 +328,7 @@ static __global__ void own_scores_kernel(const gpu_own_scores a)
             float sum = 0;
             for (size_t d = 0; d < a.dim; d++)
                 sum += q[d] * __fadd_rn(__fmul_rn(code[d], kv_grid[2 * d]), kv_grid[2 * d + 1]);
-            const size_t plane = head * a.step_kv + g * a.step_query;
+            const size_t plane = head * a.group + g;
             a.s[(plane * a.rows + i - a.r0) * a.keys + j - a.lo] = sum * a.scale;
         }
         __syncthreads();
@@ -367,26 +381,49 @@ static __global__ void score_kernel(struct gpu_score *scores, const float *logit
 
 /* ---- Cholesky ------------------------------------------------------------------------------- */
 
-/* Right-looking factorization, column by column: takes the root of the pivot, divides the column by
- * the root, and subtracts the outer product of the column from the remaining triangle. */
-static __global__ void cholesky_tile_kernel(double *a, int n, size_t pitch, int *failed)
+/* Right-looking factorization, column by column. A thread keeps the elements of a row in columns
+ * `first`, first + STEP, ... in registers. */
+enum { TILE = 128, STEP = 8, HELD = TILE / STEP };
+
+static __global__ void __launch_bounds__(TILE *STEP, 1)
+    cholesky_tile_kernel(double *a, int n, size_t pitch, int *failed)
 {
-    for (int j = 0; j < n; j++) {
-        const double pivot = a[j * pitch + j], root = sqrt(pivot);
-        __syncthreads(); /* the pivot has been read */
-        if (!(pivot > 0) && threadIdx.x == 0)
-            *failed = 1;
-        for (int i = j + (int)threadIdx.x; i < n; i += blockDim.x)
-            a[i * pitch + j] = i == j ? root : a[i * pitch + j] / root;
-        __syncthreads();
-        const int below = n - j - 1;
-        for (int e = threadIdx.x; e < below * below; e += blockDim.x) {
-            const int row = j + 1 + e / below, col = j + 1 + e % below;
-            if (col <= row)
-                a[row * pitch + col] -= a[row * pitch + j] * a[col * pitch + j];
+    __shared__ double pivot, column[TILE];
+    const int row = threadIdx.x % TILE, first = threadIdx.x / TILE;
+    double x[HELD];
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        x[i] = row < n && first + STEP * i <= row ? a[row * pitch + first + STEP * i] : 0;
+#pragma unroll
+    for (int at = 0; at < HELD; at++)
+#pragma unroll 1
+        for (int owner = 0; owner < STEP; owner++) {
+            const int j = STEP * at + owner;
+            if (j >= n)
+                break;
+            if (first == owner && row == j)
+                pivot = x[at];
+            __syncthreads();
+            if (first == owner && row >= j) {
+                const double root = sqrt(pivot);
+                if (row == j && !(pivot > 0))
+                    *failed = 1;
+                x[at] = row == j ? root : x[at] / root;
+                column[row] = x[at];
+            }
+            __syncthreads();
+            if (row <= j)
+                continue;
+            const double scale = column[row];
+#pragma unroll
+            for (int i = at; i < HELD; i++)
+                if (first + STEP * i > j && first + STEP * i <= row)
+                    x[i] -= scale * column[first + STEP * i];
         }
-        __syncthreads();
-    }
+#pragma unroll
+    for (int i = 0; i < HELD; i++)
+        if (row < n && first + STEP * i <= row)
+            a[row * pitch + first + STEP * i] = x[i];
 }
 
 /* ---- FP16 factors --------------------------------------------------------------------------- */
@@ -499,23 +536,36 @@ static __device__ __forceinline__ int hist_bin(float x)
     return min(max(b, 0), GPU_HIST_BINS - 1);
 }
 
-/* One thread per channel; it adds the tokens in order. */
-static __global__ void channels_kernel(float *absmax, double *sum2, uint32_t *hist, const float *x,
-                                       size_t m, size_t k)
+/* A thread adds every SLICES-th token of a channel; the sums of a channel are added in order. */
+enum { CHANNELS = 32, SLICES = 32 };
+
+static __global__ void __launch_bounds__(CHANNELS *SLICES)
+    channels_kernel(float *absmax, double *sum2, uint32_t *hist, const float *x, size_t m, size_t k)
 {
-    const size_t c = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    if (c >= k)
-        return;
-    float top = absmax[c];
-    double sum = sum2[c];
-#pragma unroll 8
-    for (size_t t = 0; t < m; t++) {
+    __shared__ float tops[SLICES][CHANNELS];
+    __shared__ double sums[SLICES][CHANNELS];
+    const int lane = threadIdx.x % CHANNELS, slice = threadIdx.x / CHANNELS;
+    const size_t c = blockIdx.x * (size_t)CHANNELS + lane;
+    float top = 0;
+    double sum = 0;
+#pragma unroll 4
+    for (size_t t = slice; t < m && c < k; t += SLICES) {
         const float a = fabsf(x[t * k + c]);
         top = a > top ? a : top;
         sum += (double)a * (double)a;
         if (hist)
-            atomicAdd(&hist[c * GPU_HIST_BINS + hist_bin(a)],
-                      1u); /* no contention; does not wait */
+            atomicAdd(&hist[c * GPU_HIST_BINS + hist_bin(a)], 1u);
+    }
+    tops[slice][lane] = top;
+    sums[slice][lane] = sum;
+    __syncthreads();
+    if (slice || c >= k)
+        return;
+    top = absmax[c];
+    sum = sum2[c];
+    for (int i = 0; i < SLICES; i++) {
+        top = tops[i][lane] > top ? tops[i][lane] : top;
+        sum += sums[i][lane];
     }
     absmax[c] = top;
     sum2[c] = sum;
@@ -625,12 +675,17 @@ int gpu_math_norm(float *y, const float *x, const float *w, const float *bias, e
     return LAUNCH(norm_kernel, (unsigned)m, THREADS, stream, y, x, w, bias, (int)kind, eps, n);
 }
 
-int gpu_math_softmax(float *s, size_t heads, size_t rows, size_t keys, size_t r0, size_t lo,
-                     size_t window, float softcap, const float *sinks, size_t step, size_t group,
-                     void *stream)
+int gpu_math_head_pointers(void *pointers, const struct gpu_heads *a, void *stream)
 {
-    return LAUNCH(softmax_kernel, (unsigned)(heads * rows), THREADS, stream, s, rows, keys, r0, lo,
-                  window, softcap, sinks, step, group);
+    return LAUNCH(head_pointers_kernel, blocks_for(a->batch), THREADS, stream, (float **)pointers,
+                  *a);
+}
+
+int gpu_math_softmax(float *s, size_t batch, size_t rows, size_t keys, size_t r0, size_t lo,
+                     size_t window, float softcap, const float *sinks, size_t heads, void *stream)
+{
+    return LAUNCH(softmax_kernel, (unsigned)(batch * rows), THREADS, stream, s, rows, keys, r0, lo,
+                  window, softcap, sinks, heads);
 }
 
 int gpu_math_own_scores(const struct gpu_own_scores *a, void *stream)
@@ -651,7 +706,7 @@ int gpu_math_score(struct gpu_score *scores, const float *logits, const float *r
 
 int gpu_math_cholesky_tile(double *a, int n, size_t pitch, int *failed, void *stream)
 {
-    return LAUNCH(cholesky_tile_kernel, 1, 1024, stream, a, n, pitch, failed);
+    return LAUNCH(cholesky_tile_kernel, 1, TILE * STEP, stream, a, n, pitch, failed);
 }
 
 int gpu_math_add_lower(double *h, const float *product, size_t i0, size_t rows, size_t cols,
@@ -695,6 +750,6 @@ int gpu_math_row_dots(double *dots, const float *x, const float *y, size_t m, si
 int gpu_math_channels(float *absmax, double *sum2, uint32_t *hist, const float *x, size_t m,
                       size_t k, void *stream)
 {
-    return LAUNCH(channels_kernel, (unsigned)((k + 31) / 32), 32, stream, absmax, sum2, hist, x, m,
-                  k);
+    return LAUNCH(channels_kernel, (unsigned)((k + CHANNELS - 1) / CHANNELS), CHANNELS * SLICES,
+                  stream, absmax, sum2, hist, x, m, k);
 }

@@ -3,7 +3,10 @@
 
 enum {
     PANEL = 2048,  /* rows of a Gram matrix per product */
-    TOKENS = 1024, /* tokens added in FP32 before the sums are added in FP64, as on the CPU */
+    /* Tokens added in FP32 before the sums are added in FP64: as on the CPU; with FP16 factors more,
+     * as their rounding errors are larger than those of the sums. */
+    TOKENS = 1024,
+    TOKENS_HALF = 4096,
     /* 3xTF32 pays from this number of rows and columns, and from this depth on. */
     MIN_SIDE = 256,
     MIN_DEPTH = 128,
@@ -174,7 +177,7 @@ int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_e
 
 /* ---- Gram matrices -------------------------------------------------------------------------- */
 
-/* Adds the Gram matrix of x[m][k], m <= TOKENS, to h in panels: rows [i0, i0 + rows) of h up to the
+/* Adds the Gram matrix of x[m][k] to h in panels: rows [i0, i0 + rows) of h up to the
  * diagonal. */
 static int add_gram(struct gpu_products *g, double *h, const float *x, int m, int k,
                     struct qt_err *err)
@@ -219,9 +222,10 @@ done:
 int gpu_gram(struct gpu_products *g, double *h, const float *x, size_t m, size_t k,
              struct qt_err *err)
 {
+    const size_t tokens = g->half ? TOKENS_HALF : TOKENS;
     int rc = QT_OK;
-    for (size_t t = 0; t < m; t += TOKENS)
-        QT_TRY(add_gram(g, h, x + t * k, (int)qt_min_size(TOKENS, m - t), (int)k, err));
+    for (size_t t = 0; t < m; t += tokens)
+        QT_TRY(add_gram(g, h, x + t * k, (int)qt_min_size(tokens, m - t), (int)k, err));
 done:
     return rc;
 }

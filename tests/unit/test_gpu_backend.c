@@ -98,8 +98,8 @@ int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)
     for (int i = 0; i < p->count; i++)
         cblas_sgemm(CblasRowMajor, p->a_transposed ? CblasTrans : CblasNoTrans,
                     p->b_transposed ? CblasTrans : CblasNoTrans, p->m, p->n, p->k, p->alpha,
-                    p->a + i * p->step_a, p->lda, p->b + i * p->step_b, p->ldb, p->beta,
-                    p->c + i * p->step_c, p->ldc);
+                    p->as ? p->as[i] : p->a, p->lda, p->bs ? p->bs[i] : p->b, p->ldb, p->beta,
+                    p->cs ? p->cs[i] : p->c, p->ldc);
     return 0;
 }
 
@@ -285,13 +285,29 @@ int gpu_math_row_dots(double *dots, const float *x, const float *y, size_t m, si
     return 0;
 }
 
-int gpu_math_softmax(float *s, size_t heads, size_t rows, size_t keys, size_t r0, size_t lo,
-                     size_t window, float softcap, const float *sinks, size_t step, size_t group,
-                     void *stream)
+int gpu_math_head_pointers(void *pointers, const struct gpu_heads *a, void *stream)
+{
+    float **to = pointers;
+    (void)stream;
+    for (size_t i = 0; i < a->batch; i++) {
+        const size_t sequence = i / a->heads, head = i % a->heads;
+        const size_t query = sequence * a->query_step + head * a->dim;
+        const size_t key = sequence * a->key_step + head / a->group * a->dim;
+        to[GPU_HEAD_QUERIES * a->batch + i] = (float *)(uintptr_t)(a->q + query);
+        to[GPU_HEAD_KEYS * a->batch + i] = (float *)(uintptr_t)(a->k + key);
+        to[GPU_HEAD_VALUES * a->batch + i] = (float *)(uintptr_t)(a->v + key);
+        to[GPU_HEAD_OUTPUTS * a->batch + i] = a->y + query;
+        to[GPU_HEAD_SCORES * a->batch + i] = a->s + i * a->cells;
+    }
+    return 0;
+}
+
+int gpu_math_softmax(float *s, size_t batch, size_t rows, size_t keys, size_t r0, size_t lo,
+                     size_t window, float softcap, const float *sinks, size_t heads, void *stream)
 {
     (void)stream;
-    for (size_t n = 0; n < heads * rows; n++) {
-        const size_t head = n / rows, sink = step ? head % step * group + head / step : head;
+    for (size_t n = 0; n < batch * rows; n++) {
+        const size_t sink = n / rows % heads;
         float *row = s + n * keys, most = sinks ? sinks[sink] : -INFINITY, sum = 0;
         const size_t at = r0 + n % rows, from = window && at >= window ? at - window + 1 : 0;
         for (size_t j = 0; j < keys; j++) {
@@ -316,11 +332,10 @@ int gpu_math_own_scores(const struct gpu_own_scores *a, void *stream)
             for (size_t j = qt_max_size(qt_kv4_group(i), a->lo); j <= i; j++) {
                 const float *exact = a->exact + h / a->group * a->dim;
                 const float *q = a->q + (i - a->r0) * a->ldq + h * a->dim;
-                size_t plane = h / a->group * a->step_kv + h % a->group * a->step_query;
                 float sum = 0;
                 for (size_t d = 0; d < a->dim; d++)
                     sum += q[d] * cached_key(exact, a->ldk, i, j, d);
-                a->s[(plane * a->rows + i - a->r0) * a->keys + j - a->lo] = sum * a->scale;
+                a->s[(h * a->rows + i - a->r0) * a->keys + j - a->lo] = sum * a->scale;
             }
     return 0;
 }
