@@ -144,7 +144,7 @@ struct qt_round_values {
 struct qt_round {
     size_t n, k, group; /* columns [i * group, (i + 1) * group) share parameters */
     const struct qt_round_values *values;
-    const float *w;                 /* [n][k] */
+    float *w;                       /* backend memory, [n][k]; overwritten */
     const float *importance;        /* [k] weights of squared errors, for h = NULL; NULL: all 1 */
     const float *h, *v;             /* [k][k] */
     const size_t *order, *group_at; /* [k] column and group at each position of h and v */
@@ -152,9 +152,11 @@ struct qt_round {
     double min_gain; /* relative gain of a round at which descent stops, for panels of 128 rows */
     /* Results. stride: at least n. */
     size_t stride;
-    uint8_t *code;                                    /* [k][stride] */
-    float *scale;                                     /* [groups][stride] */
-    uint8_t *zero;                                    /* [groups][stride] */
+    uint8_t *code;  /* [k][stride] */
+    float *scale;   /* [groups][stride] */
+    uint8_t *zero;  /* [groups][stride] */
+    float *rounded; /* backend memory, [n][k]: the rounded values times 2^exp2; NULL: not wanted */
+    int exp2;
     double before, after_compensation, after_descent; /* with h: E of hessian/; `before`: rounded
                                                        * with the diagonal of h as importance */
 };
@@ -306,6 +308,11 @@ struct qt_backend {
     /* Chooses codes, scales and zero-points. QT_E_UNSUPPORTED for groups that are longer than 256
      * columns, unless one group spans the row. */
     int (*round)(struct qt_backend *be, struct qt_round *job, struct qt_err *err);
+    /* The largest and the smallest largest magnitude of the groups of w[n][k]; groups of zeros do
+     * not count (*smallest is infinite if there are no others). *largest is not finite if any w is
+     * not. Both are in host memory. */
+    int (*group_range)(struct qt_backend *be, float *largest, float *smallest, const float *w,
+                       size_t n, size_t k, size_t group, struct qt_err *err);
 
     /* Frees the backend itself. */
     void (*close)(struct qt_backend *be);

@@ -13,6 +13,7 @@
 #define QT_BASE_BASE_H
 
 #include "base/backend.h"
+#include "base/behind.h"
 #include "base/comm.h"
 #include "base/io.h"
 #include "base/kv4.h"

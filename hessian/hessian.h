@@ -105,8 +105,9 @@ int qt_factor_correct_input_error(struct qt_factor *f, const float *cross, doubl
  */
 int qt_factor_correct_residual_error(struct qt_factor *f, const float *cross, size_t n,
                                      double error_energy, size_t tokens, struct qt_err *err);
-/* w[n][k] += w S + T */
+/* w[n][k] += w S + T; w is in host memory, or in that of the factor's backend. */
 int qt_factor_targets(float *w, size_t n, const struct qt_factor *f, struct qt_err *err);
+int qt_factor_targets_on_backend(float *w, size_t n, const struct qt_factor *f, struct qt_err *err);
 
 /*
  * Callbacks by which a scheme rounds. Rows come in panels [row0, row0 + rows), rows <=

@@ -172,24 +172,37 @@ static int correct_panel(void *ctx, size_t item, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-static int correct_on_backend(float *w, size_t n, const struct qt_factor *f, struct qt_err *err)
+int qt_factor_targets_on_backend(float *w, size_t n, const struct qt_factor *f, struct qt_err *err)
 {
     struct qt_backend *be = f->backend;
     const size_t k = f->k, bytes = n * k * sizeof *w;
-    float *from = NULL, *to = NULL;
-    int rc;
-    QT_TRY(be->alloc(be, &from, bytes, err));
-    QT_TRY(be->alloc(be, &to, bytes, err));
-    QT_TRY(be->upload(be, from, w, bytes, err));
-    QT_TRY(be->copy(be, to, from, bytes, err));
-    if (f->input_correction)
-        QT_TRY(be->linear_grad_x(be, to, from, f->input_correction, true, n, k, k, err));
+    float *from = NULL;
+    int rc = QT_OK;
+    if (f->input_correction) {
+        QT_TRY(be->alloc(be, &from, bytes, err));
+        QT_TRY(be->copy(be, from, w, bytes, err));
+        QT_TRY(be->linear_grad_x(be, w, from, f->input_correction, true, n, k, k, err));
+    }
     if (f->residual_correction)
-        QT_TRY(be->add(be, to, f->residual_correction, n * k, err));
-    QT_TRY(be->download(be, w, to, bytes, err));
+        QT_TRY(be->add(be, w, f->residual_correction, n * k, err));
 done:
     be->free(be, from);
-    be->free(be, to);
+    return rc;
+}
+
+/* Host memory. */
+static int correct_on_backend(float *w, size_t n, const struct qt_factor *f, struct qt_err *err)
+{
+    struct qt_backend *be = f->backend;
+    const size_t bytes = n * f->k * sizeof *w;
+    float *there = NULL;
+    int rc;
+    QT_TRY(be->alloc(be, &there, bytes, err));
+    QT_TRY(be->upload(be, there, w, bytes, err));
+    QT_TRY(qt_factor_targets_on_backend(there, n, f, err));
+    QT_TRY(be->download(be, w, there, bytes, err));
+done:
+    be->free(be, there);
     return rc;
 }
 

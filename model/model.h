@@ -319,6 +319,8 @@ int qt_layer_load(struct qt_layer *layer, size_t index, const struct qt_weights 
 /* The same, but copies tensors that are `unchanged` from a layer with the source's weights. */
 int qt_layer_load_from(struct qt_layer *layer, const struct qt_layer *source, size_t index,
                        const struct qt_weights *w, struct qt_err *err);
+/* The backend memory of a weight of the layer; NULL: it has none of this name. */
+float *qt_layer_weight(const struct qt_layer *layer, const char *name);
 /* Loads other weights for the linears with this input. All else, simulated quantization included,
  * stays. After a failure the layer may only be closed. */
 int qt_layer_load_linears(struct qt_layer *layer, int input, const struct qt_weights *w,

@@ -83,34 +83,37 @@ static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
 
 /* ---- making items --------------------------------------------------------------------------- */
 
-int qt_run_interrupted(const struct qt_run *run, struct qt_err *err)
+int qt_run_interrupted(struct qt_run *run, struct qt_err *err)
 {
+    qt_run_settle(run, NULL);
     return qt_fail(err, QT_E_INTERRUPTED, run->opt->out_dir, NULL,
                    "interrupted after %zu of %zu tensors", run->finished, run->plan.count);
 }
 
-int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err)
+int qt_run_check_interrupted(struct qt_run *run, struct qt_err *err)
 {
     const struct qt_quantize_options *opt = run->opt;
     return opt->interrupted && opt->interrupted() ? qt_run_interrupted(run, err) : QT_OK;
 }
 
-/* Takes ownership of the entry. */
-static void count_item(struct qt_run *run, size_t i, json_t *entry)
+static void count_item(struct qt_run *run, size_t i)
 {
-    run->entries[i] = entry;
     run->finished++;
     run->done_bytes += (double)run->plan.items[i].tensor->nbytes;
     qt_log_progress(run->opt->log, "quantize", run->done_bytes, (double)run->plan.source_bytes);
 }
 
-bool qt_run_resume_item(struct qt_run *run, size_t i)
+void qt_run_resume(struct qt_run *run)
 {
-    const json_t *record = qt_writer_done(run->writer, run->plan.items[i].tensor->name);
-    if (record)
-        count_item(run, i, json_incref((json_t *)(uintptr_t)record)); /* entries are never
-                                                                       * modified */
-    return record != NULL;
+    for (size_t i = 0; i < run->plan.count; i++) {
+        const json_t *record =
+            run->made[i] ? NULL : qt_writer_done(run->writer, run->plan.items[i].tensor->name);
+        if (!record)
+            continue;
+        run->entries[i] = json_incref((json_t *)(uintptr_t)record); /* never modified */
+        run->made[i] = true;
+        count_item(run, i);
+    }
 }
 
 /* Takes ownership of the entry, also on failure. */
@@ -118,7 +121,7 @@ static int commit_item(struct qt_run *run, size_t i, json_t *entry, struct qt_er
 {
     if (!entry)
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-    count_item(run, i, entry);
+    run->entries[i] = entry;
     return qt_writer_commit(run->writer, run->plan.items[i].tensor->name, entry, err);
 }
 
@@ -142,92 +145,202 @@ int qt_run_fall_back(char *why, size_t size, const struct qt_run *run, const str
     return QT_OK;
 }
 
-int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
-                         const struct qt_run_hessian *hessian, const struct qt_arrange *arrange,
-                         struct qt_err *err)
-{
-    struct qt_factor *factor = hessian->factor;
-    const struct qt_plan_item *item = &run->plan.items[i];
-    const struct qt_tensor *t = item->tensor;
-    struct qt_spec spec = item->packed->spec;
+/* ---- finishing items ------------------------------------------------------------------------ */
+
+/* An item whose values are decided: what is left to do needs no backend. Owns its members. */
+struct finishing {
+    struct qt_run *run;
+    size_t i;
+    struct qt_packed packed; /* of a quantized item */
+    bool borrowed;           /* `packed` belongs to the caller */
+    struct qt_matrix w;
+    struct qt_blob blob;
     struct qt_error error;
-    struct qt_solve_report report;
-    struct qt_blob blob = {0};
-    double start = qt_clock();
-    int rc = QT_OK;
-    spec.arrange = arrange;
-    if (!factor && qt_spec_method(&spec) == QT_METHOD_GPTQ)
-        qt_spec_set_method(&spec, QT_METHOD_SEARCH); /* recorded in the manifest */
-    QT_TRY(qt_ckpt_read(&blob, run->ckpt, t, err));
-    struct qt_matrix w = {.data = blob.data,
-                          .dtype = t->dtype,
-                          .n = t->shape[0],
-                          .k = t->shape[1],
-                          .file = t->file,
-                          .name = t->name};
-    if (factor)
-        QT_TRY(qt_packed_solve(packed, &spec, &w, factor, &error, &report, err));
-    else
-        QT_TRY(qt_packed_quantize_on(run->opt->backend, packed, &spec, &w, NULL, &error, err));
-    for (size_t s = 0; s < packed->nsections; s++)
-        QT_TRY(qt_writer_put(run->writer, run->first[i] + s, packed->section[s].data,
-                             packed->section[s].bytes, 0, err));
-    QT_TRY(commit_item(run, i,
-                       entry_json(t, packed, &error, hessian_json(hessian, &report),
-                                  qt_crc32(0, blob.data, blob.size)),
+    bool measured; /* error is known */
+    json_t *hessian;
+};
+
+static void finishing_free(void *ctx)
+{
+    struct finishing *f = ctx;
+    if (!f->borrowed)
+        qt_packed_free(&f->packed);
+    qt_blob_free(&f->blob);
+    json_decref(f->hessian);
+    qt_free(f);
+}
+
+static int finish_quantized(void *ctx, struct qt_err *err)
+{
+    struct finishing *f = ctx;
+    struct qt_run *run = f->run;
+    const double start = qt_clock();
+    int rc;
+    QT_TRY(qt_packed_complete(&f->packed, &f->w, f->measured ? NULL : &f->error, err));
+    for (size_t s = 0; s < f->packed.nsections; s++)
+        QT_TRY(qt_writer_put(run->writer, run->first[f->i] + s, f->packed.section[s].data,
+                             f->packed.section[s].bytes, 0, err));
+    QT_TRY(commit_item(run, f->i,
+                       entry_json(run->plan.items[f->i].tensor, &f->packed, &f->error,
+                                  json_incref(f->hessian), qt_crc32(0, f->blob.data, f->blob.size)),
                        err));
-    run->seconds[i] = qt_clock() - start;
+    run->seconds[f->i] += qt_clock() - start;
 done:
-    qt_blob_free(&blob);
     return rc;
 }
 
 /* Values that are not finite are copied like all others, with a warning. */
-static int report_nonfinite(const struct qt_run *run, const struct qt_tensor *t, size_t nonfinite,
-                            struct qt_err *err)
+static int check_nonfinite(const struct qt_run *run, const struct qt_tensor *t, size_t nonfinite,
+                           struct qt_err *err)
 {
-    if (nonfinite == 0)
-        return QT_OK;
-    if (run->opt->strict)
-        return qt_fail(err, QT_E_INPUT, t->file, t->name, QT_NONFINITE "; --strict refuses them",
-                       nonfinite, t->count);
-    qt_log_message(run->opt->log, QT_LOG_WARNING,
-                   "%s: tensor %s: " QT_NONFINITE ": they are copied as they are", t->file, t->name,
-                   nonfinite, t->count);
-    return QT_OK;
+    return nonfinite && run->opt->strict
+               ? qt_fail(err, QT_E_INPUT, t->file, t->name, QT_NONFINITE "; --strict refuses them",
+                         nonfinite, t->count)
+               : QT_OK;
+}
+
+static void warn_of_nonfinite(const struct qt_run *run, size_t i)
+{
+    const struct qt_tensor *t = run->plan.items[i].tensor;
+    const json_t *nonfinite = json_object_get(run->entries[i], "nonfinite");
+    if (nonfinite)
+        qt_log_message(run->opt->log, QT_LOG_WARNING,
+                       "%s: tensor %s: " QT_NONFINITE ": they are copied as they are", t->file,
+                       t->name, (size_t)json_integer_value(nonfinite), t->count);
 }
 
 /* Copies in pieces and returns their pages to the kernel, so that large embeddings do not stay
  * resident. */
-int qt_run_copy_item(struct qt_run *run, size_t i, struct qt_err *err)
+static int finish_copied(void *ctx, struct qt_err *err)
 {
     enum { PIECE = 1 << 24 };
-    const struct qt_tensor *t = run->plan.items[i].tensor;
-    struct qt_blob blob;
+    struct finishing *f = ctx;
+    struct qt_run *run = f->run;
+    const struct qt_tensor *t = run->plan.items[f->i].tensor;
     const size_t bits = qt_dtype_bits(t->dtype);
     uint32_t crc = 0;
     size_t nonfinite = 0;
-    int rc = qt_ckpt_read(&blob, run->ckpt, t, err);
+    int rc = qt_ckpt_read(&f->blob, run->ckpt, t, err);
     if (rc < 0)
         return rc;
-    for (size_t at = 0; at < blob.size; at += PIECE) {
-        size_t n = qt_min_size(PIECE, blob.size - at);
-        crc = qt_crc32(crc, blob.data + at, n);
-        nonfinite += qt_count_nonfinite(blob.data + at, t->dtype, 8 * n / bits);
-        QT_TRY(qt_writer_put(run->writer, run->first[i], blob.data + at, n, at, err));
-        if (blob.map)
-            qt_map_drop(blob.map, blob.data + at, n);
+    for (size_t at = 0; at < f->blob.size; at += PIECE) {
+        size_t n = qt_min_size(PIECE, f->blob.size - at);
+        crc = qt_crc32(crc, f->blob.data + at, n);
+        nonfinite += qt_count_nonfinite(f->blob.data + at, t->dtype, 8 * n / bits);
+        QT_TRY(qt_writer_put(run->writer, run->first[f->i], f->blob.data + at, n, at, err));
+        if (f->blob.map)
+            qt_map_drop(f->blob.map, f->blob.data + at, n);
     }
-    QT_TRY(report_nonfinite(run, t, nonfinite, err));
+    QT_TRY(check_nonfinite(run, t, nonfinite, err));
     QT_TRY(
-        commit_item(run, i,
+        commit_item(run, f->i,
                     json_pack("{s:s, s:o, s:o, s:o*, s:s*}", "dtype", qt_dtype_name(t->dtype),
                               "shape", shape_json(t->shape, t->ndim), "crc32", qt_crc_json(crc),
                               "nonfinite", nonfinite ? json_integer((json_int_t)nonfinite) : NULL,
                               "source_encoding", t->encoding),
                     err));
 done:
-    qt_blob_free(&blob);
+    return rc;
+}
+
+/* Counts the items that are finished since the last call. */
+static void collect(struct qt_run *run, size_t done)
+{
+    for (; run->collected < done; run->collected++) {
+        const size_t i = run->handed_over[run->collected];
+        warn_of_nonfinite(run, i);
+        count_item(run, i);
+    }
+}
+
+int qt_run_settle(struct qt_run *run, struct qt_err *err)
+{
+    int rc = run->behind ? qt_behind_wait(run->behind, err) : QT_OK;
+    if (run->behind)
+        collect(run, qt_behind_done(run->behind));
+    return rc;
+}
+
+/* Finishes an item: in the background if the run does that. Takes ownership of f. */
+static int hand_over(struct finishing *f, int (*finish)(void *ctx, struct qt_err *err),
+                     struct qt_err *err)
+{
+    struct qt_run *run = f->run;
+    int rc = QT_OK;
+    run->handed_over[run->nhanded_over++] = f->i;
+    run->made[f->i] = true;
+    if (run->behind) {
+        rc = qt_behind_add(run->behind, &(struct qt_behind_job){finish, finishing_free, f}, err);
+        collect(run, qt_behind_done(run->behind));
+        return rc;
+    }
+    rc = finish(f, err);
+    finishing_free(f);
+    if (rc == QT_OK)
+        collect(run, run->nhanded_over);
+    return rc;
+}
+
+static int finishing_new(struct finishing **out, struct qt_run *run, size_t i, struct qt_err *err)
+{
+    int rc = qt_array_new(out, 1, sizeof **out, err);
+    if (rc == QT_OK)
+        **out = (struct finishing){.run = run, .i = i};
+    return rc;
+}
+
+int qt_run_copy_item(struct qt_run *run, size_t i, struct qt_err *err)
+{
+    struct finishing *f;
+    int rc = finishing_new(&f, run, i, err);
+    return rc < 0 ? rc : hand_over(f, finish_copied, err);
+}
+
+/* Chooses the codes of f->packed. */
+static int round_item(struct finishing *f, const struct qt_spec *spec, struct qt_factor *factor,
+                      const struct qt_place *place, struct qt_solve_report *report,
+                      struct qt_err *err)
+{
+    struct qt_backend *be = factor ? factor->backend : f->run->opt->backend;
+    f->measured = !factor && !f->run->behind;
+    return f->measured ? qt_packed_quantize_on(be, &f->packed, spec, &f->w, NULL, &f->error, err)
+                       : qt_packed_round(&f->packed, spec, &f->w, factor, be, place, report, err);
+}
+
+int qt_run_quantize_item(struct qt_packed *kept, struct qt_run *run, size_t i,
+                         const struct qt_run_hessian *hessian, const struct qt_arrange *arrange,
+                         const struct qt_place *place, struct qt_err *err)
+{
+    const struct qt_plan_item *item = &run->plan.items[i];
+    const struct qt_tensor *t = item->tensor;
+    const double start = qt_clock();
+    struct qt_spec spec = item->packed->spec;
+    struct qt_solve_report report;
+    struct finishing *f;
+    int rc = finishing_new(&f, run, i, err);
+    if (rc < 0)
+        return rc;
+    spec.arrange = arrange;
+    if (!hessian->factor && qt_spec_method(&spec) == QT_METHOD_GPTQ)
+        qt_spec_set_method(&spec, QT_METHOD_SEARCH); /* recorded in the manifest */
+    QT_TRY(qt_ckpt_read(&f->blob, run->ckpt, t, err));
+    f->w = (struct qt_matrix){.data = f->blob.data,
+                              .dtype = t->dtype,
+                              .n = t->shape[0],
+                              .k = t->shape[1],
+                              .file = t->file,
+                              .name = t->name};
+    QT_TRY(round_item(f, &spec, hessian->factor, place, &report, err));
+    f->hessian = hessian_json(hessian, &report);
+    if (kept) {
+        QT_TRY(qt_packed_complete(&f->packed, &f->w, NULL, err));
+        *kept = f->packed;
+        f->borrowed = true;
+    }
+    run->seconds[i] = qt_clock() - start;
+    return hand_over(f, finish_quantized, err);
+done:
+    finishing_free(f);
     return rc;
 }
 
@@ -236,10 +349,9 @@ done:
 int qt_run_make_item(struct qt_run *run, size_t i, struct qt_err *err)
 {
     const struct qt_plan_item *item = &run->plan.items[i];
-    struct qt_packed packed = {0};
     char why[128] = "";
     int rc;
-    if (run->entries[i] || qt_run_resume_item(run, i))
+    if (run->made[i])
         return QT_OK;
     rc = qt_run_check_interrupted(run, err);
     if (rc == QT_OK && item->copied)
@@ -248,8 +360,7 @@ int qt_run_make_item(struct qt_run *run, size_t i, struct qt_err *err)
         rc = qt_run_fall_back(why, sizeof why, run, item->tensor, QT_NO_HESSIAN, err);
     if (rc == QT_OK)
         rc = qt_run_quantize_item(
-            &packed, run, i, &(struct qt_run_hessian){.fallback = *why ? why : NULL}, NULL, err);
-    qt_packed_free(&packed);
+            NULL, run, i, &(struct qt_run_hessian){.fallback = *why ? why : NULL}, NULL, NULL, err);
     return rc;
 }
 
@@ -274,10 +385,10 @@ int qt_run_packed_new(struct qt_packed *out, const struct qt_run *run, size_t i,
     return rc;
 }
 
-int qt_run_read_unchecked(struct qt_packed *out, const struct qt_run *run, size_t i,
-                          struct qt_err *err)
+int qt_run_read_unchecked(struct qt_packed *out, struct qt_run *run, size_t i, struct qt_err *err)
 {
     int rc;
+    QT_TRY(qt_run_settle(run, err));
     QT_TRY(qt_run_packed_new(out, run, i, err));
     for (size_t s = 0; s < out->nsections; s++)
         QT_TRY(qt_writer_get(run->writer, run->first[i] + s, out->section[s].data,
@@ -286,7 +397,7 @@ done:
     return rc;
 }
 
-int qt_run_read_back(struct qt_packed *out, const struct qt_run *run, size_t i, struct qt_err *err)
+int qt_run_read_back(struct qt_packed *out, struct qt_run *run, size_t i, struct qt_err *err)
 {
     int rc = qt_run_read_unchecked(out, run, i, err);
     if (rc < 0)
@@ -313,14 +424,14 @@ static bool current_shape(void *ctx, const char *name, int *ndim, size_t shape[Q
 
 static int current_load(void *ctx, const char *name, float *dst, struct qt_err *err)
 {
-    const struct qt_run *run = ctx;
+    struct qt_run *run = ctx;
     const struct qt_weights source = qt_weights_of_ckpt(run->ckpt);
     struct qt_packed packed = {0};
     size_t i;
     int rc = qt_run_find_item(&i, run, name, err);
     if (rc < 0)
         return rc;
-    if (run->plan.items[i].copied || !run->entries[i])
+    if (run->plan.items[i].copied || !run->made[i])
         return source.load(source.ctx, name, dst, err);
     rc = qt_run_read_back(&packed, run, i, err);
     if (rc == QT_OK)
@@ -334,7 +445,7 @@ static bool current_unchanged(void *ctx, const char *name)
     const struct qt_run *run = ctx;
     size_t i;
     return qt_run_find_item(&i, run, name, NULL) == QT_OK &&
-           (run->plan.items[i].copied || !run->entries[i]);
+           (run->plan.items[i].copied || !run->made[i]);
 }
 
 struct qt_weights qt_run_weights(struct qt_run *run)

@@ -30,6 +30,8 @@ struct layer_run {
     struct pending *pending;  /* by input */
     struct undersampled *undersampled;
     int last_undersampled;     /* the expert that was counted last; -1: none */
+    struct qt_sequential *seq; /* NULL if the statistics come from a file */
+    bool reload;               /* weights of the current input are not in the backend's memory */
     struct qt_weights current; /* of the run */
 };
 
@@ -71,7 +73,7 @@ static int find_items(struct layer_run *l, struct qt_err *err)
         QT_TRY(qt_run_find_item(&l->item[i], l->run, l->linear[i].weight, err));
         if (l->run->plan.items[l->item[i]].copied)
             continue;
-        if (qt_run_resume_item(l->run, l->item[i]))
+        if (l->run->made[l->item[i]])
             QT_TRY(qt_run_read_back(&l->packed[i], l->run, l->item[i], err));
         else {
             struct pending *p = &l->pending[l->linear[i].input];
@@ -158,6 +160,7 @@ static int quantize_linear(struct layer_run *l, struct qt_factor *f, size_t i,
     struct qt_arrange arrange;
     struct qt_err inner = {0};
     char why[sizeof inner.reason + 32] = "";
+    struct qt_place place = {0};
     int rc = QT_OK;
     QT_TRY(qt_act_plan_arrange(&arrange, &l->run->acts, l->model, &l->linear[i], err));
     if (qt_spec_method(&item->packed->spec) == QT_METHOD_GPTQ) {
@@ -173,8 +176,11 @@ static int quantize_linear(struct layer_run *l, struct qt_factor *f, size_t i,
             goto done;
     }
     hessian.fallback = *why ? why : NULL;
-    rc = qt_run_quantize_item(&l->packed[i], l->run, l->item[i], &hessian,
-                              arrange.input ? &arrange : NULL, err);
+    if (seen->on_backend && hessian.factor && qt_comm_size(l->comm) == 1)
+        place = qt_sequential_place(l->seq, l->linear[i].weight);
+    l->reload |= !place.rounded;
+    rc = qt_run_quantize_item(place.rounded ? NULL : &l->packed[i], l->run, l->item[i], &hessian,
+                              arrange.input ? &arrange : NULL, &place, err);
 done:
     qt_act_plan_arrange_free(&arrange);
     return rc;
@@ -209,7 +215,7 @@ static int quantize_linears(struct layer_run *l, int input, const struct qt_obse
     QT_TRY(qt_array_new(&cost, l->count, sizeof *cost, err));
     for (size_t i = 0; i < l->count; i++)
         if (l->linear[i].input == input && !l->run->plan.items[l->item[i]].copied &&
-            !l->run->entries[l->item[i]]) {
+            !l->run->made[l->item[i]]) {
             cost[n] = (double)l->run->plan.items[l->item[i]].tensor->count;
             linears[n++] = i;
         }
@@ -297,8 +303,10 @@ static int quantize_and_advance(struct layer_run *l, struct qt_sequential *seq, 
             count_undersampled(l, layer, input, &seen);
         }
         if (l->pending[input].all) {
+            l->reload = false;
             QT_TRY(quantize_linears(l, input, &seen, err));
-            QT_TRY(qt_sequential_reload(seq, input, &current, err));
+            if (l->reload)
+                QT_TRY(qt_sequential_reload(seq, input, &current, err));
         }
         if (input < end ? qt_model_ends_sublayer(l->model, layer, input) : !last)
             QT_TRY(qt_sequential_advance(seq, input, err));
@@ -316,7 +324,8 @@ static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt
                           .comm = seq ? run->opt->comm : NULL,
                           .current = qt_run_weights(run),
                           .undersampled = undersampled,
-                          .last_undersampled = -1};
+                          .last_undersampled = -1,
+                          .seq = seq};
     const int inputs = (int)qt_model_inputs(model, layer);
     int rc;
     l.count = qt_model_linears(&l.linear, model, layer);
@@ -330,8 +339,13 @@ static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt
         if (l.pending[input].all)
             QT_TRY(quantize_from_file(&l, layer, input, err));
 done:
-    for (size_t i = 0; l.packed && i < l.count; i++)
+    for (size_t i = 0; l.packed && i < l.count; i++) {
+        if (l.packed[i].nsections && rc == QT_OK)
+            rc = qt_run_settle(run, err);
+        else if (l.packed[i].nsections)
+            qt_run_settle(run, NULL);
         qt_packed_free(&l.packed[i]);
+    }
     qt_free(l.packed);
     qt_free(l.item);
     qt_free(l.pending);

@@ -241,6 +241,7 @@ struct qt_packed {
     int scale_exp2;     /* scale = stored scale * 2^scale_exp2 */
     size_t nsections;
     struct qt_section section[QT_MAX_SECTIONS];
+    struct qt_codebook_codes *codes; /* not packed yet: see qt_packed_round; else NULL */
 };
 
 /* A matrix to quantize, in its stored dtype: n rows of k, contiguous. Borrowed. */
@@ -289,6 +290,23 @@ int qt_packed_quantize_on(struct qt_backend *be, struct qt_packed *out, const st
 int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
                     struct qt_factor *factor, struct qt_error *error,
                     struct qt_solve_report *report, struct qt_err *err);
+/* What a backend already has, and what it shall keep, of a matrix [n][k] in source order; NULL, or
+ * in its memory. */
+struct qt_place {
+    const float *w; /* the source weights */
+    float *rounded; /* receives the weights that qt_packed_weights would return */
+};
+/*
+ * qt_packed_quantize_on or, with a factor, qt_packed_solve in two steps. qt_packed_round uses the
+ * backend; be is that of the factor. place and *report may be NULL. qt_packed_complete does not use
+ * it and may run in another thread: it packs the codes, which qt_packed_round left in out->codes,
+ * and computes the error, unless that is NULL.
+ */
+int qt_packed_round(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
+                    struct qt_factor *factor, struct qt_backend *be, const struct qt_place *place,
+                    struct qt_solve_report *report, struct qt_err *err);
+int qt_packed_complete(struct qt_packed *p, const struct qt_matrix *w, struct qt_error *error,
+                       struct qt_err *err);
 /* True if the backend (NULL: the CPU) rounds matrices like p. */
 bool qt_packed_rounds_on(const struct qt_packed *p, const struct qt_backend *be);
 /* Channels that share a scale; k for one scale per row. */

@@ -32,7 +32,7 @@ static json_t *calibration_json(const struct qt_calibration *c, uint32_t config_
 
 /* CRC of the data of all tensors. With a model run, the result for a tensor depends on all others,
  * also on those that were not reached when the run was interrupted. 0 if no model is run. */
-static int weights_crc(uint32_t *crc, const struct qt_run *run, struct qt_err *err)
+static int weights_crc(uint32_t *crc, struct qt_run *run, struct qt_err *err)
 {
     const struct qt_calibration *c = run->opt->calibration;
     double done = 0;
@@ -75,7 +75,7 @@ done:
     return rc;
 }
 
-static int identity_new(json_t **out, const struct qt_run *run, const struct qt_learner *learner,
+static int identity_new(json_t **out, struct qt_run *run, const struct qt_learner *learner,
                         uint32_t config, struct qt_err *err)
 {
     uint32_t crc, weights;
@@ -167,6 +167,8 @@ static int stored_new(struct qt_run *run, struct qt_err *err)
     QT_TRY(qt_array_new(&run->first, run->plan.count, sizeof *run->first, err));
     QT_TRY(qt_array_new(&run->entries, run->plan.count, sizeof *run->entries, err));
     QT_TRY(qt_array_new(&run->seconds, run->plan.count, sizeof *run->seconds, err));
+    QT_TRY(qt_array_new(&run->made, run->plan.count, sizeof *run->made, err));
+    QT_TRY(qt_array_new(&run->handed_over, run->plan.count, sizeof *run->handed_over, err));
     for (size_t i = 0; i < run->plan.count; i++) {
         const struct qt_plan_item *item = &run->plan.items[i];
         run->first[i] = run->nstored;
@@ -308,8 +310,16 @@ static int report_new(struct qt_quantize_report *out, const struct qt_run *run, 
     return out->document ? QT_OK : qt_run_report(&out->document, run, start, err);
 }
 
+static int finish_behind(struct qt_run *run, struct qt_err *err)
+{
+    const struct qt_quantize_options *opt = run->opt;
+    const struct qt_backend *be = opt->calibration ? opt->calibration->backend : opt->backend;
+    return be && !be->host ? qt_behind_open(&run->behind, err) : QT_OK;
+}
+
 static void run_close(struct qt_run *run)
 {
+    qt_behind_close(run->behind);
     qt_writer_close(run->writer);
     for (size_t i = 0; run->names && i < run->nstored; i++)
         qt_free(run->names[i]);
@@ -319,6 +329,8 @@ static void run_close(struct qt_run *run)
     json_decref(run->kv.entry);
     qt_free(run->entries);
     qt_free(run->seconds);
+    qt_free(run->made);
+    qt_free(run->handed_over);
     qt_free(run->first);
     qt_free(run->names);
     qt_free(run->stored);
@@ -366,6 +378,8 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
         qt_writer_open(&run.writer, opt->out_dir, run.stored, run.nstored, identity, &wopt, err));
     QT_TRY(qt_run_check_records(&run, err));
     QT_TRY(qt_run_copy_side_files(&run, err));
+    qt_run_resume(&run);
+    QT_TRY(finish_behind(&run, err));
     if (opt->calibration)
         QT_TRY(qt_run_layers(&run, err));
     QT_TRY(qt_run_make_items(&run, NULL, err));
@@ -389,6 +403,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(qt_writer_add_json(run.writer, QT_REPORT_NAME, out->document, err));
     QT_TRY(qt_writer_finish(run.writer, manifest, err));
 done:
+    qt_run_settle(&run, NULL);
     if (rc == QT_E_INTERRUPTED && !err->file[0]) /* a parallel loop was stopped */
         qt_run_interrupted(&run, err);
     /* Bad input fails again: discard the output. After other errors the run can be resumed. */

@@ -19,12 +19,15 @@ int qt_run_check_ranks(const struct qt_run *run, bool learns, struct qt_err *err
 
 int qt_run_exchange(struct qt_run *run, int rc, struct qt_err *err)
 {
+    if (qt_comm_size(run->opt->comm) == 1)
+        return rc;
+    if (rc == QT_OK)
+        rc = qt_run_settle(run, err);
     rc = qt_comm_meet(run->opt->comm, rc, err);
     if (rc == QT_OK)
         rc = qt_writer_exchange(run->writer, err);
-    for (size_t i = 0; rc == QT_OK && qt_comm_size(run->opt->comm) > 1 && i < run->plan.count; i++)
-        if (!run->entries[i])
-            qt_run_resume_item(run, i);
+    if (rc == QT_OK)
+        qt_run_resume(run);
     return rc;
 }
 
@@ -37,7 +40,7 @@ static size_t next_round(size_t *item, double *cost, size_t *at, struct qt_run *
     double sum = 0;
     size_t n = 0;
     for (; *at < run->plan.count && sum < most; ++*at) {
-        if ((later && later[*at]) || run->entries[*at] || qt_run_resume_item(run, *at))
+        if ((later && later[*at]) || run->made[*at])
             continue;
         item[n] = *at;
         cost[n] = (double)run->plan.items[*at].tensor->nbytes;
@@ -63,6 +66,7 @@ int qt_run_make_items(struct qt_run *run, const bool *later, struct qt_err *err)
                 rc = qt_run_make_item(run, item[i], err);
         QT_TRY(qt_run_exchange(run, rc, err));
     }
+    QT_TRY(qt_run_settle(run, err));
 done:
     qt_free(item);
     qt_free(owner);

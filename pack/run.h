@@ -24,18 +24,26 @@ struct qt_run {
         json_t *entry; /* manifest entry; NULL until it is finished */
     } kv;
     struct qt_writer *writer;
-    json_t *learning;  /* result of learning for the report; NULL: none */
-    size_t finished;   /* items */
-    double done_bytes; /* source bytes, for progress */
+    /* With a backend that is not the host, a background thread finishes items: it packs, compares
+     * and stores them. Then it alone uses the writer and sets entries, until qt_run_settle. */
+    struct qt_behind *behind;       /* NULL: items are finished at once */
+    bool *made;                     /* per plan item: finished, or handed over to be finished */
+    size_t *handed_over;            /* plan items, in order */
+    size_t nhanded_over, collected; /* the first `collected` are counted */
+    json_t *learning;               /* result of learning for the report; NULL: none */
+    size_t finished;                /* items */
+    double done_bytes;              /* source bytes, for progress */
 };
 
 /* ---- items.c -------------------------------------------------------------------------------- */
 
 /* QT_E_INTERRUPTED if the caller has asked to stop. */
-int qt_run_interrupted(const struct qt_run *run, struct qt_err *err);
-int qt_run_check_interrupted(const struct qt_run *run, struct qt_err *err);
-/* If an interrupted run finished item i: takes its entry from the journal and returns true. */
-bool qt_run_resume_item(struct qt_run *run, size_t i);
+int qt_run_interrupted(struct qt_run *run, struct qt_err *err);
+int qt_run_check_interrupted(struct qt_run *run, struct qt_err *err);
+/* Takes the entries of items that an interrupted run or another rank finished from the journal. */
+void qt_run_resume(struct qt_run *run);
+/* Waits until all items that were handed over are finished. Returns the error of one that failed. */
+int qt_run_settle(struct qt_run *run, struct qt_err *err);
 /* Reason why an item that layers.c does not quantize has no Hessian. */
 #define QT_NO_HESSIAN "not a linear of a decoder layer, so there is no Hessian"
 /* Handles a tensor without a usable Hessian, which is quantized by search: writes the text for the
@@ -51,11 +59,12 @@ struct qt_run_hessian {
     bool is_expert;
     size_t routed_tokens; /* of an expert: tokens that the router sent to it */
 };
-/* Quantizes item i, stores and journals it. arrange: NULL, or how a w4ax matrix is stored. The
- * caller frees *packed, also on failure. */
-int qt_run_quantize_item(struct qt_packed *packed, struct qt_run *run, size_t i,
+/* Quantizes item i, stores and journals it. arrange: NULL, or how a w4ax matrix is stored. place:
+ * NULL, or as for qt_packed_round. kept: NULL, or receives the packed matrix, which the caller frees
+ * after qt_run_settle, also on failure. */
+int qt_run_quantize_item(struct qt_packed *kept, struct qt_run *run, size_t i,
                          const struct qt_run_hessian *hessian, const struct qt_arrange *arrange,
-                         struct qt_err *err);
+                         const struct qt_place *place, struct qt_err *err);
 /* Makes item i, unless it is finished, without calibration: copied, or quantized by search. */
 int qt_run_make_item(struct qt_run *run, size_t i, struct qt_err *err);
 /* Copies item i unchanged. */
@@ -76,9 +85,8 @@ int qt_run_packed_new(struct qt_packed *out, const struct qt_run *run, size_t i,
 /* Reads a finished matrix back from the output, because later steps depend on it. QT_E_RESOURCE if
  * it does not match its entry; the unchecked function does not compare. The caller frees *out, also
  * on failure. */
-int qt_run_read_back(struct qt_packed *out, const struct qt_run *run, size_t i, struct qt_err *err);
-int qt_run_read_unchecked(struct qt_packed *out, const struct qt_run *run, size_t i,
-                          struct qt_err *err);
+int qt_run_read_back(struct qt_packed *out, struct qt_run *run, size_t i, struct qt_err *err);
+int qt_run_read_unchecked(struct qt_packed *out, struct qt_run *run, size_t i, struct qt_err *err);
 
 /* The partly quantized model: finished matrices dequantized, source weights elsewhere, and
  * simulated quantization of activations. */

@@ -191,6 +191,12 @@ int qt_sequential_enter(struct qt_sequential *s, size_t layer, const struct qt_w
                : load_layer(&s->quantized_layer, s, layer, current, err);
 }
 
+struct qt_place qt_sequential_place(const struct qt_sequential *s, const char *weight)
+{
+    return (struct qt_place){qt_layer_weight(s->reference_layer, weight),
+                             qt_layer_weight(s->quantized_layer, weight)};
+}
+
 int qt_sequential_reload(struct qt_sequential *s, int input, const struct qt_weights *current,
                          struct qt_err *err)
 {

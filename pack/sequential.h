@@ -31,8 +31,9 @@ void qt_sequential_close(struct qt_sequential *s);
 int qt_sequential_enter(struct qt_sequential *s, size_t layer, const struct qt_weights *current,
                         struct qt_err *err);
 
-/* Sums over all tokens; `h` and `cross` may be in backend memory. x is the linear input in the quantized model; d[n] is an
- * activation of the reference model minus that of the quantized model. */
+/* Sums over all tokens; `h` and `cross` may be in backend memory. x is the linear input in the
+ * quantized model; d[n] is an activation of the reference model minus that of the quantized
+ * model. */
 struct qt_difference {
     size_t n;             /* 0: no sums */
     const float *cross;   /* [n][k] sum of d^T x */
@@ -54,7 +55,10 @@ struct qt_observed {
  * valid until the next call. */
 int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int input,
                           bool on_backend, struct qt_err *err);
-/* Reloads the linears with this input after they were quantized. */
+/* Where the weights of a linear of this layer are in both models. */
+struct qt_place qt_sequential_place(const struct qt_sequential *s, const char *weight);
+/* Reloads the linears with this input after they were quantized, unless all of them were rounded in
+ * place. */
 int qt_sequential_reload(struct qt_sequential *s, int input, const struct qt_weights *current,
                          struct qt_err *err);
 /* Moves the hidden states through the sublayer with this input. */

@@ -224,7 +224,8 @@ static int attention_panel(struct qt_backend *be, float *y, const float *q, cons
                                     .query_step = a->seqlen * wide,
                                     .key_step = (a->past + a->seqlen) * narrow,
                                     .batch = batch};
-    QT_TRY(gpu_check_launch(gpu_math_head_pointers(g->pointers.p, &heads, g->stream), "heads", err));
+    QT_TRY(
+        gpu_check_launch(gpu_math_head_pointers(g->pointers.p, &heads, g->stream), "heads", err));
     float **of = g->pointers.p;
     const struct gpu_product scores = {.m = (int)rows,
                                        .n = (int)keys,
@@ -503,6 +504,12 @@ static int cuda_round(struct qt_backend *be, struct qt_round *job, struct qt_err
     return gpu_round(products(be), job, err);
 }
 
+static int cuda_group_range(struct qt_backend *be, float *largest, float *smallest, const float *w,
+                            size_t n, size_t k, size_t group, struct qt_err *err)
+{
+    return gpu_group_range(self(be)->gpu, largest, smallest, w, n, k, group, err);
+}
+
 /* ---- gradients on the CPU ------------------------------------------------------------------- */
 
 /* *out: copy of x[count] in host memory, owned by the caller; NULL if x is NULL. */
@@ -739,6 +746,7 @@ static const struct qt_backend functions = {
     .factor = cuda_factor,
     .regress = cuda_regress,
     .round = cuda_round,
+    .group_range = cuda_group_range,
     .close = cuda_close,
 };
 

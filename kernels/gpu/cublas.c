@@ -168,13 +168,13 @@ int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)
 {
     const int op_a = p->a_transposed ? OP_T : OP_N, op_b = p->b_transposed ? OP_T : OP_N;
     const int compute = p->tf32 ? COMPUTE_TF32 : COMPUTE_32F;
-    return p->as ? c->batched(c->handle, op_b, op_a, p->n, p->m, p->k, &p->alpha,
-                              (const void *const *)p->bs, R_32F, p->ldb,
-                              (const void *const *)p->as, R_32F, p->lda, &p->beta,
-                              (void *const *)p->cs, R_32F, p->ldc, p->count, compute, ALGO_DEFAULT)
-                 : c->gemm(c->handle, op_b, op_a, p->n, p->m, p->k, &p->alpha, p->b, R_32F, p->ldb,
-                           p->a, R_32F, p->lda, &p->beta, p->c, R_32F, p->ldc, compute,
-                           ALGO_DEFAULT);
+    return p->as
+               ? c->batched(c->handle, op_b, op_a, p->n, p->m, p->k, &p->alpha,
+                            (const void *const *)p->bs, R_32F, p->ldb, (const void *const *)p->as,
+                            R_32F, p->lda, &p->beta, (void *const *)p->cs, R_32F, p->ldc, p->count,
+                            compute, ALGO_DEFAULT)
+               : c->gemm(c->handle, op_b, op_a, p->n, p->m, p->k, &p->alpha, p->b, R_32F, p->ldb,
+                         p->a, R_32F, p->lda, &p->beta, p->c, R_32F, p->ldc, compute, ALGO_DEFAULT);
 }
 
 int gpu_cublas_product_half(struct gpu_cublas *c, const struct gpu_product *p, const void *a,

@@ -59,8 +59,8 @@ static int gpu_alloc(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err
     struct gpu *g = self(gpu);
     const size_t size = bytes ? bytes : 1;
     *out = NULL;
-    cudaError_t e = g->pool ? cudaMallocFromPoolAsync(out, size, g->pool, g->stream)
-                            : cudaMalloc(out, size);
+    cudaError_t e =
+        g->pool ? cudaMallocFromPoolAsync(out, size, g->pool, g->stream) : cudaMalloc(out, size);
     if (e == cudaErrorMemoryAllocation && g->pool) { /* other sizes may hold free memory */
         cudaGetLastError();
         cudaStreamSynchronize(g->stream);

@@ -2,7 +2,7 @@
 #include "kernels/gpu/product.h"
 
 enum {
-    PANEL = 2048,  /* rows of a Gram matrix per product */
+    PANEL = 2048, /* rows of a Gram matrix per product */
     /* Tokens added in FP32 before the sums are added in FP64: as on the CPU; with FP16 factors more,
      * as their rounding errors are larger than those of the sums. */
     TOKENS = 1024,

@@ -52,7 +52,9 @@ int gpu_factor(struct gpu_products *g, float *h, float *v, bool *positive, const
                const size_t *order, double scale, double damp, size_t k, struct qt_err *err);
 int gpu_regress(struct gpu_products *g, float *s, double *explained, const float *c, const float *v,
                 const size_t *order, double scale, size_t m, size_t k, struct qt_err *err);
-/* round.c: the function round of struct qt_backend. */
+/* round.c: the functions round and group_range of struct qt_backend. */
 int gpu_round(struct gpu_products *g, struct qt_round *job, struct qt_err *err);
+int gpu_group_range(struct qt_gpu *gpu, float *largest, float *smallest, const float *w, size_t n,
+                    size_t k, size_t group, struct qt_err *err);
 
 #endif

@@ -19,7 +19,6 @@ struct rounding {
     struct gpu_round r;
     void *memory[24]; /* of r, and of the results */
     size_t allocated;
-    float *staged;             /* device [n][k]: weights in storage order */
     uint32_t *host;            /* [3 k + 2 groups] the tables of r */
     struct row_values *values; /* host */
     double *sum, *error;       /* host [n]; [panels] */
@@ -145,8 +144,6 @@ static int rounding_new(struct rounding *s, struct qt_err *err)
     s->r.first = s->r.end + k;
     s->r.length = s->r.first + groups;
     QT_TRY(device_new(&s->r.w, s, cells, sizeof *s->r.w, err));
-    QT_TRY(device_new(&s->staged, s, cells, sizeof *s->staged, err));
-    s->r.g = s->staged; /* the weights are loaded before sums begin */
     QT_TRY(device_new(&s->r.rank, s, cells, 1, err));
     QT_TRY(device_new(&s->r.scale, s, n * groups, sizeof *s->r.scale, err));
     QT_TRY(device_new(&s->r.zero, s, n * groups, 1, err));
@@ -414,9 +411,27 @@ done:
     return rc;
 }
 
+int gpu_group_range(struct qt_gpu *gpu, float *largest, float *smallest, const float *w, size_t n,
+                    size_t k, size_t group, struct qt_err *err)
+{
+    uint32_t range[] = {0, 0x7f800000};
+    void *p = NULL;
+    int rc;
+    QT_TRY(gpu->alloc(gpu, &p, sizeof range, err));
+    QT_TRY(gpu->upload(gpu, p, range, sizeof range, err));
+    if (n && k)
+        QT_TRY(launched(gpu_round_range(p, w, n, k, group, gpu_stream_of(gpu)), err));
+    QT_TRY(gpu->download(gpu, range, p, sizeof range, err));
+    *largest = qt_bits_f32(range[0]);
+    *smallest = qt_bits_f32(range[1]);
+done:
+    gpu->free(gpu, p);
+    return rc;
+}
+
 int gpu_round(struct gpu_products *products, struct qt_round *job, struct qt_err *err)
 {
-    struct rounding s = {.products = products, .gpu = products->gpu, .job = job};
+    struct rounding s = {.products = products, .gpu = products->gpu, .job = job, .r.g = job->w};
     int rc;
     if (job->n == 0 || job->k == 0)
         return QT_OK;
@@ -426,11 +441,13 @@ int gpu_round(struct gpu_products *products, struct qt_round *job, struct qt_err
                        "%zu x %zu in groups of %zu cannot be rounded on a GPU", job->n, job->k,
                        job->group);
     QT_TRY(rounding_new(&s, err));
-    QT_TRY(s.gpu->upload(s.gpu, s.staged, job->w, job->n * job->k * sizeof *job->w, err));
     QT_TRY(launched(
-        gpu_math_order_columns(s.r.w, s.staged, s.r.order, 1, job->n, job->k, gpu_stream_of(s.gpu)),
+        gpu_math_order_columns(s.r.w, job->w, s.r.order, 1, job->n, job->k, gpu_stream_of(s.gpu)),
         err));
     QT_TRY(job->h ? solve(&s, err) : round_groups(&s, err));
+    if (job->rounded)
+        QT_TRY(
+            launched(gpu_round_values(&s.r, job->rounded, job->exp2, gpu_stream_of(s.gpu)), err));
     QT_TRY(store(&s, err));
 done:
     rounding_free(&s);

@@ -61,6 +61,13 @@ int gpu_round_rescale(const struct gpu_round *r, void *stream);
 int gpu_round_store(const struct gpu_round *r, uint8_t *code, float *scale, uint8_t *zero,
                     size_t stride, void *stream);
 
+/* out[n][k] = the rounded values times 2^exp2, in column order. */
+int gpu_round_values(const struct gpu_round *r, float *out, int exp2, void *stream);
+/* Raises range[0] to the bits of the largest magnitude of each group of w[n][k], and lowers range[1]
+ * to them where they are not 0. Bits of magnitudes compare like the magnitudes, NaN above all. */
+int gpu_round_range(uint32_t range[2], const float *w, size_t n, size_t k, size_t group,
+                    void *stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -207,6 +207,35 @@ int gpu_round_rescale(const struct gpu_round *r, void *stream)
     return launch_rows<RESCALE>(r, stream);
 }
 
+/* A warp per group. */
+static __global__ void __launch_bounds__(THREADS)
+    range_kernel(uint32_t *range, const float *w, size_t n, size_t k, size_t group)
+{
+    const size_t groups = (k + group - 1) / group, item = row_of_warp();
+    if (item >= n * groups)
+        return;
+    const size_t first = item % groups * group, end = first + group < k ? first + group : k;
+    uint32_t most = 0;
+    for (size_t i = first + row_lane(); i < end; i += ROW_LANES)
+        most = max(most, row_bits(w[item / groups * k + i]) & 0x7fffffff);
+    for (int mask = 16; mask; mask /= 2)
+        most = max(most, __shfl_xor_sync(~0u, most, mask));
+    if (row_lane() || !most)
+        return;
+    if (most > range[0]) /* spares most groups the atomic operation */
+        atomicMax(&range[0], most);
+    if (most < range[1])
+        atomicMin(&range[1], most);
+}
+
+int gpu_round_range(uint32_t range[2], const float *w, size_t n, size_t k, size_t group,
+                    void *stream)
+{
+    range_kernel<<<blocks_of_rows(n * ((k + group - 1) / group)), THREADS, 0,
+                   (cudaStream_t)stream>>>(range, w, n, k, group);
+    return cudaGetLastError();
+}
+
 /* ---- arrangement ---------------------------------------------------------------------------- */
 
 static __global__ void diagonal_kernel(float *out, const float *m, size_t k, bool squared)
@@ -243,6 +272,30 @@ static __global__ void __launch_bounds__(STORE_THREADS)
         if (row < r.n && p < r.k)
             code[r.order[p] * stride + row] = tile[i / TILE_ROWS][i % TILE_ROWS];
     }
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    values_kernel(struct gpu_round r, float *out, int exp2)
+{
+    __shared__ struct row_values values;
+    const size_t row = row_of_warp(), first = row * r.k;
+    copy_values(&values, r.values);
+    __syncthreads();
+    if (row >= r.n)
+        return;
+    const float *scale = r.scale + row * r.groups;
+    const uint8_t *zero = r.zero + row * r.groups;
+    for (size_t p = row_lane(); p < r.k; p += ROW_LANES) {
+        const uint32_t group = r.group[p];
+        out[first + r.order[p]] =
+            ldexpf(scale[group], exp2) * (values.value[r.rank[first + p]] - (float)zero[group]);
+    }
+}
+
+int gpu_round_values(const struct gpu_round *r, float *out, int exp2, void *stream)
+{
+    values_kernel<<<blocks_of_rows(r->n), THREADS, 0, (cudaStream_t)stream>>>(*r, out, exp2);
+    return cudaGetLastError();
 }
 
 static __global__ void store_params_kernel(struct gpu_round r, float *scale, uint8_t *zero,

@@ -4,6 +4,8 @@
  */
 #include "model/graph/layer.h"
 
+#include <string.h>
+
 /* ---- backend memory ------------------------------------------------------------------------- */
 
 /* `staging` has room for the largest tensor; it is the only copy besides the backend's. *out may
@@ -178,6 +180,14 @@ int qt_layer_load_from(struct qt_layer *l, const struct qt_layer *source, size_t
         rc = l->be->download(l->be, &l->scale, l->parts[ROLE_LAYER_SCALE].weight, sizeof l->scale,
                              err);
     return rc;
+}
+
+float *qt_layer_weight(const struct qt_layer *l, const char *name)
+{
+    for (size_t i = 0; i < layer_parts(&l->model->cfg); i++)
+        if (l->def->parts[i].weight && strcmp(l->def->parts[i].weight, name) == 0)
+            return l->parts[i].weight;
+    return NULL;
 }
 
 int qt_layer_load_linears(struct qt_layer *l, int input, const struct qt_weights *w,

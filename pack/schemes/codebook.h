@@ -86,9 +86,18 @@ int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const fl
                       const struct qt_factor *f, const struct qt_solve_options *opt,
                       struct qt_err *err);
 
-/* Quantizes w[n][k] (divided by 2^scale_exp2) on a backend for which qt_packed_rounds_on is true. */
-int qt_codebook_quantize_on(struct qt_backend *be, struct qt_packed *p, const float *w,
-                            const float *importance, struct qt_err *err);
+/* Codes and parameters of a matrix. */
+int qt_codebook_codes_new(struct qt_codebook_codes **out, const struct qt_packed *p,
+                          struct qt_err *err);
+void qt_codebook_codes_free(struct qt_codebook_codes *codes);
+/* Packs codes into the sections of p. */
+int qt_codebook_pack(struct qt_packed *p, const struct qt_codebook_codes *codes,
+                     struct qt_err *err);
+/* Chooses codes on a backend for which qt_packed_rounds_on is true. The caller has set w, divided
+ * by 2^scale_exp2, and how it is rounded: the other arguments of the job that do not depend on the
+ * scheme. */
+int qt_codebook_round_on(struct qt_backend *be, struct qt_codebook_codes *codes,
+                         const struct qt_packed *p, struct qt_round *job, struct qt_err *err);
 
 /* The strip functions of struct qt_scheme. */
 size_t qt_codebook_scratch_bytes(const struct qt_packed *p);

@@ -104,144 +104,150 @@ static void set_scale(void *ctx, size_t group, float *scale, size_t row0, size_t
     }
 }
 
-static int store_strip(void *ctx, size_t item, int thread, struct qt_err *err)
+/* ---- codes of a matrix ---------------------------------------------------------------------- */
+
+static int codes_new(struct qt_codebook_codes *c, const struct qt_packed *p,
+                     const struct qt_codebook *cb, struct qt_err *err)
 {
-    const struct solver *s = ctx;
+    const size_t groups = qt_ceil_div(p->k, cb->group);
+    int rc;
+    c->stride = qt_round_up(p->n, R);
+    QT_TRY(qt_array_new(&c->code, p->k, c->stride, err));
+    QT_TRY(qt_array_new(&c->scale, groups, c->stride * sizeof *c->scale, err));
+    QT_TRY(qt_array_new(&c->zero, groups, c->stride, err));
+    QT_TRY(qt_array_new(&c->row_scale, c->stride, sizeof *c->row_scale, err));
+done:
+    return rc;
+}
+
+static void codes_free(struct qt_codebook_codes *c)
+{
+    qt_free(c->code);
+    qt_free(c->scale);
+    qt_free(c->zero);
+    qt_free(c->row_scale);
+}
+
+int qt_codebook_codes_new(struct qt_codebook_codes **out, const struct qt_packed *p,
+                          struct qt_err *err)
+{
+    struct qt_codebook cb;
+    int rc;
+    p->spec.scheme->codebook(&cb, p);
+    QT_TRY(qt_array_new(out, 1, sizeof **out, err));
+    QT_TRY(codes_new(*out, p, &cb, err));
+done:
+    return rc;
+}
+
+void qt_codebook_codes_free(struct qt_codebook_codes *codes)
+{
+    if (codes)
+        codes_free(codes);
+    qt_free(codes);
+}
+
+struct packing {
+    const struct qt_packed *p;
+    struct qt_codebook cb;
+    const struct qt_codebook_codes *codes;
+};
+
+static int pack_strip(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct packing *s = ctx;
     size_t row0 = item * QT_FRAG_ROWS, rows = qt_min_size(QT_FRAG_ROWS, s->p->n - row0);
     struct qt_strip strip = {.index = item, .rows = rows};
     (void)thread;
     int rc = qt_array_new(&strip.scratch, 1, qt_codebook_scratch_bytes(s->p), err);
     if (rc < 0)
         return rc;
-    struct qt_codebook_codes rows_of = {s->codes.code + row0, s->codes.scale + row0,
-                                        s->codes.zero + row0, s->codes.row_scale + row0,
-                                        s->codes.stride};
+    struct qt_codebook_codes rows_of = {s->codes->code + row0, s->codes->scale + row0,
+                                        s->codes->zero + row0, s->codes->row_scale + row0,
+                                        s->codes->stride};
     qt_codebook_store(s->p, &s->cb, &strip, &rows_of);
     qt_free(strip.scratch);
     return QT_OK;
 }
 
+int qt_codebook_pack(struct qt_packed *p, const struct qt_codebook_codes *codes, struct qt_err *err)
+{
+    struct packing s = {.p = p, .codes = codes};
+    p->spec.scheme->codebook(&s.cb, p);
+    return qt_parallel(qt_ceil_div(p->n, QT_FRAG_ROWS), pack_strip, &s, err);
+}
+
+/* ---- solving -------------------------------------------------------------------------------- */
+
 static int solver_new(struct solver *s, struct qt_packed *p, struct qt_err *err)
 {
-    const size_t stride = qt_round_up(p->n, R);
     int rc;
     *s = (struct solver){.p = p, .ops = qt_rowops_best()};
     p->spec.scheme->codebook(&s->cb, p);
-    s->codes.stride = stride;
     s->groups = qt_ceil_div(p->k, s->cb.group);
     s->longest = qt_min_size(s->cb.group, p->k);
-    QT_TRY(qt_array_new(&s->codes.code, p->k, stride, err));
-    QT_TRY(qt_array_new(&s->codes.scale, s->groups, stride * sizeof *s->codes.scale, err));
-    QT_TRY(qt_array_new(&s->scale, s->groups, stride * sizeof *s->scale, err));
-    QT_TRY(qt_array_new(&s->codes.zero, s->groups, stride, err));
-    QT_TRY(qt_array_new(&s->codes.row_scale, stride, sizeof *s->codes.row_scale, err));
+    QT_TRY(codes_new(&s->codes, p, &s->cb, err));
+    QT_TRY(qt_array_new(&s->scale, s->groups, s->codes.stride * sizeof *s->scale, err));
+    QT_TRY(qt_array_new(&s->inverse, s->groups, s->codes.stride * sizeof *s->inverse, err));
+    QT_TRY(
+        qt_array_new(&s->scratch, s->codes.stride / R, 2 * s->longest * sizeof *s->scratch, err));
 done:
     return rc;
 }
 
 static void solver_free(struct solver *s)
 {
-    qt_free(s->codes.code);
-    qt_free(s->codes.scale);
+    codes_free(&s->codes);
     qt_free(s->scale);
     qt_free(s->inverse);
-    qt_free(s->codes.zero);
-    qt_free(s->codes.row_scale);
     qt_free(s->scratch);
 }
-
-static int store(struct solver *s, struct qt_err *err)
-{
-    return qt_parallel(qt_ceil_div(s->p->n, QT_FRAG_ROWS), store_strip, s, err);
-}
-
-/* ---- on the host ---------------------------------------------------------------------------- */
-
-static int solve_on_host(struct qt_solve_report *out, struct solver *s, const float *w,
-                         const struct qt_factor *f, const struct qt_solve_options *opt,
-                         struct qt_err *err)
-{
-    const size_t stride = s->codes.stride, k = s->p->k;
-    const struct qt_rounder rounder = {
-        .ctx = s, .begin = begin, .round = round_column, .scale = get_scale, .rescale = set_scale};
-    int rc;
-    QT_TRY(qt_array_new(&s->inverse, s->groups, stride * sizeof *s->inverse, err));
-    for (size_t i = 0; i < s->p->n; i++)
-        s->codes.row_scale[i] = qt_codebook_row_scale(&s->cb, s->ops, w + i * k, k);
-    QT_TRY(qt_array_new(&s->scratch, stride / R, 2 * s->longest * sizeof *s->scratch, err));
-    QT_TRY(qt_solve(out, f, w, s->p->n, &rounder, opt, err));
-done:
-    return rc;
-}
-
-/* ---- on a backend --------------------------------------------------------------------------- */
-
-/* Completes the job and runs it. weighted: squared errors have weights. */
-static int round_on(struct qt_backend *be, struct qt_round *job, struct solver *s, bool weighted,
-                    struct qt_err *err)
-{
-    struct qt_round_values values;
-    qt_codebook_round_values(&values, &s->cb, weighted);
-    job->n = s->p->n;
-    job->k = s->p->k;
-    job->group = s->cb.group;
-    job->values = &values;
-    job->stride = s->codes.stride;
-    job->code = s->codes.code;
-    job->scale = s->scale;
-    job->zero = s->codes.zero;
-    int rc = be->round(be, job, err);
-    job->values = NULL;
-    for (size_t i = 0; i < s->groups * s->codes.stride; i++)
-        s->codes.scale[i] = qt_f32_to_f16(s->scale[i]);
-    return rc;
-}
-
-static int solve_on_backend(struct qt_solve_report *out, struct solver *s, const float *w,
-                            const struct qt_factor *f, const struct qt_solve_options *opt,
-                            struct qt_err *err)
-{
-    struct qt_round job = {
-        .w = w,
-        .h = f->backend_h,
-        .v = f->backend_v,
-        .order = f->order,
-        .group_at = f->group,
-        .descent_rounds = opt->descent_rounds,
-        .min_gain = QT_SOLVE_MIN_GAIN,
-    };
-    int rc = round_on(f->backend, &job, s, true, err);
-    *out = (struct qt_solve_report){job.before, job.after_compensation, job.after_descent};
-    return rc;
-}
-
-/* ---- a matrix ------------------------------------------------------------------------------- */
 
 int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const float *w,
                       const struct qt_factor *f, const struct qt_solve_options *opt,
                       struct qt_err *err)
 {
     struct solver s;
+    const struct qt_rounder rounder = {
+        .ctx = &s, .begin = begin, .round = round_column, .scale = get_scale, .rescale = set_scale};
     int rc;
     QT_TRY(solver_new(&s, p, err));
-    QT_TRY(qt_packed_rounds_on(p, f->backend) ? solve_on_backend(out, &s, w, f, opt, err)
-                                              : solve_on_host(out, &s, w, f, opt, err));
-    QT_TRY(store(&s, err));
+    for (size_t i = 0; i < p->n; i++)
+        s.codes.row_scale[i] = qt_codebook_row_scale(&s.cb, s.ops, w + i * p->k, p->k);
+    QT_TRY(qt_solve(out, f, w, p->n, &rounder, opt, err));
+    QT_TRY(qt_codebook_pack(p, &s.codes, err));
 done:
     solver_free(&s);
     return rc;
 }
 
-int qt_codebook_quantize_on(struct qt_backend *be, struct qt_packed *p, const float *w,
-                            const float *importance, struct qt_err *err)
+/* ---- on a backend --------------------------------------------------------------------------- */
+
+int qt_codebook_round_on(struct qt_backend *be, struct qt_codebook_codes *codes,
+                         const struct qt_packed *p, struct qt_round *job, struct qt_err *err)
 {
-    struct qt_round job = {.w = w, .importance = importance};
-    struct solver s;
+    struct qt_round_values values;
+    struct qt_codebook cb;
+    float *scale;
     int rc;
-    QT_TRY(solver_new(&s, p, err));
-    QT_TRY(round_on(be, &job, &s, importance != NULL, err));
-    QT_TRY(store(&s, err));
+    p->spec.scheme->codebook(&cb, p);
+    const size_t params = qt_ceil_div(p->k, cb.group) * codes->stride;
+    QT_TRY(qt_array_new(&scale, params, sizeof *scale, err));
+    qt_codebook_round_values(&values, &cb, job->h || job->importance);
+    job->n = p->n;
+    job->k = p->k;
+    job->group = cb.group;
+    job->values = &values;
+    job->stride = codes->stride;
+    job->code = codes->code;
+    job->scale = scale;
+    job->zero = codes->zero;
+    job->exp2 = p->scale_exp2;
+    rc = be->round(be, job, err);
+    job->values = NULL;
+    for (size_t i = 0; i < params; i++)
+        codes->scale[i] = qt_f32_to_f16(scale[i]);
 done:
-    solver_free(&s);
+    qt_free(scale);
     return rc;
 }

@@ -137,4 +137,32 @@ int gpu_round_store(const struct gpu_round *r, uint8_t *code, float *scale, uint
     return 0;
 }
 
+int gpu_round_values(const struct gpu_round *r, float *out, int exp2, void *stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < r->n * r->k; i++) {
+        const size_t row = i / r->k, at = row * r->groups + r->group[i % r->k];
+        out[row * r->k + r->order[i % r->k]] =
+            ldexpf(r->scale[at], exp2) * (r->values->value[r->rank[i]] - (float)r->zero[at]);
+    }
+    return 0;
+}
+
+int gpu_round_range(uint32_t range[2], const float *w, size_t n, size_t k, size_t group,
+                    void *stream)
+{
+    (void)stream;
+    for (size_t row = 0; row < n; row++)
+        for (size_t at = 0; at < k; at += group) {
+            uint32_t most = 0;
+            for (size_t i = at; i < qt_min_size(at + group, k); i++) {
+                const uint32_t bits = qt_f32_bits(w[row * k + i]) & 0x7fffffff;
+                most = bits > most ? bits : most;
+            }
+            range[0] = most > range[0] ? most : range[0];
+            range[1] = most && most < range[1] ? most : range[1];
+        }
+    return 0;
+}
+
 #endif

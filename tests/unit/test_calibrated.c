@@ -2,6 +2,8 @@
  * activations. */
 #include "fixture.h"
 
+#include "hessian_fixture.h"
+
 #include "kernels/kernels.h"
 #include "pack/pack.h"
 #include "random.h"
@@ -418,6 +420,32 @@ static void experts_have_their_own_tokens(void **state)
         assert_int_equal(sum, 3 * MANY_SAMPLES * MANY_SEQLEN); /* three experts per token */
     }
     json_decref(doc);
+    qt_ckpt_close(ckpt);
+}
+
+/* With a backend apart from the host, a background thread finishes tensors. */
+static void runs_apart_resume(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    struct qt_backend apart = elsewhere(f->be);
+    f->calibration.backend = &apart;
+    check_resume(f, ckpt, "nf4:g=32", 14, 3);
+    qt_ckpt_close(ckpt);
+}
+
+static void bytes_without_data_do_not_depend_on_the_backend(void **state)
+{
+    struct fixture *f = *state;
+    struct qt_ckpt *ckpt = make_model(f, NULL);
+    struct qt_backend apart = elsewhere(f->be);
+    struct qt_quantize_options a = options(f, "a", "nf4:g=32"), b = options(f, "b", "nf4:g=32");
+    a.calibration = b.calibration = NULL;
+    a.plan.calibrated = b.plan.calibrated = false;
+    b.backend = &apart;
+    json_decref(quantize(f, ckpt, &a));
+    json_decref(quantize(f, ckpt, &b));
+    assert_true(same_files(f, "model.safetensors"));
     qt_ckpt_close(ckpt);
 }
 
@@ -1011,6 +1039,8 @@ int main(void)
         TEST(same_bytes_for_any_threads),
         TEST(config_must_stay),
         TEST(interrupted_runs_resume),
+        TEST(runs_apart_resume),
+        TEST(bytes_without_data_do_not_depend_on_the_backend),
         TEST(later_weights_must_stay),
         TEST(runs_of_many_tokens_resume),
         TEST(residual_errors_are_corrected),

@@ -285,6 +285,14 @@ int gpu_math_row_dots(double *dots, const float *x, const float *y, size_t m, si
     return 0;
 }
 
+int gpu_math_scale(float *y, float factor, size_t count, void *stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < count; i++)
+        y[i] *= factor;
+    return 0;
+}
+
 int gpu_math_head_pointers(void *pointers, const struct gpu_heads *a, void *stream)
 {
     float **to = pointers;
@@ -660,10 +668,19 @@ static void round_case(const char *text, size_t n, size_t k, enum kind kind)
         const struct qt_factor_options opt = {
             .damp = 0.01, .group = qt_packed_group(&p[on]), .backend = on ? be : NULL};
         assert_int_equal(qt_factor_new(&f, h, k, &opt, &err), QT_OK);
-        assert_int_equal(qt_packed_solve(&p[on], &spec, &m, &f, NULL, &report[on], &err), QT_OK);
-        /* The reported error is that of the stored values. */
+        /* The source weights are on the device or not; the rounded ones are those that are stored. */
+        float *rounded = random_floats(n * k, 1);
+        const struct qt_place place = {n % 2 ? w : NULL, rounded};
+        assert_int_equal(qt_packed_round(&p[on], &spec, &m, &f, be, &place, &report[on], &err),
+                         QT_OK);
+        assert_true((p[on].codes != NULL) == (on == 1));
+        assert_int_equal(qt_packed_complete(&p[on], &m, NULL, &err), QT_OK);
         q = random_floats(n * k, 1);
         assert_int_equal(qt_packed_weights(q, &p[on], &err), QT_OK);
+        if (on)
+            assert_memory_equal(q, rounded, n * k * sizeof *q);
+        qt_free(rounded);
+        /* The reported error is that of the stored values. */
         assert_int_equal(qt_solve_error(&stored, &f, w, q, n, &err), QT_OK);
         if (!(fabs(stored - report[on].after_descent) <= 1e-3 * report[on].after_descent))
             fail_msg("%s, %zu x %zu, kind %d: %g is reported, %g stored", text, n, k, (int)kind,
