@@ -31,6 +31,11 @@ typedef int gemm_fn(void *handle, int op_a, int op_b, int m, int n, int k, const
                     const void *a, int type_a, int lda, const void *b, int type_b, int ldb,
                     const void *beta, void *c, int type_c, int ldc, int compute, int algo);
 
+typedef int strided_fn(void *handle, int op_a, int op_b, int m, int n, int k, const void *alpha,
+                       const void *a, int type_a, int lda, long long step_a, const void *b,
+                       int type_b, int ldb, long long step_b, const void *beta, void *c, int type_c,
+                       int ldc, long long step_c, int count, int compute, int algo);
+
 typedef int batched_fn(void *handle, int op_a, int op_b, int m, int n, int k, const void *alpha,
                        const void *const *a, int type_a, int lda, const void *const *b, int type_b,
                        int ldb, const void *beta, void *const *c, int type_c, int ldc, int count,
@@ -49,6 +54,7 @@ struct gpu_cublas {
     void *library, *handle;
     destroy_fn *destroy;
     gemm_fn *gemm;
+    strided_fn *strided;
     batched_fn *batched;
     pointer_mode_fn *set_pointer_mode;
     strsm_fn *strsm;
@@ -88,6 +94,7 @@ static const char *connect(struct gpu_cublas *c, int *version, void *stream, voi
         !find(&set_workspace, c->library, "cublasSetWorkspace_v2") ||
         !find(&get_version, c->library, "cublasGetVersion_v2") ||
         !find(&c->gemm, c->library, "cublasGemmEx") ||
+        !find(&c->strided, c->library, "cublasGemmStridedBatchedEx") ||
         !find(&c->batched, c->library, "cublasGemmBatchedEx") ||
         !find(&c->set_pointer_mode, c->library, "cublasSetPointerMode_v2") ||
         !find(&c->strsm, c->library, "cublasStrsm_v2") ||
@@ -157,7 +164,7 @@ int gpu_cublas_gemm_batch(struct gpu_cublas *c, void *y, const void *x, const vo
                           int m, int n, int k)
 {
     const float one = 1, zero = 0;
-    return c->batched(c->handle, OP_T, OP_N, n, m, k, &one, w, R_16F, k, (long long)n * k, x, R_16F,
+    return c->strided(c->handle, OP_T, OP_N, n, m, k, &one, w, R_16F, k, (long long)n * k, x, R_16F,
                       k, (long long)m * k, &zero, y, R_16F, n, (long long)m * n, count, COMPUTE_32F,
                       ALGO_DEFAULT);
 }
