@@ -5,11 +5,12 @@
  *   cpu/             the CPU backend
  *   include/, cuda/  libqtool_kernels: matrix products with packed weights (qtool_kernels.h),
  *                    w4ax (qtool_w4ax.h), attention over 4-bit KV caches (qtool_kv4.h),
- *                    layers of experts (qtool_moe.h)
+ *                    layers of experts (qtool_moe.h), the other kernels of a decoder
+ *                    (qtool_decoder.h)
  *   gpu/backend.c    the CUDA backend; product.c: its matrix products; math.cu: its kernels
  *   gpu/cuda.c       struct qt_gpu on top of libqtool_kernels and the CUDA runtime
  *   gpu/copy.c       copies between host and device
- *   gpu/cublas.c     cuBLAS, loaded at run time
+ *   gpu/cublas.c     cuBLAS, loaded at run time; energy.c: NVML
  *   gpu/transfer.cu  kernels that only read or copy, to measure memory bandwidth
  *   gpu/none.c       replaces the files of gpu/ in builds without nvcc
  */
@@ -17,6 +18,7 @@
 #define QT_KERNELS_KERNELS_H
 
 #include "base/base.h"
+#include "kernels/include/qtool_decoder.h"
 #include "kernels/include/qtool_kernels.h"
 #include "kernels/include/qtool_kv4.h"
 #include "kernels/include/qtool_moe.h"
@@ -49,12 +51,15 @@ struct qt_gpu_work {
     size_t count;
 };
 
+struct qt_gpu_graph;
+
 /*
  * One GPU: memory, kernels, timing. It is a table of functions, so that its users build without
  * CUDA and can be tested with a simulated device. All work goes to one stream, in order. download
  * and time return when the work is done, upload when src has been read. copy, fill, run,
- * dequantize, w4ax_quantize, w4ax_run, kv_append, kv_run, moe_run, transfer, gemm and gemm_batch only enqueue. The plan
- * functions and w4ax_blocks compute on the host. Errors: QT_E_INTERNAL for failed CUDA calls,
+ * dequantize, w4ax_quantize, w4ax_run, kv_append, kv_run, moe_run, decode, replay, transfer, gemm,
+ * gemm_f32 and gemm_batch only enqueue. The plan functions and w4ax_blocks compute on the host.
+ * Errors: QT_E_INTERNAL for failed CUDA calls,
  * QT_E_RESOURCE if device memory is exhausted.
  */
 struct qt_gpu {
@@ -128,6 +133,18 @@ struct qt_gpu {
                    void *y, const void *x, const int *ids, const float *weights, void *workspace,
                    struct qt_err *err);
 
+    /* The function qtool_decoder_run. dependent: programmatic dependent launch, where the GPU has
+     * it. QT_E_UNSUPPORTED: a size or alignment that is not supported. */
+    int (*decode)(struct qt_gpu *gpu, const struct qtool_decoder_op *op, bool dependent,
+                  struct qt_err *err);
+
+    /* Captures what fn(ctx) enqueues into a graph; replay enqueues it again. Each kernel that fn
+     * launches must have run before. The caller frees *out with graph_free. */
+    int (*capture)(struct qt_gpu *gpu, struct qt_gpu_graph **out,
+                   int (*fn)(void *ctx, struct qt_err *err), void *ctx, struct qt_err *err);
+    int (*replay)(struct qt_gpu *gpu, struct qt_gpu_graph *graph, struct qt_err *err);
+    void (*graph_free)(struct qt_gpu *gpu, struct qt_gpu_graph *graph);
+
     /* Copies bytes (a multiple of 16) by a kernel of plain loads and stores; dst = NULL: only
      * reads. shape < QT_GPU_TRANSFERS selects the launch configuration. */
     int (*transfer)(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, int shape,
@@ -135,6 +152,9 @@ struct qt_gpu {
     /* FP16 y[m][n] = x[m][k] w[n][k]^T by cuBLAS with FP32 accumulation; needs has_cublas. */
     int (*gemm)(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t m, size_t n,
                 size_t k, struct qt_err *err);
+    /* The same with FP32 y. */
+    int (*gemm_f32)(struct qt_gpu *gpu, float *y, const void *x, const void *w, size_t m, size_t n,
+                    size_t k, struct qt_err *err);
 
     /* The same for `count` products, whose matrices follow each other. */
     int (*gemm_batch)(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t count,
@@ -151,6 +171,8 @@ struct qt_gpu {
      */
     int (*time)(struct qt_gpu *gpu, double *us, const struct qt_gpu_work *works, size_t n,
                 struct qt_err *err);
+    /* Joules that the board has used since some time in the past, by NVML; NaN: unknown. */
+    double (*energy)(struct qt_gpu *gpu);
     void (*close)(struct qt_gpu *gpu);
 };
 

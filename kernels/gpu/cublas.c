@@ -169,6 +169,14 @@ int gpu_cublas_gemm_batch(struct gpu_cublas *c, void *y, const void *x, const vo
                       ALGO_DEFAULT);
 }
 
+int gpu_cublas_gemm_f32(struct gpu_cublas *c, float *y, const void *x, const void *w, int m, int n,
+                        int k)
+{
+    const float one = 1, zero = 0;
+    return c->gemm(c->handle, OP_T, OP_N, n, m, k, &one, w, R_16F, k, x, R_16F, k, &zero, y, R_32F,
+                   n, COMPUTE_32F, ALGO_DEFAULT);
+}
+
 /* cuBLAS is column-major and computes C^T = B^T A^T: a row-major matrix is its transpose in
  * column-major order. */
 int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)

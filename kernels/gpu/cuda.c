@@ -24,6 +24,8 @@ struct gpu {
     void *sink, *workspace;
     struct gpu_staging *staging;
     struct gpu_cublas *cublas;
+    struct gpu_energy *energy;
+    bool dependent;   /* the GPU runs code for 9.0, which has dependent launches */
     double rested_ms; /* time (now_ms) when the GPU clock has recovered from the last timing */
 };
 
@@ -272,6 +274,72 @@ static int gpu_moe_run(struct qt_gpu *gpu, const struct qtool_moe_plan *plan, co
                     "experts", err);
 }
 
+/* ---- decoders ------------------------------------------------------------------------------- */
+
+static int gpu_decode(struct qt_gpu *gpu, const struct qtool_decoder_op *op, bool dependent,
+                      struct qt_err *err)
+{
+    int status = qtool_decoder_run(op, dependent && self(gpu)->dependent, self(gpu)->stream);
+    if (status == QTOOL_UNSUPPORTED)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "a kernel of the decoder does not support the sizes of the model");
+    return launched(status, "kernel of the decoder", err);
+}
+
+struct qt_gpu_graph {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+};
+
+static void gpu_graph_free(struct qt_gpu *gpu, struct qt_gpu_graph *graph)
+{
+    if (!graph)
+        return;
+    cudaStreamSynchronize(self(gpu)->stream);
+    if (graph->exec)
+        cudaGraphExecDestroy(graph->exec);
+    if (graph->graph)
+        cudaGraphDestroy(graph->graph);
+    qt_free(graph);
+}
+
+static int capture_into(struct qt_gpu_graph *out, struct gpu *g,
+                        int (*fn)(void *ctx, struct qt_err *err), void *ctx, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(check(cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal),
+                 "graph capture", err));
+    rc = fn(ctx, err);
+    /* The capture is ended after a failure too; otherwise the stream could not be used again. */
+    cudaError_t e = cudaStreamEndCapture(g->stream, &out->graph);
+    if (rc == QT_OK)
+        rc = check(e, "graph capture", err);
+    if (rc == QT_OK)
+        rc = check(cudaGraphInstantiate(&out->exec, out->graph, 0), "graph instantiation", err);
+done:
+    return rc;
+}
+
+static int gpu_capture(struct qt_gpu *gpu, struct qt_gpu_graph **out,
+                       int (*fn)(void *ctx, struct qt_err *err), void *ctx, struct qt_err *err)
+{
+    int rc;
+    *out = NULL;
+    QT_TRY(qt_array_new(out, 1, sizeof **out, err));
+    rc = capture_into(*out, self(gpu), fn, ctx, err);
+    if (rc < 0) {
+        gpu_graph_free(gpu, *out);
+        *out = NULL;
+    }
+done:
+    return rc;
+}
+
+static int gpu_replay(struct qt_gpu *gpu, struct qt_gpu_graph *graph, struct qt_err *err)
+{
+    return check(cudaGraphLaunch(graph->exec, self(gpu)->stream), "graph launch", err);
+}
+
 /* ---- baselines ------------------------------------------------------------------------------ */
 
 static int gpu_transfer(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, int shape,
@@ -295,6 +363,13 @@ static int gpu_gemm_batch(struct qt_gpu *gpu, void *y, const void *x, const void
 {
     return gpu_check_cublas(
         gpu_cublas_gemm_batch(self(gpu)->cublas, y, x, w, (int)count, (int)m, (int)n, (int)k), err);
+}
+
+static int gpu_gemm_f32(struct qt_gpu *gpu, float *y, const void *x, const void *w, size_t m,
+                        size_t n, size_t k, struct qt_err *err)
+{
+    return gpu_check_cublas(gpu_cublas_gemm_f32(self(gpu)->cublas, y, x, w, (int)m, (int)n, (int)k),
+                            err);
 }
 
 /* ---- time ----------------------------------------------------------------------------------- */
@@ -322,28 +397,26 @@ static void rest(const struct gpu *g)
 
 /* The launches of a work as a CUDA graph, and the times of its replays. */
 struct timed {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
+    const struct qt_gpu_work *work;
+    struct qt_gpu_graph graph;
     size_t launches;
     float ms[WARM_UP + REPLAYS];
 };
 
+static int launch_all(void *ctx, struct qt_err *err)
+{
+    const struct timed *t = ctx;
+    int rc = QT_OK;
+    for (size_t i = 0; rc == QT_OK && i < t->launches; i++)
+        rc = t->work->launch(t->work->ctx, i % t->work->count, err);
+    return rc;
+}
+
 static int capture(struct timed *t, struct gpu *g, const struct qt_gpu_work *w, struct qt_err *err)
 {
-    int rc;
+    t->work = w;
     t->launches = w->count < MIN_LAUNCHES ? qt_round_up(MIN_LAUNCHES, w->count) : w->count;
-    QT_TRY(check(cudaStreamBeginCapture(g->stream, cudaStreamCaptureModeThreadLocal),
-                 "graph capture", err));
-    for (size_t i = 0; rc == QT_OK && i < t->launches; i++)
-        rc = w->launch(w->ctx, i % w->count, err);
-    /* The capture is ended after a failure too; otherwise the stream could not be used again. */
-    cudaError_t e = cudaStreamEndCapture(g->stream, &t->graph);
-    if (rc == QT_OK)
-        rc = check(e, "graph capture", err);
-    if (rc == QT_OK)
-        rc = check(cudaGraphInstantiate(&t->exec, t->graph, 0), "graph instantiation", err);
-done:
-    return rc;
+    return capture_into(&t->graph, g, launch_all, t, err);
 }
 
 static int replay(float *ms, struct gpu *g, cudaGraphExec_t exec, cudaEvent_t begin,
@@ -374,7 +447,7 @@ static double median_us(struct timed *t)
 static int gpu_time(struct qt_gpu *gpu, double *us, const struct qt_gpu_work *works, size_t n,
                     struct qt_err *err)
 {
-    struct timed timed[QT_GPU_WORKS] = {{.graph = NULL}};
+    struct timed timed[QT_GPU_WORKS] = {{.work = NULL}};
     cudaEvent_t begin = NULL, end = NULL;
     double busy_ms = 0;
     int rc = QT_OK;
@@ -385,7 +458,7 @@ static int gpu_time(struct qt_gpu *gpu, double *us, const struct qt_gpu_work *wo
     rest(self(gpu));
     for (size_t i = 0; i < WARM_UP + REPLAYS; i++)
         for (size_t j = 0; j < n; j++) {
-            QT_TRY(replay(&timed[j].ms[i], self(gpu), timed[j].exec, begin, end, err));
+            QT_TRY(replay(&timed[j].ms[i], self(gpu), timed[j].graph.exec, begin, end, err));
             busy_ms += timed[j].ms[i];
         }
     self(gpu)->rested_ms = now_ms() + fmin(busy_ms * rest_per_ms, rest_max_ms);
@@ -397,12 +470,17 @@ done:
     if (end)
         cudaEventDestroy(end);
     for (size_t j = 0; j < n; j++) {
-        if (timed[j].exec)
-            cudaGraphExecDestroy(timed[j].exec);
-        if (timed[j].graph)
-            cudaGraphDestroy(timed[j].graph);
+        if (timed[j].graph.exec)
+            cudaGraphExecDestroy(timed[j].graph.exec);
+        if (timed[j].graph.graph)
+            cudaGraphDestroy(timed[j].graph.graph);
     }
     return rc;
+}
+
+static double gpu_energy(struct qt_gpu *gpu)
+{
+    return gpu_energy_joules(self(gpu)->energy);
 }
 
 /* ---- opening -------------------------------------------------------------------------------- */
@@ -488,6 +566,7 @@ static void gpu_close(struct qt_gpu *gpu)
     if (!g)
         return;
     gpu_cublas_close(g->cublas);
+    gpu_energy_close(g->energy);
     gpu_staging_close(g->staging);
     gpu_free(gpu, g->workspace);
     gpu_free(gpu, g->sink);
@@ -523,10 +602,16 @@ static const struct qt_gpu functions = {
     .moe_table = gpu_moe_table,
     .moe_plan = gpu_moe_plan,
     .moe_run = gpu_moe_run,
+    .decode = gpu_decode,
+    .capture = gpu_capture,
+    .replay = gpu_replay,
+    .graph_free = gpu_graph_free,
     .transfer = gpu_transfer,
     .gemm = gpu_gemm,
+    .gemm_f32 = gpu_gemm_f32,
     .gemm_batch = gpu_gemm_batch,
     .time = gpu_time,
+    .energy = gpu_energy,
     .close = gpu_close,
 };
 
@@ -544,6 +629,7 @@ size_t qt_gpu_count(void)
 int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
 {
     struct gpu *g = NULL;
+    char pci[32];
     int rc;
     *out = NULL;
     QT_TRY(find_device(device, err));
@@ -555,6 +641,9 @@ int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
     QT_TRY(fill_properties(&g->gpu, err));
     QT_TRY(check(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), "stream", err));
     open_pool(g);
+    g->dependent = qtool_kernels_compute(device) == 90;
+    if (cudaDeviceGetPCIBusId(pci, sizeof pci, device) == cudaSuccess)
+        g->energy = gpu_energy_open(pci);
     g->staging = gpu_staging_open(g->stream);
     QT_TRY(gpu_alloc(&g->gpu, &g->sink, 256, err));
     QT_TRY(gpu_alloc(&g->gpu, &g->workspace, CUBLAS_WORKSPACE, err));

@@ -46,6 +46,9 @@ int gpu_cublas_gemm(struct gpu_cublas *c, void *y, int ldy, const void *x, const
 /* The same for `count` FP16 products, whose matrices follow each other. */
 int gpu_cublas_gemm_batch(struct gpu_cublas *c, void *y, const void *x, const void *w, int count,
                           int m, int n, int k);
+/* The same with FP16 x and w, and FP32 y without gaps. */
+int gpu_cublas_gemm_f32(struct gpu_cublas *c, float *y, const void *x, const void *w, int m, int n,
+                        int k);
 
 /* A batch of `count` FP32 products c[m][n] = alpha a b + beta c. Matrices are row-major: a is
  * [m][k], or [k][m] if a_transposed; b is [k][n], or [n][k] if b_transposed. lda, ldb, ldc: floats
@@ -75,6 +78,15 @@ int gpu_cublas_solve_upper(struct gpu_cublas *c, float *x, const float *v, bool 
  * diagonal tile [p, p + n) is already factored. Solves the rows below the tile in its columns, and
  * subtracts their product from the trailing square. */
 int gpu_cublas_cholesky_step(struct gpu_cublas *c, double *a, int k, int p, int n);
+
+/* ---- energy.c ------------------------------------------------------------------------------- */
+
+/* Opens NVML for the GPU with this PCI address; NULL if it cannot be used. */
+struct gpu_energy;
+struct gpu_energy *gpu_energy_open(const char *pci);
+void gpu_energy_close(struct gpu_energy *e);
+/* Joules since the driver was loaded; NaN: unknown, also if e is NULL. */
+double gpu_energy_joules(const struct gpu_energy *e);
 
 /* ---- cuda.c --------------------------------------------------------------------------------- */
 

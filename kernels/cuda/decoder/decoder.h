@@ -1,0 +1,22 @@
+/* Launches of the decoder's kernels; private to this folder. Each returns a status of
+ * qtool_kernels.h. */
+#ifndef QT_KERNELS_CUDA_DECODER_DECODER_H
+#define QT_KERNELS_CUDA_DECODER_DECODER_H
+
+#include "kernels/include/qtool_decoder.h"
+
+int qt_decoder_embed(const struct qtool_decoder_embed *a, bool dependent, void *stream);
+int qt_decoder_add_norm(const struct qtool_decoder_add_norm *a, bool dependent, void *stream);
+int qt_decoder_heads(const struct qtool_decoder_heads *a, bool dependent, void *stream);
+int qt_decoder_activation(const struct qtool_decoder_activation *a, bool dependent, void *stream);
+int qt_decoder_next(const struct qtool_decoder_next *a, bool dependent, void *stream);
+/* With a temperature. */
+int qt_decoder_sample(const struct qtool_decoder_next *a, bool dependent, void *stream);
+
+/* A thread block per query and head. */
+int qt_attention_rows(const struct qtool_decoder_attention *a, bool dependent, void *stream);
+/* Many queries: tiles of 64 on tensor cores. QTOOL_UNSUPPORTED for a head_dim without an
+ * instance. */
+int qt_attention_tile(const struct qtool_decoder_attention *a, bool dependent, void *stream);
+
+#endif

@@ -1,0 +1,36 @@
+/* Sums and conversions that the decoder's kernels share. */
+#ifndef QT_KERNELS_CUDA_DECODER_REDUCE_CUH
+#define QT_KERNELS_CUDA_DECODER_REDUCE_CUH
+
+#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/include/qtool_decoder.h"
+
+static __device__ __forceinline__ float sum_of_warp(float v)
+{
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2)
+        v += __shfl_xor_sync(~0u, v, d);
+    return v;
+}
+
+/* The sum over the thread block, in all threads. parts[32]: shared memory, which may be used again
+ * after the next barrier. */
+static __device__ __forceinline__ float sum_of_block(float v, float *parts)
+{
+    const int warps = (int)blockDim.x / 32;
+    v = sum_of_warp(v);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        parts[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = (int)threadIdx.x % 32 < warps ? parts[threadIdx.x % 32] : 0;
+    return sum_of_warp(v);
+}
+
+/* FP16 of v, within its range; NaN stays NaN. */
+static __device__ __forceinline__ __half to_half(float v)
+{
+    return __float2half_rn(v > 65504 ? 65504 : v < -65504 ? -65504 : v);
+}
+
+#endif

@@ -1,0 +1,208 @@
+/*
+ * The kernels of a decoder beside matrix products, for CUDA devices of compute capability 8.0 and
+ * higher: embedding, residual add and norm, query and key heads with the append to a cache,
+ * attention over an FP16 cache, activation, and the choice of the next token. Plain C; part of
+ * libqtool_kernels. Status codes are those of qtool_kernels.h.
+ *
+ *     qtool_decoder_run(&op, dependent_launch, stream)        enqueues one kernel
+ *
+ * Hidden states are FP32, because in many models some of their channels grow beyond the range of
+ * FP16 or beyond 2^11 times the updates that are added to them. Linear inputs and outputs are FP16;
+ * what exceeds the range of FP16 becomes +-65504. Sums are FP32, in an order that depends only on
+ * the shape, so results are bitwise reproducible.
+ *
+ * All arrays are contiguous and in device memory. FP32 and INT32 arrays are 4-byte aligned, FP16
+ * arrays 16-byte aligned unless stated otherwise. Token numbers, positions and sequence numbers are
+ * not checked.
+ */
+#ifndef QTOOL_DECODER_H
+#define QTOOL_DECODER_H
+
+#include "qtool_kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* hidden[i] = factor * (table[ids[i]] + ...) for m tokens; with `positions`, positions[position[i] +
+ * position_offset] is added after the multiplication. */
+struct qtool_decoder_embed {
+    size_t m, n;           /* n: width of the hidden states */
+    float *hidden;         /* [m][n] */
+    const void *table;     /* F16 [vocabulary][n], 2-byte aligned */
+    const void *positions; /* F16 [][n], 2-byte aligned; NULL: none */
+    const int *ids;        /* [m] */
+    const int *position;   /* [m]; used with `positions` */
+    int position_offset;
+    float factor;
+};
+
+enum qtool_decoder_norm_kind { QTOOL_DECODER_RMS, QTOOL_DECODER_LAYER_NORM };
+
+/* x / rms(x) * weight, or (x - mean) / sqrt(variance + eps) * weight + bias. */
+struct qtool_decoder_norm {
+    enum qtool_decoder_norm_kind kind;
+    const float *weight; /* NULL: no norm, x itself */
+    const float *bias;   /* LAYER_NORM; NULL: 0 */
+    float eps;
+};
+
+/* What is added to hidden states: factor * norm(x + bias). */
+struct qtool_decoder_addend {
+    const void *x;     /* F16 [rows of hidden][n]; NULL: nothing */
+    const float *bias; /* [n], or NULL */
+    struct qtool_decoder_norm norm;
+};
+
+/*
+ * Residual add and norm of m rows. Row i of out comes from row first + i * step of hidden:
+ *
+ *     hidden += factor * norm(add[0]) + factor * norm(add[1]);   hidden = after(hidden);
+ *     out = norm(hidden)
+ */
+struct qtool_decoder_add_norm {
+    size_t m, n;        /* n: at most 32768 */
+    size_t first, step; /* rows of hidden and of the addends */
+    float *hidden;      /* FP32 [][n]; not written if there are neither addends nor `after` */
+    struct qtool_decoder_addend add[2];
+    float factor;
+    struct qtool_decoder_norm after, norm;
+    void *out; /* F16 [m][n]; NULL: not needed */
+};
+
+/*
+ * Bias, norm and rotary embedding of query and key heads, bias of values, and the append of keys
+ * and values to a cache, for m tokens. The rotary embedding rotates the pairs (i, i + rotary / 2),
+ * or (2i, 2i + 1) if `interleaved`, for i < rotary / 2 <= head_dim / 2.
+ *
+ * Token i is token position[i] of sequence sequence[i]. Head h of its keys is stored at
+ * cache_k + sequence[i] * sequence_stride + h * head_stride + position[i] * head_dim, and, if row_k
+ * is not NULL, at row_k[i][h]; values in the same way.
+ */
+struct qtool_decoder_heads {
+    size_t m, heads, kv_heads, head_dim; /* head_dim: at most 512 */
+    const void *q, *k, *v;               /* F16, 2-byte aligned; not q_out, row_k or row_v */
+    size_t q_stride, k_stride, v_stride; /* elements from token to token */
+    const float *q_bias, *k_bias, *v_bias;
+    /* The weights are those of one head, shared by all; with norm_all_heads, of all heads, which are
+     * normalized together. norm_last: after the rotary embedding. */
+    struct qtool_decoder_norm q_norm, k_norm;
+    int norm_all_heads, norm_last;
+    size_t rotary;              /* channels that are rotated */
+    const float *q_cos, *q_sin; /* [positions][rotary / 2], for queries; NULL: no rotation */
+    const float *k_cos, *k_sin; /* for keys */
+    int interleaved;
+    const int *sequence, *position;      /* [m] */
+    void *q_out;                         /* F16 [m][heads][head_dim] */
+    void *cache_k, *cache_v;             /* F16; NULL: none */
+    size_t sequence_stride, head_stride; /* of the cache, in elements */
+    void *row_k, *row_v;                 /* F16 [m][kv_heads][head_dim]; NULL: none */
+};
+
+/*
+ * Causal attention of `queries` consecutive tokens of each sequence over an FP16 cache:
+ *
+ *     out[t][h] = sum over j of p[j] * value[j],   p = softmax over j of score(q[t][h], key[j])
+ *     score     = x = scale * dot(q, key), or softcap * tanh(x / softcap)
+ *
+ * where token t of sequence floor(t / queries) sees the positions j of its sequence with
+ * position[t] - window < j <= position[t] (window 0: j <= position[t]), and query head h has KV head
+ * floor(h * kv_heads / heads). With sinks, exp(sinks[h]) is added to the denominator of the softmax.
+ * The positions of a sequence's queries follow each other.
+ */
+struct qtool_decoder_attention {
+    size_t sequences, queries;
+    size_t heads, kv_heads, head_dim; /* head_dim: at most 256 */
+    const void *q;                    /* F16 [sequences * queries][heads][head_dim] */
+    const void *k, *v;                /* the cache, as in struct qtool_decoder_heads */
+    /* Elements; multiples of 8 if head_dim is one. */
+    size_t sequence_stride, head_stride;
+    const int *position;  /* [sequences * queries] */
+    void *out;            /* F16 [sequences * queries][heads][head_dim] */
+    float scale, softcap; /* softcap 0: none */
+    const float *sinks;   /* [heads], or NULL */
+    size_t window;
+};
+
+/* The order of enum qt_act_kind. CLAMPED needs `up`. */
+enum qtool_decoder_act {
+    QTOOL_DECODER_SILU,
+    QTOOL_DECODER_GELU_TANH,
+    QTOOL_DECODER_GELU,
+    QTOOL_DECODER_RELU,
+    QTOOL_DECODER_RELU2,
+    QTOOL_DECODER_SIGMOID,
+    QTOOL_DECODER_CLAMPED, /* g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up within -7, 7 */
+};
+
+/* out = act(gate + gate_bias) * (up + up_bias), [m][n]; without `up`: act(gate + gate_bias). */
+struct qtool_decoder_activation {
+    enum qtool_decoder_act act;
+    size_t m, n;
+    const void *gate, *up;            /* F16, 2-byte aligned; up: NULL without it */
+    size_t gate_stride, up_stride;    /* elements from token to token */
+    const float *gate_bias, *up_bias; /* [n], or NULL */
+    void *out;                        /* F16 [m][n] */
+};
+
+/*
+ * The next token of each sequence, from
+ *
+ *     logit = logits * factor + bias, then softcap * tanh(logit / softcap) if softcap > 0
+ *
+ * temperature 0: the most probable token (ties: the lowest id). Otherwise a random one with
+ * probability exp(logit / temperature), of the top_k most probable ones and of the most probable
+ * ones that have the part top_p of their probability together; the random number depends on seed,
+ * sequence number and position. Then the token becomes the input of the next step: ids[s] = token,
+ * position[s] += 1, length[s] = position[s] + 1. With `text`, text[s * capacity + position[s]] =
+ * token, unless position[s] >= capacity. A logit that is not finite sets *fault to 1.
+ */
+struct qtool_decoder_next {
+    size_t sequences, vocab;
+    float *logits;     /* [sequences][vocab]; receives the values after factor, bias and softcap */
+    const float *bias; /* [vocab], or NULL */
+    float factor, softcap;
+    float temperature;
+    double top_p; /* 1: all */
+    size_t top_k; /* 0: all */
+    unsigned long long seed;
+    int *ids, *position, *length; /* [sequences]; ids NULL: only logits are computed */
+    int *text;
+    size_t capacity;
+    int *fault;
+};
+
+enum qtool_decoder_kind {
+    QTOOL_DECODER_EMBED,
+    QTOOL_DECODER_ADD_NORM,
+    QTOOL_DECODER_HEADS,
+    QTOOL_DECODER_ATTENTION,
+    QTOOL_DECODER_ACTIVATION,
+    QTOOL_DECODER_NEXT,
+};
+
+struct qtool_decoder_op {
+    enum qtool_decoder_kind kind; /* selects the union member of the same name */
+    union {
+        struct qtool_decoder_embed embed;
+        struct qtool_decoder_add_norm add_norm;
+        struct qtool_decoder_heads heads;
+        struct qtool_decoder_attention attention;
+        struct qtool_decoder_activation activation;
+        struct qtool_decoder_next next;
+    };
+};
+
+/*
+ * Enqueues the kernel of `op`. dependent_launch: not 0: programmatic dependent launch, as in struct
+ * qtool_matmul_options; only if qtool_kernels_compute gives 90. The kernels read nothing before the
+ * preceding kernel has finished. Returns QTOOL_UNSUPPORTED, and enqueues nothing, for a size or
+ * alignment that is not supported.
+ */
+int qtool_decoder_run(const struct qtool_decoder_op *op, int dependent_launch, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
