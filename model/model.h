@@ -22,6 +22,7 @@
  *   graph/embed_head.c  embedding and head
  *   graph/decode.c    a whole model that continues sequences; cache.c: keys, values, states;
  *                     sample.c: the next token
+ *   graph/parts.c     the tensors and options of a decoder, for runtimes without struct qt_backend
  *   graph/experts.c   routing of tokens to experts; tokens.c: token lists
  *   graph/backward.c  gradients of a loss through head and decoder layers
  */
@@ -397,6 +398,51 @@ struct qt_stops {
  * error. */
 int qt_stops_read(struct qt_stops *out, const char *dir, struct qt_err *err);
 bool qt_stops_at(const struct qt_stops *stops, uint32_t id);
+
+/* ---- parts ---------------------------------------------------------------------------------- */
+
+/* A linear, norm or table of a decoder: rows [first, first + n) of a tensor of `rows` rows and k
+ * columns (k = 0: a vector), and of its bias. Names belong to the model; weight NULL: the model has
+ * no such part. */
+struct qt_part {
+    const char *weight, *bias;
+    size_t n, k, first, rows;
+    float eps;   /* of a norm */
+    bool plus_1; /* 1 is added to the stored weight */
+};
+
+/* The rotary embedding of a decoder layer: none, the model's, or that of layers with a window. */
+enum qt_rope_kind { QT_ROPE_NONE, QT_ROPE_FULL, QT_ROPE_LOCAL, QT_ROPES };
+
+/* A decoder layer with attention and a dense MLP: model/graph/internal.h has the drawing. */
+struct qt_block {
+    struct qt_part attn_in, q, k, v, q_norm, k_norm, sinks, o, attn_out, mlp_in, gate, up, down;
+    struct qt_part mlp_out;
+    size_t window; /* 0: none */
+    enum qt_rope_kind rope;
+};
+/* QT_E_UNSUPPORTED: the layer has other parts. */
+int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t layer,
+                   struct qt_err *err);
+
+/* The parts outside decoder layers, and what all layers share. */
+struct qt_outer {
+    struct qt_part embed, positions, final_norm, head; /* head: the embedding if tied */
+    size_t position_offset;
+    enum qt_norm_kind norm;
+    bool norm_after;                /* ATTN_IN and MLP_IN follow the residual adds */
+    bool parallel;                  /* mixer and MLP read the output of ATTN_IN */
+    bool norm_all_heads, norm_last; /* of Q_NORM and K_NORM: all heads together; after rope */
+    bool interleaved;               /* the rotary embedding pairs channels 2i and 2i + 1 */
+};
+/* QT_E_UNSUPPORTED: the embedding has a projection. */
+int qt_model_outer(struct qt_outer *out, const struct qt_model *model, struct qt_err *err);
+
+/* Cosines and sines [positions][rotary_dim / 2] for sequences of at most so many positions, with
+ * rope_scale; queries: with the factors of queries that depend on the position, if the model has
+ * any. Returns false if there is no such table; cos_out may be NULL, to ask. */
+bool qt_model_rope(float *cos_out, float *sin_out, const struct qt_model *model,
+                   enum qt_rope_kind kind, bool queries, size_t positions);
 
 /* ---- backward ------------------------------------------------------------------------------- */
 

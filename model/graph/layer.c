@@ -291,19 +291,15 @@ float layer_query_growth(const struct config *cfg, size_t position)
     return 1 + cfg->query_beta * (float)log1p((double)(position / cfg->query_step));
 }
 
-/* Fills the tables with cos and sin of position * inv_freq; without inv_freq, *out stays empty. The
- * angle is rounded to float first, as in transformers. */
+/* Fills the tables; without inv_freq, *out stays empty. */
 static int make_rope(struct rope *out, struct qt_layer *l, const struct rotary *rotary,
                      bool queries, size_t seqlen, struct qt_err *err)
 {
     const struct config *cfg = &l->model->cfg;
-    const float *inv_freq = rotary->long_inv_freq && seqlen > rotary->long_from
-                                ? rotary->long_inv_freq
-                                : rotary->inv_freq;
     size_t half = rotary->dim / 2, bytes;
     float *cos_host = NULL, *sin_host = NULL;
     int rc = QT_OK;
-    if (!inv_freq)
+    if (!rotary->inv_freq)
         return QT_OK;
     QT_TRY(qt_backend_floats(&out->cos, l->be, seqlen, half, err));
     QT_TRY(qt_backend_floats(&out->sin, l->be, seqlen, half, err));
@@ -311,14 +307,7 @@ static int make_rope(struct rope *out, struct qt_layer *l, const struct rotary *
     bytes = seqlen * half * sizeof(float); /* fits: qt_backend_floats has checked it */
     QT_TRY(qt_array_new(&cos_host, seqlen * half, sizeof *cos_host, err));
     QT_TRY(qt_array_new(&sin_host, seqlen * half, sizeof *sin_host, err));
-    for (size_t pos = 0; pos < seqlen; pos++) {
-        const float scale = rotary->scale * (queries ? layer_query_growth(cfg, pos) : 1);
-        for (size_t i = 0; i < half; i++) {
-            float angle = (float)pos * inv_freq[i];
-            cos_host[pos * half + i] = (float)cos((double)angle) * scale;
-            sin_host[pos * half + i] = (float)sin((double)angle) * scale;
-        }
-    }
+    rope_fill(cos_host, sin_host, cfg, rotary, queries, seqlen);
     QT_TRY(l->be->upload(l->be, out->cos, cos_host, bytes, err));
     QT_TRY(l->be->upload(l->be, out->sin, sin_host, bytes, err));
     QT_TRY(l->be->copy(l->be, out->minus_sin, out->sin, bytes, err));

@@ -106,6 +106,10 @@ int layer_load_part(struct loaded *out, const struct part *part, float *staging,
 void layer_free_part(struct loaded *l, struct qt_backend *be);
 /* The factor of queries at a position: see struct config, query_beta. */
 float layer_query_growth(const struct config *cfg, size_t position);
+/* cos, sin[positions][dim / 2] of position * inv_freq. The angle is rounded to float first,
+ * as in transformers. */
+void rope_fill(float *cos_out, float *sin_out, const struct config *cfg,
+               const struct rotary *rotary, bool queries, size_t positions);
 /* Multiplies q[m][width] by the growth at the positions of the tokens. */
 int layer_scale_queries(const struct layer_run *r, float *q, size_t width,
                         float (*growth)(const struct config *cfg, size_t position),

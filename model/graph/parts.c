@@ -1,0 +1,138 @@
+/* The tensors and options of a decoder, for runtimes that do not run over struct qt_backend. */
+#include "model/graph/layer.h"
+
+#include <math.h>
+
+static struct qt_part outer_part(const struct part *p)
+{
+    return (struct qt_part){.weight = p->weight,
+                            .bias = p->bias,
+                            .n = p->n,
+                            .k = p->k,
+                            .rows = p->n,
+                            .eps = p->eps,
+                            .plus_1 = p->plus_1};
+}
+
+static struct qt_part part_of(const struct layer_def *def, size_t i)
+{
+    const struct part *p = &def->parts[i], *whole = &def->parts[p->whole];
+    struct qt_part out = outer_part(whole);
+    if (!p->n)
+        return (struct qt_part){0};
+    out.n = p->n;
+    out.first = p->first;
+    return out;
+}
+
+static int refuse(const char *what, struct qt_err *err)
+{
+    return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                   "the fused runtime does not support models with %s", what);
+}
+
+int qt_model_outer(struct qt_outer *out, const struct qt_model *model, struct qt_err *err)
+{
+    const struct config *cfg = &model->cfg;
+    *out = (struct qt_outer){.embed = outer_part(&model->embed),
+                             .positions = outer_part(&model->positions),
+                             .final_norm = outer_part(&model->final_norm),
+                             .head = outer_part(model->head.weight ? &model->head : &model->embed),
+                             .position_offset = cfg->arch->position_offset,
+                             .norm = cfg->arch->norm,
+                             .norm_after = cfg->norm_after,
+                             .parallel = cfg->parallel,
+                             .norm_all_heads = cfg->arch->norms_of_all_heads,
+                             .norm_last = cfg->arch->norms_after_rope,
+                             .interleaved = cfg->interleaved};
+    out->final_norm.eps = cfg->eps;
+    if (model->project_in.weight)
+        return refuse("a projection of the embedding", err);
+    if (out->norm_all_heads && out->norm_last)
+        return refuse("a norm of all heads after the rotary embedding", err);
+    return QT_OK;
+}
+
+int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t layer,
+                   struct qt_err *err)
+{
+    const struct config *cfg = &model->cfg;
+    const struct layer_def *def = &model->layers[layer];
+    *out = (struct qt_block){0};
+    if (def->mixer == MIXER_LATENT)
+        return refuse("latent attention", err);
+    if (def->mixer == MIXER_DELTA)
+        return refuse("gated DeltaNet", err);
+    if (def->mixer != MIXER_ATTENTION)
+        return refuse("short convolutions", err);
+    if (cfg->arch->grouped_qkv)
+        return refuse("queries, keys and values in groups of one tensor", err);
+    if (def->experts)
+        return refuse("mixtures of experts", err);
+    if (cfg->arch->gated || def->parts[ROLE_ATTN_GATE].weight)
+        return refuse("gated attention", err);
+    if (def->heads.kv != cfg->info.kv_heads || def->heads.dim != cfg->info.head_dim ||
+        def->heads.keys_are_values)
+        return refuse("attention heads that differ between layers", err);
+    if (cfg->arch->value_norm || cfg->bare_norms)
+        return refuse("norms without weights", err);
+    if (cfg->floor_beta > 0)
+        return refuse("queries that are scaled by their position after the rotary embedding", err);
+    if (def->parts[ROLE_LAYER_SCALE].weight)
+        return refuse("a factor of the hidden states in each decoder layer", err);
+    if (cfg->local_rope.inv_freq && cfg->local_rope.dim != cfg->rope.dim)
+        return refuse("rotary embeddings of different sizes", err);
+    *out = (struct qt_block){
+        .attn_in = part_of(def, ROLE_ATTN_IN),
+        .q = part_of(def, ROLE_Q),
+        .k = part_of(def, ROLE_K),
+        .v = part_of(def, ROLE_V),
+        .q_norm = part_of(def, ROLE_Q_NORM),
+        .k_norm = part_of(def, ROLE_K_NORM),
+        .sinks = part_of(def, ROLE_SINKS),
+        .o = part_of(def, ROLE_O),
+        .attn_out = part_of(def, ROLE_ATTN_OUT),
+        .mlp_in = part_of(def, ROLE_MLP_IN),
+        .gate = part_of(def, ROLE_GATE),
+        .up = part_of(def, ROLE_UP),
+        .down = part_of(def, ROLE_DOWN),
+        .mlp_out = part_of(def, ROLE_MLP_OUT),
+        .window = cfg->windows[layer],
+        .rope = cfg->no_rope[layer] || !cfg->rope.inv_freq        ? QT_ROPE_NONE
+                : cfg->windows[layer] && cfg->local_rope.inv_freq ? QT_ROPE_LOCAL
+                                                                  : QT_ROPE_FULL,
+    };
+    if (cfg->parallel && out->mlp_in.weight)
+        return refuse("a norm of each parallel sublayer", err);
+    return QT_OK;
+}
+
+void rope_fill(float *cos_out, float *sin_out, const struct config *cfg,
+               const struct rotary *rotary, bool queries, size_t positions)
+{
+    const float *inv_freq = rotary->long_inv_freq && positions > rotary->long_from
+                                ? rotary->long_inv_freq
+                                : rotary->inv_freq;
+    const size_t half = rotary->dim / 2;
+    for (size_t pos = 0; pos < positions; pos++) {
+        const float scale = rotary->scale * (queries ? layer_query_growth(cfg, pos) : 1);
+        for (size_t i = 0; i < half; i++) {
+            const float angle = (float)pos * inv_freq[i];
+            cos_out[pos * half + i] = (float)cos((double)angle) * scale;
+            sin_out[pos * half + i] = (float)sin((double)angle) * scale;
+        }
+    }
+}
+
+bool qt_model_rope(float *cos_out, float *sin_out, const struct qt_model *model,
+                   enum qt_rope_kind kind, bool queries, size_t positions)
+{
+    const struct config *cfg = &model->cfg;
+    const struct rotary *rotary = kind == QT_ROPE_LOCAL ? &cfg->local_rope : &cfg->rope;
+    if (kind == QT_ROPE_NONE || !rotary->inv_freq ||
+        (queries && (kind != QT_ROPE_FULL || !(cfg->query_beta > 0))))
+        return false;
+    if (cos_out)
+        rope_fill(cos_out, sin_out, cfg, rotary, queries, positions);
+    return true;
+}
