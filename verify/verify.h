@@ -8,7 +8,8 @@
  *   gpu/reference.c        reference products of the CPU
  *   gpu/weight.c           which kernel takes which packed matrix
  *   gpu/time.c             copies in GPU memory, and times
- *   bench/                 speed of the fused kernels
+ *   runtime/               decoding whole models on the fused kernels
+ *   bench/                 speed of the fused kernels, and of whole models
  *   budget/                schemes of tensors for a given size
  *   report/                an HTML page from containers and saved results
  */
@@ -263,6 +264,144 @@ int qt_bench_weights(struct qt_packed *out, const struct qt_spec *spec, size_t n
 int qt_bench(struct qt_bench_report *out, struct qt_gpu *gpu, const struct qt_bench_options *opt,
              struct qt_err *err);
 void qt_bench_free(struct qt_bench_report *report);
+
+/* ---- whole models --------------------------------------------------------------------------- */
+
+/*
+ * A decoder in GPU memory that runs on the kernels of libqtool_kernels: packed linears through the
+ * fused products, all other matrices as FP16 through cuBLAS (embedding and head are always FP16).
+ * Hidden states are FP32, activations FP16, sums FP32. From the second decode step on, a CUDA graph
+ * is replayed.
+ *
+ * Supported are decoder layers with attention and a dense MLP (qt_model_block).
+ */
+struct qt_runtime;
+
+struct qt_runtime_options {
+    size_t sequences; /* 1 to 1024 */
+    size_t capacity;  /* tokens of a sequence, at most */
+    size_t prompt;    /* tokens of a prompt, at most */
+    /* 4-bit KV cache; keys have scales per channel and 64 tokens. Within a prompt, attention reads
+     * the keys and values before quantization. */
+    bool kv4;
+    /* How tokens are chosen; all 0: the most probable. */
+    struct qt_sampling sampling;
+    bool eager; /* without graphs */
+    bool plain; /* without programmatic dependent launches */
+    const struct qt_log *log;
+};
+
+/* Kinds of kernels of a step. HEADS: bias, norm and rotary embedding of attention heads, and the
+ * append to the cache. */
+enum qt_runtime_share {
+    QT_RUNTIME_PRODUCTS,
+    QT_RUNTIME_HEAD,
+    QT_RUNTIME_ATTENTION,
+    QT_RUNTIME_HEADS,
+    QT_RUNTIME_NORMS,
+    QT_RUNTIME_ACTIVATION,
+    QT_RUNTIME_OTHER,
+    QT_RUNTIME_SHARES
+};
+
+/* Loads a model. model, w and container are used during the call only; container: that of w, or
+ * NULL for a checkpoint. QT_E_UNSUPPORTED with the reason; QT_E_USAGE: bad sizes, or the model has
+ * fewer positions. */
+int qt_runtime_open(struct qt_runtime **out, struct qt_gpu *gpu, const struct qt_model *model,
+                    const struct qt_weights *w, const struct qt_container *container,
+                    const struct qt_runtime_options *opt, struct qt_err *err);
+void qt_runtime_close(struct qt_runtime *rt);
+/* Changes the number of sequences; they are empty then. */
+int qt_runtime_resize(struct qt_runtime *rt, size_t sequences, struct qt_err *err);
+/* Device memory in use. */
+size_t qt_runtime_bytes(const struct qt_runtime *rt);
+/* Starts all sequences anew with ids[sequences][tokens], and chooses the next tokens.
+ * *seconds (may be NULL) = time of the kernels. */
+int qt_runtime_prompt(struct qt_runtime *rt, const uint32_t *ids, size_t tokens, double *seconds,
+                      struct qt_err *err);
+/* Enqueues the step that appends the chosen tokens and chooses the next ones. QT_E_USAGE: the cache
+ * is full, or there was no prompt. */
+int qt_runtime_step(struct qt_runtime *rt, struct qt_err *err);
+/* Waits. ids[sequences] = the chosen tokens; logits[sequences][vocab] = what they were chosen from,
+ * or NULL. QT_E_INPUT: a logit was not finite. */
+int qt_runtime_read(struct qt_runtime *rt, uint32_t *ids, float *logits, struct qt_err *err);
+/* Replaces the chosen tokens. */
+int qt_runtime_put(struct qt_runtime *rt, const uint32_t *ids, struct qt_err *err);
+/* Runs ids[tokens] in sequence 0 and passes the logits of all positions, before the softcap, to
+ * `use`, some positions at a time. Afterwards a prompt must come before steps. */
+int qt_runtime_all_logits(struct qt_runtime *rt, const uint32_t *ids, size_t tokens,
+                          int (*use)(void *ctx, const float *logits, size_t position, size_t m,
+                                     struct qt_err *err),
+                          void *ctx, struct qt_err *err);
+
+/* The runtime against struct qt_decoder on the CPU. */
+struct qt_model_check {
+    size_t tokens, equal; /* choices, and those that are equal */
+    size_t faults;        /* choices with an error above QT_MODEL_ERROR */
+    char fault[200];      /* text of the first */
+    /* Relative to the range of the reference's logits (largest - smallest): the largest difference
+     * of a logit; the largest difference between the reference's logits of the tokens that both
+     * chose, which is at most twice as large. */
+    double error, gap;
+};
+#define QT_MODEL_ERROR 0.02
+/* Runs a prompt of 16 random tokens and 64 greedy steps of the container's model. Both get the
+ * tokens that the reference chooses. Errors of qt_runtime_open. */
+int qt_verify_model(struct qt_model_check *out, const struct qt_container *c, struct qt_gpu *gpu,
+                    struct qt_backend *cpu, const struct qt_log *log, struct qt_err *err);
+
+/* A Llama model of random weights, for measurements. */
+struct qt_runtime_shape {
+    const char *name; /* "8b" */
+    size_t layers, hidden, width, heads, kv_heads, head_dim, vocab;
+};
+/* Entry i of the shapes with names; NULL past the end. */
+const struct qt_runtime_shape *qt_runtime_shape_at(size_t i);
+/* spec: scheme of the linears; NULL: FP16. The decoder layers have equal weights in memory of their
+ * own. */
+int qt_runtime_open_random(struct qt_runtime **out, struct qt_gpu *gpu,
+                           const struct qt_runtime_shape *shape, const struct qt_spec *spec,
+                           const struct qt_runtime_options *opt, struct qt_err *err);
+
+enum { QT_BENCH_BATCHES = 16 };
+
+struct qt_bench_model_options {
+    /* A shape with random weights, or a model: FP16, and the container if there is one. */
+    const struct qt_runtime_shape *shape;
+    const struct qt_model *model;
+    const struct qt_weights *weights;
+    const struct qt_container *container;
+    const struct qt_spec *specs; /* with a shape: after FP16 */
+    size_t nspecs;
+    const size_t *batches;
+    size_t nbatches;
+    size_t prompt, tokens; /* of each sequence: prefilled, then decoded and timed */
+    bool kv4;              /* for all rows but FP16 */
+    const struct qt_log *log;
+};
+
+struct qt_bench_model_row {
+    const struct qt_spec *spec; /* into the options; NULL: FP16, or the container */
+    bool fp16;
+    size_t batch;
+    size_t bytes;                 /* device memory: weights, caches, activations */
+    double prompt_seconds;        /* of all prompts together */
+    double seconds;               /* of all decode steps */
+    double joules;                /* of the board meanwhile; NaN: not measured */
+    double us[QT_RUNTIME_SHARES]; /* kernels of one kind in a step, timed without the others */
+    char why[200];                /* why there are no figures; "": measured */
+};
+
+struct qt_bench_model_report {
+    struct qt_bench_model_row *rows;
+    size_t count;
+};
+
+/* Times prefill and decode steps of FP16 and of each scheme at each batch size. Rows that do not fit
+ * in memory, or whose scheme has no kernel, have a reason. The caller frees *out. */
+int qt_bench_model(struct qt_bench_model_report *out, struct qt_gpu *gpu,
+                   const struct qt_bench_model_options *opt, struct qt_err *err);
+void qt_bench_model_free(struct qt_bench_model_report *report);
 
 /* ---- bits to a budget ----------------------------------------------------------------------- */
 

@@ -1,0 +1,362 @@
+/*
+ * The fused runtime on a simulated GPU, whose kernels are the plain C of decoder_reference.h. The
+ * logits of every golden model after a prompt and after each step must be those of struct
+ * qt_decoder.
+ */
+#include "gpu_fixture.h"
+#include "packed_fixture.h"
+
+#include "tests/decoder_reference.h"
+#include "tests/runtime_cases.h"
+
+#include <dirent.h>
+
+#define GOLDEN "tests/golden/models"
+
+/* ---- simulated GPU -------------------------------------------------------------------------- */
+
+struct qt_gpu_graph {
+    int (*fn)(void *ctx, struct qt_err *err);
+    void *ctx;
+};
+
+struct fake {
+    struct sim_gpu sim;
+    bool capturing; /* nothing is computed */
+    size_t products, replays;
+};
+
+static bool idle(const struct qt_gpu *gpu)
+{
+    return ((const struct fake *)gpu->ctx)->capturing;
+}
+
+static int fake_decode(struct qt_gpu *gpu, const struct qtool_decoder_op *op, bool dependent,
+                       struct qt_err *err)
+{
+    (void)dependent, (void)err;
+    if (!idle(gpu))
+        ref_decode(op);
+    return QT_OK;
+}
+
+static double dot(const void *x, const void *w, size_t k)
+{
+    double sum = 0;
+    for (size_t i = 0; i < k; i++)
+        sum += ref_half(x, i) * ref_half(w, i);
+    return sum;
+}
+
+static int fake_gemm(struct qt_gpu *gpu, void *y, const void *x, const void *w, size_t m, size_t n,
+                     size_t k, struct qt_err *err)
+{
+    (void)err;
+    for (size_t i = 0; !idle(gpu) && i < m; i++)
+        for (size_t j = 0; j < n; j++)
+            ref_store(y, i * n + j,
+                      dot((const uint16_t *)x + i * k, (const uint16_t *)w + j * k, k));
+    return QT_OK;
+}
+
+static int fake_gemm_f32(struct qt_gpu *gpu, float *y, const void *x, const void *w, size_t m,
+                         size_t n, size_t k, struct qt_err *err)
+{
+    (void)err;
+    for (size_t i = 0; !idle(gpu) && i < m; i++)
+        for (size_t j = 0; j < n; j++)
+            y[i * n + j] = (float)dot((const uint16_t *)x + i * k, (const uint16_t *)w + j * k, k);
+    return QT_OK;
+}
+
+static int fake_plan(struct qt_gpu *gpu, struct qtool_matmul_plan *out,
+                     const struct qtool_matmul_weight *w, size_t m,
+                     const struct qtool_matmul_options *opt, struct qt_err *err)
+{
+    (void)gpu, (void)err;
+    *out = (struct qtool_matmul_plan){
+        .m = m, .n = w->n, .k = w->k, .options = *opt, .workspace_bytes = QTOOL_WORKSPACE_ZEROED};
+    return QT_OK;
+}
+
+static int fake_run(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
+                    const struct qtool_matmul_weight *w, void *y, const void *x, void *workspace,
+                    struct qt_err *err)
+{
+    (void)err;
+    double *row = calloc(w->k, sizeof *row);
+    assert_non_null(workspace);
+    assert_non_null(row);
+    ((struct fake *)gpu->ctx)->products++;
+    for (size_t j = 0; !idle(gpu) && j < w->n; j++) {
+        for (size_t c = 0; c < w->k; c++)
+            row[c] = (double)weight_at(w, j, c);
+        for (size_t i = 0; i < plan->m; i++) {
+            double sum = 0;
+            for (size_t c = 0; c < w->k; c++)
+                sum += ref_half(x, i * w->k + c) * row[c];
+            ref_store(y, i * w->n + j, sum);
+        }
+    }
+    free(row);
+    return QT_OK;
+}
+
+static int fake_kv_plan(struct qt_gpu *gpu, struct qtool_kv_plan *out,
+                        const struct qtool_kv_cache *cache, const struct qtool_kv_options *opt,
+                        struct qt_err *err)
+{
+    (void)gpu, (void)err;
+    assert_int_equal(cache->format, QTOOL_KV_F16);
+    *out = (struct qtool_kv_plan){.options = *opt, .splits = 1};
+    return QT_OK;
+}
+
+static int fake_kv_run(struct qt_gpu *gpu, const struct qtool_kv_plan *plan,
+                       const struct qtool_kv_cache *cache, void *out, const void *q,
+                       const int *length, void *workspace, struct qt_err *err)
+{
+    int position[64];
+    (void)workspace, (void)err;
+    for (size_t i = 0; i < plan->options.batch; i++)
+        position[i] = length[i] - 1;
+    const size_t head = cache->page_tokens * cache->head_dim;
+    if (!idle(gpu))
+        ref_attention(&(struct qtool_decoder_attention){.sequences = plan->options.batch,
+                                                        .queries = 1,
+                                                        .heads = plan->options.heads,
+                                                        .kv_heads = cache->heads,
+                                                        .head_dim = cache->head_dim,
+                                                        .q = q,
+                                                        .k = cache->k,
+                                                        .v = cache->v,
+                                                        .sequence_stride = cache->heads * head,
+                                                        .head_stride = head,
+                                                        .position = position,
+                                                        .out = out,
+                                                        .scale = plan->options.scale});
+    return QT_OK;
+}
+
+static int fake_capture(struct qt_gpu *gpu, struct qt_gpu_graph **out,
+                        int (*fn)(void *ctx, struct qt_err *err), void *ctx, struct qt_err *err)
+{
+    struct fake *f = gpu->ctx;
+    int rc = qt_array_new(out, 1, sizeof **out, err);
+    if (rc < 0)
+        return rc;
+    **out = (struct qt_gpu_graph){fn, ctx};
+    f->capturing = true;
+    rc = fn(ctx, err);
+    f->capturing = false;
+    return rc;
+}
+
+static int fake_replay(struct qt_gpu *gpu, struct qt_gpu_graph *graph, struct qt_err *err)
+{
+    ((struct fake *)gpu->ctx)->replays++;
+    return graph->fn(graph->ctx, err);
+}
+
+static void fake_graph_free(struct qt_gpu *gpu, struct qt_gpu_graph *graph)
+{
+    (void)gpu;
+    qt_free(graph);
+}
+
+static void fake_init(struct fake *f)
+{
+    *f = (struct fake){.capturing = false};
+    sim_gpu_init(&f->sim);
+    f->sim.gpu.decode = fake_decode;
+    f->sim.gpu.gemm = fake_gemm;
+    f->sim.gpu.gemm_f32 = fake_gemm_f32;
+    f->sim.gpu.plan = fake_plan;
+    f->sim.gpu.run = fake_run;
+    f->sim.gpu.kv_plan = fake_kv_plan;
+    f->sim.gpu.kv_run = fake_kv_run;
+    f->sim.gpu.capture = fake_capture;
+    f->sim.gpu.replay = fake_replay;
+    f->sim.gpu.graph_free = fake_graph_free;
+}
+
+/* ---- tests ---------------------------------------------------------------------------------- */
+
+static struct qt_backend *cpu;
+
+static int open_cpu(void **state)
+{
+    (void)state;
+    return qt_backend_cpu_open(&cpu, NULL);
+}
+
+static int close_cpu(void **state)
+{
+    (void)state;
+    cpu->close(cpu);
+    return 0;
+}
+
+/* FP16 weights and activations change the logits of these models by less than this, relative to
+ * their range. In phi3_long, factors of the rotary embedding make the scores large. */
+static double golden_error(const char *name)
+{
+    return strncmp(name, "phi3_long", 9) == 0 ? 1.2e-2 : 4e-3;
+}
+
+static void test_golden_models(void **state)
+{
+    struct dirent **names;
+    const int n = scandir(GOLDEN, &names, NULL, alphasort);
+    size_t run = 0, refused = 0;
+    (void)state;
+    assert_true(n > 0);
+    for (int i = 0; i < n; i++) {
+        char path[512];
+        struct fake f;
+        struct qt_err err = {0};
+        fake_init(&f);
+        snprintf(path, sizeof path, "%s/%s", GOLDEN, names[i]->d_name);
+        struct runtime_case c = {
+            .gpu = &f.sim.gpu, .cpu = cpu, .path = path, .prompt = 12, .steps = 3};
+        if (names[i]->d_name[0] != '.') {
+            const int rc = runtime_run(&c, &err);
+            if (rc == QT_E_UNSUPPORTED) {
+                assert_non_null(strstr(err.reason, "does not support models with"));
+                refused++;
+            } else {
+                expect_ok(names[i]->d_name, rc, &err);
+                if (!(c.error < golden_error(names[i]->d_name)))
+                    fail_msg("%s: error %g", names[i]->d_name, c.error);
+                assert_int_equal(f.replays, c.steps - 1);
+                run++;
+            }
+        }
+        free(names[i]);
+    }
+    free(names);
+    assert_true(run >= 70 && refused >= 30);
+}
+
+static void quantize(const char *out, const char *scheme, const struct qt_rule *rules, size_t n)
+{
+    const struct qt_quantize_options opt = {.plan = {.scheme = scheme, .rules = rules, .nrules = n},
+                                            .out_dir = out};
+    struct qt_quantize_report report;
+    struct qt_ckpt *ckpt;
+    struct qt_err err = {0};
+    expect_ok("open", qt_ckpt_open(&ckpt, "examples/nano-llama", &err), &err);
+    expect_ok(scheme, qt_quantize(&report, ckpt, &opt, &err), &err);
+    json_decref(report.document);
+    qt_ckpt_close(ckpt);
+}
+
+/* Containers of the example model, which has three decoder layers and heads of 64 channels. q, k
+ * and v, and gate and up, are one product each where their formats agree. */
+static void test_containers(void **state)
+{
+    static const struct qt_rule fp6_keys[] = {{"k_proj", "fp6"}},
+                                no_values[] = {{"v_proj", "none"}};
+    static const struct {
+        const char *scheme;
+        const struct qt_rule *rule;
+        size_t products; /* of a decoder layer */
+    } cases[] = {{"nf4", NULL, 4},          {"fp6", NULL, 4},
+                 {"int4", NULL, 4},         {"lut3", NULL, 7}, /* tables of their own */
+                 {"nf3:g=64", fp6_keys, 6}, {"int8", no_values, 5}};
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *dir = fixture_dir();
+        const char *path = fixture_path(dir, "out");
+        struct fake f;
+        struct qt_err err = {0};
+        fake_init(&f);
+        quantize(path, cases[i].scheme, cases[i].rule, cases[i].rule ? 1 : 0);
+        struct runtime_case c = {.gpu = &f.sim.gpu, .cpu = cpu, .path = path, .prompt = 3};
+        expect_ok(cases[i].scheme, runtime_run(&c, &err), &err);
+        if (!(c.error < 4e-3))
+            fail_msg("%s: error %g", cases[i].scheme, c.error);
+        assert_int_equal(f.products, 3 * cases[i].products);
+        assert_int_equal(qt_dir_remove(path, NULL), 0);
+        fixture_remove(dir);
+    }
+}
+
+static void test_refusals(void **state)
+{
+    const struct {
+        struct qt_runtime_options opt;
+        int status;
+        const char *says;
+    } cases[] = {{{.sequences = 0, .capacity = 8, .prompt = 4}, QT_E_USAGE, "1024 sequences"},
+                 {{.sequences = 1, .capacity = 8, .prompt = 9}, QT_E_USAGE, "1024 sequences"},
+                 {{.sequences = 1, .capacity = 4000, .prompt = 4}, QT_E_USAGE, "2048 positions"},
+                 {{.sequences = 2, .capacity = 8, .prompt = 4}, QT_OK, ""}};
+    struct runtime_source s;
+    struct qt_runtime *rt;
+    struct qt_err err = {0};
+    struct fake f;
+    const uint32_t ids[] = {1, 2, 3, 4, 5, 6, 7, 1u << 30};
+    uint32_t next[2];
+    (void)state;
+    fake_init(&f);
+    expect_ok("open", runtime_source_open(&s, "examples/nano-llama", &err), &err);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int rc =
+            qt_runtime_open(&rt, &f.sim.gpu, s.model, &s.weights, NULL, &cases[i].opt, &err);
+        assert_int_equal(rc, cases[i].status);
+        if (rc < 0)
+            assert_non_null(strstr(err.reason, cases[i].says));
+    }
+    assert_int_equal(qt_runtime_step(rt, &err), QT_E_USAGE); /* no prompt */
+    assert_int_equal(qt_runtime_prompt(rt, ids, 5, NULL, &err), QT_E_USAGE);
+    assert_int_equal(qt_runtime_prompt(rt, ids, 4, NULL, &err), QT_E_INPUT); /* the last id */
+    assert_int_equal(qt_runtime_prompt(rt, ids, 3, NULL, &err), QT_OK);
+    assert_int_equal(qt_runtime_put(rt, ids + 6, &err), QT_E_INPUT);
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(qt_runtime_step(rt, &err), QT_OK);
+    assert_int_equal(qt_runtime_step(rt, &err), QT_E_USAGE); /* full */
+    assert_int_equal(qt_runtime_read(rt, next, NULL, &err), QT_OK);
+    expect_ok("resize", qt_runtime_resize(rt, 1, &err), &err);
+    assert_int_equal(qt_runtime_prompt(rt, ids, 4, NULL, &err), QT_OK);
+    qt_runtime_close(rt);
+    f.sim.gpu.has_cublas = false;
+    assert_int_equal(
+        qt_runtime_open(&rt, &f.sim.gpu, s.model, &s.weights, NULL, &cases[3].opt, &err),
+        QT_E_UNSUPPORTED);
+    f.sim.gpu.has_cublas = true;
+    runtime_source_close(&s);
+}
+
+/* Each allocation of GPU memory fails once. */
+static void test_out_of_memory(void **state)
+{
+    const struct qt_runtime_options opt = {.sequences = 2, .capacity = 8, .prompt = 4};
+    struct runtime_source s;
+    struct qt_runtime *rt = NULL;
+    struct qt_err err = {0};
+    struct fake f;
+    long failed = 0;
+    (void)state;
+    fake_init(&f);
+    expect_ok("open", runtime_source_open(&s, GOLDEN "/llama", &err), &err);
+    do {
+        f.sim.fail_alloc = ++failed;
+        const int rc = qt_runtime_open(&rt, &f.sim.gpu, s.model, &s.weights, NULL, &opt, &err);
+        assert_true(rc == (f.sim.fail_alloc ? QT_OK : QT_E_RESOURCE));
+    } while (!rt);
+    assert_true(failed > 30);
+    qt_runtime_close(rt);
+    runtime_source_close(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_golden_models),
+        cmocka_unit_test(test_containers),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_out_of_memory),
+    };
+    return cmocka_run_group_tests(tests, open_cpu, close_cpu);
+}

@@ -1,0 +1,453 @@
+/*
+ * The kernels of a step, in order. One decoder layer:
+ *
+ *   x --> q k v products --> heads (bias, norm, rope, append) --> attention --> o product
+ *     --> add + norm --> gate up products --> activation --> down product --> add + norm --> x
+ */
+#include "verify/runtime/runtime.h"
+
+#include <math.h>
+
+static int append_op(struct rt_op **out, struct rt_program *p, enum rt_type type,
+                     enum qt_runtime_share share, struct qt_err *err)
+{
+    int rc = qt_array_grow(&p->ops, &p->capacity, p->count + 1, sizeof *p->ops, err);
+    if (rc < 0)
+        return rc;
+    *out = &p->ops[p->count++];
+    **out = (struct rt_op){.type = type, .share = share};
+    return QT_OK;
+}
+
+static int append_kernel(struct rt_program *p, enum qt_runtime_share share,
+                         const struct qtool_decoder_op *kernel, struct qt_err *err)
+{
+    struct rt_op *op;
+    int rc = append_op(&op, p, RT_KERNEL, share, err);
+    if (rc == QT_OK)
+        op->kernel = *kernel;
+    return rc;
+}
+
+void rt_program_free(struct rt_program *p)
+{
+    qt_free(p->ops);
+    *p = (struct rt_program){0};
+}
+
+/* ---- products ------------------------------------------------------------------------------- */
+
+static int append_product(struct rt_program *p, struct qt_runtime *rt,
+                          const struct rt_linear *linear, void *y, const void *x, size_t m,
+                          struct qt_err *err)
+{
+    struct qt_gpu *gpu = rt->gpu;
+    const struct qtool_matmul_options opt = {.dtype = QTOOL_F16,
+                                             .device = gpu->device,
+                                             .dependent_launch = !rt->opt.plain,
+                                             .dense = gpu->dense,
+                                             .dense_context = gpu->dense_context};
+    struct rt_op *op;
+    int rc;
+    QT_TRY(append_op(&op, p, linear->dense ? RT_DENSE : RT_MATMUL, QT_RUNTIME_PRODUCTS, err));
+    op->product.linear = linear;
+    op->product.y = y;
+    op->product.x = x;
+    op->product.m = m;
+    if (!linear->dense) {
+        QT_TRY(gpu->plan(gpu, &op->product.plan, &linear->weight, m, &opt, err));
+        QT_TRY(gpu_workspace_need(&rt->operands, gpu, op->product.plan.workspace_bytes, err));
+    }
+done:
+    return rc;
+}
+
+/* y: the outputs of the group's linears, one after the other. */
+static int append_group(struct rt_program *p, struct qt_runtime *rt, const struct rt_group *g,
+                        void *y, const void *x, size_t m, struct qt_err *err)
+{
+    char *at = y;
+    int rc = QT_OK;
+    for (size_t i = 0; i < g->linears; i++) {
+        QT_TRY(append_product(p, rt, &g->linear[i], at, x, m, err));
+        at += m * g->linear[i].n * 2;
+    }
+done:
+    return rc;
+}
+
+/* Where a part of a group's output begins; *stride = elements from token to token. */
+static const void *part_of(size_t *stride, const struct rt_group *g, size_t part, const void *y,
+                           size_t m)
+{
+    const char *at = y;
+    for (size_t i = 0; i < g->part[part].linear; i++)
+        at += m * g->linear[i].n * 2;
+    *stride = g->linear[g->part[part].linear].n;
+    return at + g->part[part].first * 2;
+}
+
+/* ---- attention ------------------------------------------------------------------------------ */
+
+/* True if the layer's decode steps can use the kernels of qtool_kv4.h. */
+static bool plain_attention(const struct qt_runtime *rt, const struct rt_layer *l)
+{
+    const struct rt_config *c = &rt->config;
+    return (c->head_dim == 64 || c->head_dim == 128) && !(c->attn_softcap > 0) && !l->sinks &&
+           (!l->window || l->window >= rt->opt.capacity);
+}
+
+static size_t head_stride(const struct qt_runtime *rt, size_t tokens)
+{
+    return tokens * rt->config.head_dim;
+}
+
+/* Bytes from the keys of sequence 0 to those of `sequence`. */
+static size_t sequence_bytes(const struct qt_runtime *rt, size_t sequence)
+{
+    return sequence * rt->config.kv_heads * head_stride(rt, rt->page) * 2;
+}
+
+/* The FP16 cache that a layer of a step writes and reads. */
+static void cache_of(char **k, char **v, const struct qt_runtime *rt, const struct rt_layer *l,
+                     const struct rt_batch *b)
+{
+    const bool scratch = rt->opt.kv4;
+    const size_t at = b->prompt && !scratch ? sequence_bytes(rt, b->first) : 0;
+    *k = (char *)(scratch ? rt->scratch.k : l->cache.k) + at;
+    *v = (char *)(scratch ? rt->scratch.v : l->cache.v) + at;
+}
+
+static int append_heads(struct rt_program *p, struct qt_runtime *rt, const struct rt_layer *l,
+                        const struct rt_batch *b, struct qt_err *err)
+{
+    const struct rt_config *c = &rt->config;
+    const size_t m = b->sequences * b->tokens;
+    const struct rt_rope *keys = &rt->rope[l->rope];
+    const struct rt_rope *queries =
+        l->rope == QT_ROPE_FULL && rt->query_rope.cos ? &rt->query_rope : keys;
+    struct qtool_decoder_op op = {.kind = QTOOL_DECODER_HEADS};
+    struct qtool_decoder_heads *h = &op.heads;
+    char *cache_k, *cache_v;
+    *h = (struct qtool_decoder_heads){.m = m,
+                                      .heads = c->heads,
+                                      .kv_heads = c->kv_heads,
+                                      .head_dim = c->head_dim,
+                                      .q_bias = l->q_bias,
+                                      .k_bias = l->k_bias,
+                                      .v_bias = l->v_bias,
+                                      .q_norm = l->q_norm,
+                                      .k_norm = l->k_norm,
+                                      .norm_all_heads = c->norm_all_heads,
+                                      .norm_last = c->norm_last,
+                                      .rotary = c->rotary,
+                                      .q_cos = queries->cos,
+                                      .q_sin = queries->sin,
+                                      .k_cos = keys->cos,
+                                      .k_sin = keys->sin,
+                                      .interleaved = c->interleaved,
+                                      .sequence = b->sequence,
+                                      .position = b->position,
+                                      .q_out = rt->q,
+                                      .head_stride = head_stride(rt, rt->page)};
+    h->q = part_of(&h->q_stride, &l->qkv, 0, rt->qkv, m);
+    h->k = part_of(&h->k_stride, &l->qkv, 1, rt->qkv, m);
+    h->v = part_of(&h->v_stride, &l->qkv, 2, rt->qkv, m);
+    h->sequence_stride = c->kv_heads * h->head_stride;
+    if (rt->opt.kv4) {
+        h->row_k = rt->row_k;
+        h->row_v = rt->row_v;
+    }
+    if (b->prompt || !rt->opt.kv4) {
+        cache_of(&cache_k, &cache_v, rt, l, b);
+        h->cache_k = cache_k;
+        h->cache_v = cache_v;
+    }
+    return append_kernel(p, QT_RUNTIME_HEADS, &op, err);
+}
+
+static int append_quantized(struct rt_program *p, struct qt_runtime *rt, const struct rt_layer *l,
+                            const struct rt_batch *b, struct qt_err *err)
+{
+    struct rt_op *op;
+    int rc = append_op(&op, p, RT_APPEND, QT_RUNTIME_HEADS, err);
+    if (rc < 0)
+        return rc;
+    op->append.cache = &l->cache;
+    op->append.k = rt->row_k;
+    op->append.v = rt->row_v;
+    op->append.sequence = b->all_sequences;
+    op->append.position = b->position;
+    op->append.tokens = b->sequences * b->tokens;
+    return QT_OK;
+}
+
+static int append_cached(struct rt_program *p, struct qt_runtime *rt, const struct rt_layer *l,
+                         struct qt_err *err)
+{
+    const struct qtool_kv_options opt = {.batch = rt->opt.sequences,
+                                         .heads = rt->config.heads,
+                                         .max_length = rt->opt.capacity,
+                                         .scale = rt->config.attn_scale,
+                                         .dtype = QTOOL_F16,
+                                         .device = rt->gpu->device,
+                                         .dependent_launch = !rt->opt.plain};
+    struct rt_op *op;
+    int rc;
+    QT_TRY(append_op(&op, p, RT_CACHED, QT_RUNTIME_ATTENTION, err));
+    op->cached.cache = &l->cache;
+    op->cached.out = rt->attended;
+    op->cached.q = rt->q;
+    QT_TRY(rt->gpu->kv_plan(rt->gpu, &op->cached.plan, &l->cache, &opt, err));
+    QT_TRY(gpu_workspace_need(&rt->operands, rt->gpu, op->cached.plan.workspace_bytes, err));
+done:
+    return rc;
+}
+
+static int append_attention(struct rt_program *p, struct qt_runtime *rt, const struct rt_layer *l,
+                            const struct rt_batch *b, struct qt_err *err)
+{
+    const struct rt_config *c = &rt->config;
+    struct qtool_decoder_op op = {.kind = QTOOL_DECODER_ATTENTION};
+    char *k, *v;
+    if (!b->prompt && plain_attention(rt, l))
+        return append_cached(p, rt, l, err);
+    cache_of(&k, &v, rt, l, b);
+    op.attention = (struct qtool_decoder_attention){
+        .sequences = b->sequences,
+        .queries = b->tokens,
+        .heads = c->heads,
+        .kv_heads = c->kv_heads,
+        .head_dim = c->head_dim,
+        .q = rt->q,
+        .k = k,
+        .v = v,
+        .sequence_stride = c->kv_heads * head_stride(rt, rt->page),
+        .head_stride = head_stride(rt, rt->page),
+        .position = b->position,
+        .out = rt->attended,
+        .scale = c->attn_scale,
+        .softcap = c->attn_softcap,
+        .sinks = l->sinks,
+        .window = l->window >= rt->opt.capacity ? 0 : l->window,
+    };
+    return append_kernel(p, QT_RUNTIME_ATTENTION, &op, err);
+}
+
+static int append_mixer(struct rt_program *p, struct qt_runtime *rt, const struct rt_layer *l,
+                        const struct rt_batch *b, struct qt_err *err)
+{
+    const size_t m = b->sequences * b->tokens;
+    int rc;
+    QT_TRY(append_group(p, rt, &l->qkv, rt->qkv, rt->x, m, err));
+    QT_TRY(append_heads(p, rt, l, b, err));
+    if (rt->opt.kv4)
+        QT_TRY(append_quantized(p, rt, l, b, err));
+    QT_TRY(append_attention(p, rt, l, b, err));
+    QT_TRY(append_group(p, rt, &l->o, rt->o, rt->attended, m, err));
+done:
+    return rc;
+}
+
+/* ---- MLP and norms -------------------------------------------------------------------------- */
+
+static int append_mlp(struct rt_program *p, struct qt_runtime *rt, const struct rt_layer *l,
+                      size_t m, struct qt_err *err)
+{
+    struct qtool_decoder_op op = {.kind = QTOOL_DECODER_ACTIVATION};
+    struct qtool_decoder_activation *a = &op.activation;
+    int rc;
+    *a = (struct qtool_decoder_activation){
+        .act = rt->config.act, .m = m, .n = l->width, .out = rt->act};
+    a->gate = part_of(&a->gate_stride, &l->gate_up, 0, rt->gate_up, m);
+    a->gate_bias = l->gated ? l->gate_bias : l->up_bias;
+    if (l->gated) {
+        a->up = part_of(&a->up_stride, &l->gate_up, 1, rt->gate_up, m);
+        a->up_bias = l->up_bias;
+    }
+    QT_TRY(append_group(p, rt, &l->gate_up, rt->gate_up, rt->x, m, err));
+    QT_TRY(append_kernel(p, QT_RUNTIME_ACTIVATION, &op, err));
+    QT_TRY(append_group(p, rt, &l->down, rt->down, rt->act, m, err));
+done:
+    return rc;
+}
+
+static int append_norm(struct rt_program *p, struct qt_runtime *rt,
+                       struct qtool_decoder_add_norm *a, size_t m, struct qt_err *err)
+{
+    struct qtool_decoder_op op = {.kind = QTOOL_DECODER_ADD_NORM};
+    a->m = a->m ? a->m : m;
+    a->step = a->step ? a->step : 1;
+    a->n = rt->config.hidden;
+    a->hidden = rt->hidden;
+    a->out = rt->x;
+    op.add_norm = *a;
+    return append_kernel(p, QT_RUNTIME_NORMS, &op, err);
+}
+
+/* The norm in front of layer i, or the final norm. After the last layer only the last tokens of the
+ * sequences go on. */
+static void set_next_norm(struct qtool_decoder_add_norm *a, const struct qt_runtime *rt,
+                          size_t layer, const struct rt_batch *b)
+{
+    if (layer < rt->config.layers) {
+        if (!rt->config.norm_after)
+            a->norm = rt->layers[layer].attn_in;
+        return;
+    }
+    a->norm = rt->final_norm;
+    if (!b->all) {
+        a->m = b->sequences;
+        a->first = b->tokens - 1;
+        a->step = b->tokens;
+    }
+}
+
+static int append_layer(struct rt_program *p, struct qt_runtime *rt, size_t i,
+                        const struct rt_batch *b, struct qt_err *err)
+{
+    const struct rt_config *c = &rt->config;
+    const struct rt_layer *l = &rt->layers[i];
+    const size_t m = b->sequences * b->tokens;
+    const struct qtool_decoder_addend mixed = {rt->o, l->o_bias, l->attn_out};
+    const struct qtool_decoder_addend mlp = {rt->down, l->down_bias, l->mlp_out};
+    struct qtool_decoder_add_norm middle = {.add = {mixed}, .factor = c->residual_scale};
+    struct qtool_decoder_add_norm end = {.add = {mlp}, .factor = c->residual_scale};
+    int rc;
+    QT_TRY(append_mixer(p, rt, l, b, err));
+    if (c->parallel) {
+        end.add[1] = mixed;
+    } else {
+        *(c->norm_after ? &middle.after : &middle.norm) = c->norm_after ? l->attn_in : l->mlp_in;
+        QT_TRY(append_norm(p, rt, &middle, m, err));
+    }
+    QT_TRY(append_mlp(p, rt, l, m, err));
+    if (c->norm_after)
+        end.after = l->mlp_in;
+    set_next_norm(&end, rt, i + 1, b);
+    QT_TRY(append_norm(p, rt, &end, m, err));
+done:
+    return rc;
+}
+
+static int append_embed(struct rt_program *p, struct qt_runtime *rt, const struct rt_batch *b,
+                        struct qt_err *err)
+{
+    struct qtool_decoder_op op = {.kind = QTOOL_DECODER_EMBED};
+    struct qtool_decoder_add_norm first = {.factor = 1};
+    const size_t m = b->sequences * b->tokens;
+    int rc;
+    op.embed = (struct qtool_decoder_embed){.m = m,
+                                            .n = rt->config.hidden,
+                                            .hidden = rt->hidden,
+                                            .table = rt->embed,
+                                            .positions = rt->positions,
+                                            .ids = b->ids,
+                                            .position = b->position,
+                                            .position_offset = (int)rt->config.position_offset,
+                                            .factor = rt->config.embed_scale};
+    QT_TRY(append_kernel(p, QT_RUNTIME_OTHER, &op, err));
+    set_next_norm(&first, rt, 0, b);
+    QT_TRY(append_norm(p, rt, &first, m, err));
+done:
+    return rc;
+}
+
+int rt_add_head(struct rt_program *p, struct qt_runtime *rt, float *logits, size_t row, size_t m,
+                float softcap, struct qt_err *err)
+{
+    const struct rt_config *c = &rt->config;
+    struct qtool_decoder_op op = {.kind = QTOOL_DECODER_NEXT};
+    struct rt_op *head;
+    int rc;
+    QT_TRY(append_op(&head, p, RT_HEAD, QT_RUNTIME_HEAD, err));
+    head->product.y = logits;
+    head->product.x = (char *)rt->x + row * c->hidden * 2;
+    head->product.m = m;
+    if (c->logit_scale != 1 || rt->head_bias || softcap > 0) {
+        op.next = (struct qtool_decoder_next){.sequences = m,
+                                              .vocab = c->vocab,
+                                              .logits = logits,
+                                              .bias = rt->head_bias,
+                                              .factor = c->logit_scale,
+                                              .softcap = softcap};
+        QT_TRY(append_kernel(p, QT_RUNTIME_OTHER, &op, err));
+    }
+done:
+    return rc;
+}
+
+int rt_add_next(struct rt_program *p, struct qt_runtime *rt, struct qt_err *err)
+{
+    const struct qt_sampling *how = &rt->opt.sampling;
+    struct qtool_decoder_op op = {.kind = QTOOL_DECODER_NEXT};
+    op.next = (struct qtool_decoder_next){.sequences = rt->opt.sequences,
+                                          .vocab = rt->config.vocab,
+                                          .logits = rt->logits,
+                                          .factor = 1,
+                                          .temperature = (float)how->temperature,
+                                          .top_p = how->top_p,
+                                          .top_k = how->top_k,
+                                          .seed = how->seed,
+                                          .ids = rt->next_ids,
+                                          .position = rt->next_position,
+                                          .length = rt->next_length,
+                                          .fault = rt->fault};
+    return append_kernel(p, QT_RUNTIME_OTHER, &op, err);
+}
+
+int rt_build(struct rt_program *out, struct qt_runtime *rt, const struct rt_batch *b,
+             struct qt_err *err)
+{
+    int rc;
+    *out = (struct rt_program){0};
+    QT_TRY(append_embed(out, rt, b, err));
+    for (size_t i = 0; i < rt->config.layers; i++)
+        QT_TRY(append_layer(out, rt, i, b, err));
+    if (!b->all)
+        QT_TRY(rt_add_head(out, rt, b->logits, 0, b->sequences, rt->config.logit_softcap, err));
+done:
+    if (rc < 0)
+        rt_program_free(out);
+    return rc;
+}
+
+/* ---- execution ------------------------------------------------------------------------------ */
+
+static int enqueue(struct qt_runtime *rt, const struct rt_op *op, bool dependent,
+                   struct qt_err *err)
+{
+    struct qt_gpu *gpu = rt->gpu;
+    void *workspace = rt->operands.workspace.data;
+    switch (op->type) {
+    case RT_KERNEL:
+        return gpu->decode(gpu, &op->kernel, dependent, err);
+    case RT_MATMUL:
+        return gpu->run(gpu, &op->product.plan, &op->product.linear->weight, op->product.y,
+                        op->product.x, workspace, err);
+    case RT_DENSE:
+        return gpu->gemm(gpu, op->product.y, op->product.x, op->product.linear->dense,
+                         op->product.m, op->product.linear->n, op->product.linear->k, err);
+    case RT_HEAD:
+        return gpu->gemm_f32(gpu, op->product.y, op->product.x, rt->head, op->product.m,
+                             rt->config.vocab, rt->config.hidden, err);
+    case RT_APPEND:
+        return gpu->kv_append(gpu, op->append.cache, op->append.k, op->append.v,
+                              op->append.sequence, op->append.position, op->append.tokens,
+                              QTOOL_F16, err);
+    default:
+        return gpu->kv_run(gpu, &op->cached.plan, op->cached.cache, op->cached.out, op->cached.q,
+                           rt->next_length, workspace, err);
+    }
+}
+
+/* The first kernel of a step waits for all of the step before: attention reads `next_length` before
+ * its predecessors have finished. */
+int rt_enqueue(struct qt_runtime *rt, const struct rt_program *p, int share, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; rc == QT_OK && i < p->count; i++)
+        if (share >= QT_RUNTIME_SHARES || p->ops[i].share == (enum qt_runtime_share)share)
+            rc = enqueue(rt, &p->ops[i], i > 0 && !rt->opt.plain, err);
+    return rc;
+}

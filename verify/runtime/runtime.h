@@ -1,0 +1,163 @@
+/* A decoder in GPU memory, and the list of kernels that a step of it enqueues. Private to
+ * verify/. */
+#ifndef QT_VERIFY_RUNTIME_RUNTIME_H
+#define QT_VERIFY_RUNTIME_RUNTIME_H
+
+#include "verify/gpu/gpu.h"
+
+/* Device memory in the order of allocation. */
+struct rt_block {
+    void *data;
+    size_t bytes;
+};
+struct rt_memory {
+    struct rt_block *list;
+    size_t count, capacity, bytes;
+};
+
+enum { RT_PARTS = 3 };
+
+/* W[n][k]: FP16 for cuBLAS, or packed. */
+struct rt_linear {
+    size_t n, k;
+    const void *dense; /* NULL: `weight` */
+    struct qtool_matmul_weight weight;
+};
+
+/* Linears with the same input: q, k and v; gate and up. Where their formats agree they are the rows
+ * of one product. */
+struct rt_group {
+    struct rt_linear linear[RT_PARTS];
+    size_t linears;
+    struct {
+        size_t linear, first; /* the part's output: columns from `first` on of that linear's */
+    } part[RT_PARTS];
+};
+
+struct rt_layer {
+    struct qtool_decoder_norm attn_in, q_norm, k_norm, attn_out, mlp_in, mlp_out;
+    struct rt_group qkv, o, gate_up, down; /* gate_up: gate, up; or up only */
+    const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias, *sinks;
+    size_t width; /* channels of the input of down */
+    bool gated;
+    size_t window;
+    enum qt_rope_kind rope;
+    struct qtool_kv_cache cache; /* k and v: the FP16 cache, or that of the 4-bit format */
+};
+
+/* What all layers share. */
+struct rt_config {
+    size_t layers, hidden, vocab, heads, kv_heads, head_dim, rotary;
+    bool norm_after, parallel, norm_all_heads, norm_last, interleaved;
+    size_t position_offset;
+    enum qtool_decoder_act act;
+    float attn_scale, attn_softcap, embed_scale, residual_scale, logit_scale, logit_softcap;
+};
+
+struct rt_rope {
+    float *cos, *sin; /* [capacity][rotary / 2]; NULL: none */
+};
+
+enum rt_type { RT_KERNEL, RT_MATMUL, RT_DENSE, RT_HEAD, RT_APPEND, RT_CACHED };
+
+struct rt_op {
+    enum rt_type type;
+    enum qt_runtime_share share;
+    union {
+        struct qtool_decoder_op kernel;
+        struct {
+            const struct rt_linear *linear;
+            void *y;
+            const void *x;
+            size_t m;
+            struct qtool_matmul_plan plan;
+        } product;
+        struct {
+            const struct qtool_kv_cache *cache;
+            const void *k, *v;
+            const int *sequence, *position;
+            size_t tokens;
+        } append;
+        struct {
+            const struct qtool_kv_cache *cache;
+            void *out;
+            const void *q;
+            struct qtool_kv_plan plan;
+        } cached;
+    };
+};
+
+struct rt_program {
+    struct rt_op *ops;
+    size_t count, capacity;
+};
+
+struct qt_runtime {
+    struct qt_gpu *gpu;
+    struct qt_runtime_options opt;
+    struct rt_config config;
+    struct rt_layer *layers;
+    struct rt_memory memory;
+    size_t weights; /* entries of `memory` that hold weights; the others follow */
+    struct rt_rope rope[QT_ROPES], query_rope; /* query_rope: for QT_ROPE_FULL, if it differs */
+    const void *embed, *positions, *head;      /* F16 */
+    const float *head_bias;
+    struct qtool_decoder_norm final_norm;
+    size_t page;       /* tokens of a sequence in the cache */
+    size_t rows;       /* tokens that run at a time, at most */
+    size_t group_most; /* sequences of a prompt that run at a time, at most */
+    /* Activations of `rows` tokens. */
+    float *hidden;
+    void *x, *qkv, *q, *attended, *o, *gate_up, *act, *down, *row_k, *row_v;
+    struct qtool_kv_cache scratch; /* FP16 keys and values of a layer, for prompts; 4-bit cache */
+    float *logits;                 /* [max(sequences, RT_LOGIT_ROWS)][vocab] */
+    struct gpu_operands operands;  /* workspace */
+    /* Tokens of a prompt: [rows]; the next tokens: [sequences]. */
+    int *ids, *position, *sequence, *all_sequences;
+    int *next_ids, *next_position, *next_length, *next_sequence, *fault;
+    size_t past; /* tokens of each sequence in the cache */
+    struct rt_program step;
+    struct qt_gpu_graph *graph; /* of `step` */
+    bool warm;                  /* `step` has run */
+};
+
+enum { RT_LOGIT_ROWS = 256, RT_PROMPT_ROWS = 8192 };
+
+/* ---- load.c --------------------------------------------------------------------------------- */
+
+int rt_alloc(struct qt_runtime *rt, void *out, size_t count, size_t size, struct qt_err *err);
+/* Loads everything but the caches and activations. container NULL: all linears are FP16. */
+int rt_load(struct qt_runtime *rt, const struct qt_model *model, const struct qt_weights *w,
+            const struct qt_container *container, struct qt_err *err);
+/* The linears of the rows of packed[count], copied to GPU memory, as one product if possible. */
+int rt_pack_group(struct rt_group *out, struct qt_runtime *rt, const struct qt_packed *packed,
+                  size_t count, struct qt_err *err);
+/* Random weights: those of one decoder layer, packed, and copies of them for the others. spec NULL:
+ * FP16. */
+int rt_load_random(struct qt_runtime *rt, const struct qt_runtime_shape *shape,
+                   const struct qt_spec *spec, struct qt_err *err);
+
+/* ---- program.c ------------------------------------------------------------------------------ */
+
+/* Tokens that run at a time: `tokens` of each of the sequences [first, first + sequences). */
+struct rt_batch {
+    size_t sequences, tokens, first;
+    bool prompt;   /* the tokens are whole sequences */
+    bool all;      /* keeps the final norm of all tokens in rt->x, and computes no logits */
+    float *logits; /* [sequences][vocab] of the last tokens */
+    const int *ids, *position, *sequence, *all_sequences; /* `sequence` counts from `first` */
+};
+int rt_build(struct rt_program *out, struct qt_runtime *rt, const struct rt_batch *b,
+             struct qt_err *err);
+/* Appends the head for rows [row, row + m) of rt->x. */
+int rt_add_head(struct rt_program *out, struct qt_runtime *rt, float *logits, size_t row, size_t m,
+                float softcap, struct qt_err *err);
+/* The choice of the next tokens. */
+int rt_add_next(struct rt_program *out, struct qt_runtime *rt, struct qt_err *err);
+/* Enqueues the operations; share < QT_RUNTIME_SHARES: only those. */
+int rt_enqueue(struct qt_runtime *rt, const struct rt_program *p, int share, struct qt_err *err);
+void rt_program_free(struct rt_program *p);
+/* Allocates caches and activations. */
+int rt_prepare(struct qt_runtime *rt, struct qt_err *err);
+
+#endif
