@@ -413,6 +413,36 @@ const char *kv_keys_name(enum qt_kv_keys keys);
 /* Adds a row about a cache. head_dim: 0 if unknown. */
 void kv_row(struct table *t, enum qt_kv_keys keys, size_t head_dim);
 
+/* ---- the fused runtime (runtime.c) ---------------------------------------------------------- */
+
+/* Values of --runtime. */
+enum runtime { RUNTIME_DEFAULT = -1, RUNTIME_FUSED, RUNTIME_REFERENCE };
+extern const char *const runtime_names[];
+#define RUNTIME_OPT(type, member, runtime_help)                                                    \
+    {                                                                                              \
+        .name = "runtime", .kind = OPT_CHOICE, .offset = offsetof(type, member),                   \
+        .metavar = "NAME", .choices = runtime_names, .help = runtime_help                          \
+    }
+/* QT_E_USAGE: --runtime fused without a GPU. */
+int runtime_check(int runtime, const char *device, struct qt_err *err);
+/* True if the fused runtime runs the model: the default on a GPU. */
+bool runtime_is_fused(int runtime, const char *device);
+/* QT_E_UNSUPPORTED: the fused runtime has no cache with such keys. */
+int runtime_check_kv(int runtime, const char *device, enum qt_kv_keys keys, struct qt_err *err);
+
+/* ---- bench --model (bench_model.c) ---------------------------------------------------------- */
+
+struct bench_model_options {
+    const char *path; /* a checkpoint or container, or the name of a shape; NULL: no --model */
+    const char *batch;
+    size_t prompt, tokens, kv;
+    double price; /* dollars per hour; 0: unknown */
+};
+/* Measures a whole model on a GPU. names[nspecs]: the specs as given. */
+int bench_model(struct cli *cli, const struct bench_model_options *o, const struct qt_spec *specs,
+                const char *const *names, size_t nspecs, const size_t *batches, size_t nbatches,
+                int device, struct qt_err *err);
+
 /* ---- share.c -------------------------------------------------------------------------------- */
 
 const char *text_share(char buf[TEXT_SIZE], const struct qt_share *share); /* "98.5 %", or "-" */

@@ -17,6 +17,7 @@ struct generate_options {
     double temperature, top_p;
     int bos;
     bool chat, ignore_eos;
+    int runtime; /* enum runtime */
     struct kv_options kv;
 };
 
@@ -242,17 +243,95 @@ done:
 
 /* ---- generation ----------------------------------------------------------------------------- */
 
-/* Appends the next token of each sequence. A sequence that has ended goes on in the decoder, but
- * keeps its tokens. */
+static struct qt_sampling sampling_of(const struct generate_options *o)
+{
+    return (struct qt_sampling){
+        .temperature = o->temperature, .top_p = o->top_p, .top_k = o->top_k, .seed = o->seed};
+}
+
+/* What runs the model: a decoder over a backend, or the fused runtime. */
+struct engine {
+    struct qt_backend *be;
+    struct qt_decoder *decoder;
+    struct qt_gpu *gpu;
+    struct qt_runtime *runtime;
+    float *logits; /* [batch][vocab] after a step; NULL: the runtime chooses */
+};
+
+/* The runtime with the sequences' memory. */
+static int engine_open_fused(struct engine *e, const struct generation *g, struct qt_err *err)
+{
+    const struct generate_options *o = g->o;
+    const struct qt_runtime_options opt = {.sequences = o->batch,
+                                           .capacity = g->most,
+                                           .prompt = g->prompt_count,
+                                           .kv4 = o->kv.bits != 0,
+                                           .sampling = sampling_of(o),
+                                           .log = &g->cli->log};
+    int rc;
+    QT_TRY(qt_gpu_open(&e->gpu, device_number(o->common.device), err));
+    QT_TRY(qt_runtime_open(&e->runtime, e->gpu, g->model, &g->source->weights, g->source->container,
+                           &opt, err));
+done:
+    if (rc == QT_E_UNSUPPORTED && !err->file[0])
+        snprintf(err->file, sizeof err->file, "%s", g->source->weights.dir);
+    return rc;
+}
+
+static int engine_open(struct engine *e, const struct generation *g, const struct qt_weights *w,
+                       struct qt_err *err)
+{
+    const struct generate_options *o = g->o;
+    const bool fused = runtime_is_fused(o->runtime, o->common.device);
+    int rc = QT_OK;
+    *e = (struct engine){.be = NULL};
+    if (!fused)
+        QT_TRY(qt_array_new(&e->logits, o->batch,
+                            qt_model_info(g->model)->vocab * sizeof *e->logits, err));
+    if (fused)
+        return engine_open_fused(e, g, err);
+    QT_TRY(backend_open(&e->be, o->common.device, err));
+    QT_TRY(qt_decoder_open(&e->decoder, g->model, w, e->be, o->batch, g->most, &g->cli->log, err));
+done:
+    return rc;
+}
+
+static void engine_close(struct engine *e)
+{
+    qt_decoder_close(e->decoder);
+    qt_runtime_close(e->runtime);
+    if (e->be)
+        e->be->close(e->be);
+    if (e->gpu)
+        e->gpu->close(e->gpu);
+    qt_free(e->logits);
+}
+
+/* Appends ids[batch][tokens] to the sequences. Without logits, ids[batch] = the next tokens. */
+static int engine_run(struct engine *e, uint32_t *ids, size_t tokens, bool prompt,
+                      struct qt_err *err)
+{
+    int rc = QT_OK;
+    if (e->decoder)
+        return qt_decoder_run(e->decoder, e->logits, ids, tokens, err);
+    QT_TRY(prompt ? qt_runtime_prompt(e->runtime, ids, tokens, NULL, err)
+                  : qt_runtime_step(e->runtime, err));
+    QT_TRY(qt_runtime_read(e->runtime, ids, NULL, err));
+done:
+    return rc;
+}
+
+/* Appends the next token of each sequence: the given one, or one by the logits. A sequence that has
+ * ended goes on in the decoder, but keeps its tokens. */
 static int choose(struct generation *g, uint32_t *next, const float *logits, struct qt_err *err)
 {
     const struct generate_options *o = g->o;
-    const struct qt_sampling how = {
-        .temperature = o->temperature, .top_p = o->top_p, .top_k = o->top_k, .seed = o->seed};
+    const struct qt_sampling how = sampling_of(o);
     const size_t vocab = qt_model_info(g->model)->vocab;
     int rc = QT_OK;
     for (size_t i = 0; i < o->batch; i++) {
-        QT_TRY(qt_sample(&next[i], logits + i * vocab, vocab, &how, i, g->count[i], err));
+        if (logits)
+            QT_TRY(qt_sample(&next[i], logits + i * vocab, vocab, &how, i, g->count[i], err));
         if (g->ended[i])
             continue;
         g->ids[i * g->most + g->count[i]++] = next[i];
@@ -270,35 +349,32 @@ static bool all_ended(const struct generation *g)
     return true;
 }
 
-static int decode(struct generation *g, struct qt_decoder *decoder, struct qt_err *err)
+static int decode(struct generation *g, struct engine *e, struct qt_err *err)
 {
     const size_t batch = g->o->batch;
     uint32_t *next = NULL;
-    float *logits = NULL;
     double start = qt_clock();
     int rc;
     QT_TRY(qt_array_new(&next, batch, g->prompt_count * sizeof *next, err));
-    QT_TRY(qt_array_new(&logits, batch, qt_model_info(g->model)->vocab * sizeof *logits, err));
     for (size_t i = 0; i < batch; i++) {
         memcpy(next + i * g->prompt_count, g->prompt, g->prompt_count * sizeof *next);
         memcpy(g->ids + i * g->most, g->prompt, g->prompt_count * sizeof *next);
         g->count[i] = g->prompt_count;
     }
-    QT_TRY(qt_decoder_run(decoder, logits, next, g->prompt_count, err));
+    QT_TRY(engine_run(e, next, g->prompt_count, true, err));
     g->prompt_seconds = qt_clock() - start;
     start = qt_clock();
     for (;;) {
-        QT_TRY(choose(g, next, logits, err));
+        QT_TRY(choose(g, next, e->logits, err));
         if (all_ended(g))
             break;
         QT_TRY(show(g, false, err));
-        QT_TRY(qt_decoder_run(decoder, logits, next, 1, err));
+        QT_TRY(engine_run(e, next, 1, false, err));
     }
     g->seconds = qt_clock() - start;
     QT_TRY(show(g, true, err));
 done:
     qt_free(next);
-    qt_free(logits);
     return rc;
 }
 
@@ -307,8 +383,7 @@ static int generate(struct generation *g, struct qt_err *err)
     const struct generate_options *o = g->o;
     struct qt_weights w = g->source->weights;
     const size_t positions = qt_model_info(g->model)->max_positions;
-    struct qt_backend *be = NULL;
-    struct qt_decoder *decoder = NULL;
+    struct engine engine = {.be = NULL};
     struct qt_kv kv = {0};
     int rc = QT_OK;
     if (g->prompt_count >= positions)
@@ -318,20 +393,18 @@ static int generate(struct generation *g, struct qt_err *err)
     g->most = g->prompt_count + qt_min_size(o->tokens, positions - g->prompt_count);
     if (o->kv.bits) {
         QT_TRY(kv_open(&kv, &o->kv, g->source, err));
+        QT_TRY(runtime_check_kv(o->runtime, o->common.device, kv.keys, err));
         w.fake_quant.cache = qt_kv_apply;
         w.fake_quant.cache_ctx = &kv;
     }
     QT_TRY(qt_array_new(&g->ids, o->batch, g->most * sizeof *g->ids, err));
     QT_TRY(qt_array_new(&g->count, o->batch, sizeof *g->count, err));
     QT_TRY(qt_array_new(&g->ended, o->batch, sizeof *g->ended, err));
-    QT_TRY(backend_open(&be, o->common.device, err));
-    QT_TRY(qt_decoder_open(&decoder, g->model, &w, be, o->batch, g->most, &g->cli->log, err));
+    QT_TRY(engine_open(&engine, g, &w, err));
     ui_clear(&g->cli->ui);
-    QT_TRY(decode(g, decoder, err));
+    QT_TRY(decode(g, &engine, err));
 done:
-    qt_decoder_close(decoder);
-    if (be)
-        be->close(be);
+    engine_close(&engine);
     qt_kv_free(&kv);
     return rc;
 }
@@ -356,6 +429,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     enum qt_kv_keys keys;
     int rc;
     QT_TRY(kv_options_keys(&keys, &g.o->kv, err));
+    QT_TRY(runtime_check(g.o->runtime, g.o->common.device, err));
     QT_TRY(source_open_whole(&source, args[0], cli, err));
     QT_TRY(source_check_agreement(&source, err));
     QT_TRY(qt_model_open(&g.model, &source.weights, err));
@@ -381,8 +455,12 @@ done:
     return rc;
 }
 
-static const struct generate_options defaults = {
-    .common = COMMON_DEFAULTS, .tokens = MOST_TOKENS, .batch = 1, .top_p = 1, .kv = KV_DEFAULTS};
+static const struct generate_options defaults = {.common = COMMON_DEFAULTS,
+                                                 .tokens = MOST_TOKENS,
+                                                 .batch = 1,
+                                                 .top_p = 1,
+                                                 .runtime = RUNTIME_DEFAULT,
+                                                 .kv = KV_DEFAULTS};
 
 #define AT(member) offsetof(struct generate_options, member)
 
@@ -444,10 +522,14 @@ static const struct opt opts[] = {
      .kind = OPT_FLAG,
      .offset = AT(ignore_eos),
      .help = "go on after a token that ends a text"},
+    RUNTIME_OPT(struct generate_options, runtime,
+                "how a GPU runs the model: fused (the default), on the kernels that ship, or "
+                "reference, with weights dequantized to FP32 (for models that fused does not "
+                "support)"),
     BOS_OPT(struct generate_options, bos),
     KV_OPTS(struct generate_options, kv,
-            "simulate a 4-bit KV cache: attention uses keys and values as it would read them from "
-            "the cache",
+            "4-bit KV cache; the reference simulates it: attention uses keys and values as it "
+            "would read them from the cache",
             KV_KEYS_HELP "as the container was made, otherwise channel"),
     {0},
 };
@@ -463,10 +545,12 @@ const struct command cmd_generate = {
     .description =
         "Runs the model and prints the text that follows the prompt, token by token, until a token "
         "ends the text (eos_token_id of generation_config.json or config.json) or until "
-        "--max-tokens have been generated. Weights are dequantized to FP32 and all of them are "
-        "held in memory: this shows what a model says, not how fast runtimes serve it. Checksums "
-        "of containers are checked first. The same prompt, options and machine give the same "
-        "text.\n\n"
+        "--max-tokens have been generated. Checksums of containers are checked first. The same "
+        "prompt, options and machine give the same text.\n\n"
+        "A CPU, and a GPU with --runtime reference, dequantize the weights to FP32 and hold all of "
+        "them in memory: this shows what a model says, not how fast runtimes serve it. With "
+        "--device cuda, packed weights stay packed and run on the fused kernels, with FP16 "
+        "activations; all other matrices are FP16.\n\n"
         "With --json, the document has the token ids and the text of each sequence.",
     .examples =
         "  qtool generate examples/nano-llama --prompt 'Once upon a time'\n"
