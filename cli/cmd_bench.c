@@ -7,6 +7,7 @@
 #include <string.h>
 
 enum { MAX_TOKENS = 1 << 16, MAX_SIDE = 1 << 20, MAX_HEADS = 1 << 12, MAX_LENGTH = 1 << 24 };
+enum { MAX_BATCH = 1024, MAX_PROMPT = 1 << 20 };
 
 struct bench_options {
     struct common_options common;
@@ -15,6 +16,7 @@ struct bench_options {
     int dtype;              /* enum qtool_dtype */
     int compute;            /* index of `computes` */
     bool dependent, invariant;
+    struct bench_model_options whole;
 };
 
 /* ---- what to measure ------------------------------------------------------------------------ */
@@ -203,6 +205,26 @@ static int match_shapes(struct request *r, struct qt_err *err)
     return QT_OK;
 }
 
+/* --model: schemes and batch sizes. */
+static int parse_model(struct request *r, const struct bench_options *o, struct qt_err *err)
+{
+    int rc;
+    if (o->shape.count || o->moe.count || o->m != default_m || o->length || o->dtype ||
+        o->compute || o->dependent || o->invariant)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--model takes --scheme, --batch, --prompt, --tokens, --kv and --price");
+    QT_TRY(parse_schemes(r, o->scheme.items, o->scheme.count, err));
+    if (r->kv4)
+        QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "with --model, a 4-bit cache is --kv 4, not --scheme %s", cache_scheme));
+    QT_TRY(parse_sizes(&r->m, &r->nm, "--batch", o->whole.batch, MAX_BATCH, err));
+    if (r->nm > QT_BENCH_BATCHES)
+        rc = qt_fail(err, QT_E_USAGE, NULL, NULL, "--batch lists more than %d sizes",
+                     QT_BENCH_BATCHES);
+done:
+    return rc;
+}
+
 /* Checks that every option applies to some scheme. */
 static int check_options(const struct request *r, const struct bench_options *o, struct qt_err *err)
 {
@@ -245,6 +267,8 @@ static int parse_request(struct request *r, const struct bench_options *o, struc
     const char *const *schemes = default_schemes;
     size_t nschemes = sizeof default_schemes / sizeof *default_schemes;
     int rc;
+    if (o->whole.path)
+        return parse_model(r, o, err);
     if (o->scheme.count)
         schemes = o->scheme.items, nschemes = o->scheme.count;
     QT_TRY(parse_schemes(r, schemes, nschemes, err));
@@ -562,8 +586,13 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(parse_request(&request, o, err));
     if (device_number(o->common.device) < 0)
         QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL, "bench needs a GPU: use --device cuda[:N]"));
-    QT_TRY(qt_gpu_open(&gpu, device_number(o->common.device), err));
-    QT_TRY(measure(cli, &request, o, gpu, err));
+    if (o->whole.path)
+        QT_TRY(bench_model(cli, &o->whole, request.specs, request.names, request.nspecs, request.m,
+                           request.nm, device_number(o->common.device), err));
+    else {
+        QT_TRY(qt_gpu_open(&gpu, device_number(o->common.device), err));
+        QT_TRY(measure(cli, &request, o, gpu, err));
+    }
 done:
     if (gpu)
         gpu->close(gpu);
@@ -571,7 +600,10 @@ done:
     return rc;
 }
 
-static const struct bench_options defaults = {.common = {.device = "cuda"}, .m = default_m};
+static const struct bench_options defaults = {
+    .common = {.device = "cuda"},
+    .m = default_m,
+    .whole = {.batch = "1,4,16,64", .prompt = 512, .tokens = 128}};
 
 static const char *const dtypes[] = {"f16", "bf16", NULL};
 
@@ -631,6 +663,45 @@ static const struct opt opts[] = {
          "8.0, 8.6 or 8.9: run the kernels for that compute capability, with its shared memory "
          "size, on a newer GPU (the driver compiles them first). own (the default): the kernels "
          "for this GPU. Not for mix24, w4ax and kv4"},
+    {.name = "model",
+     .kind = OPT_STRING,
+     .offset = offsetof(struct bench_options, whole.path),
+     .metavar = "PATH",
+     .help =
+         "measure a whole model: a checkpoint or container, or 8b or 70b, the shapes of Llama 3 "
+         "with random weights"},
+    {.name = "batch",
+     .kind = OPT_STRING,
+     .offset = offsetof(struct bench_options, whole.batch),
+     .metavar = "LIST",
+     .help = "--model: numbers of sequences (default 1,4,16,64)"},
+    {.name = "prompt",
+     .kind = OPT_SIZE,
+     .offset = offsetof(struct bench_options, whole.prompt),
+     .metavar = "N",
+     .min = 1,
+     .max = MAX_PROMPT,
+     .help = "--model: tokens of each prompt (default 512)"},
+    {.name = "tokens",
+     .kind = OPT_SIZE,
+     .offset = offsetof(struct bench_options, whole.tokens),
+     .metavar = "N",
+     .min = 1,
+     .max = MAX_PROMPT,
+     .help = "--model: tokens to generate in each sequence (default 128)"},
+    {.name = "kv",
+     .kind = OPT_SIZE,
+     .offset = offsetof(struct bench_options, whole.kv),
+     .metavar = "4",
+     .min = 4,
+     .max = 4,
+     .help = "--model: 4-bit KV cache, in all rows but FP16"},
+    {.name = "price",
+     .kind = OPT_REAL,
+     .offset = offsetof(struct bench_options, whole.price),
+     .metavar = "D",
+     .max = 1e6,
+     .help = "--model: dollars per hour of the GPU, for the cost of a million tokens"},
     {0},
 };
 
@@ -659,12 +730,20 @@ const struct command cmd_bench = {
         "token chooses different experts at random. READ: experts that are read, MB: their packed "
         "bytes, whose cold read is the FLOOR. X CUBLAS: speed-up over the products of the same "
         "routing by cuBLAS, the faster of one product per expert (loop) and products padded to the "
-        "largest number of tokens (batch), without sort, activation and sum.",
+        "largest number of tokens (batch), without sort, activation and sum.\n\n"
+        "--model runs a whole decoder on the fused kernels, first in FP16 (cuBLAS), then as the "
+        "container or with each --scheme: prompts of --prompt random tokens, then --tokens decode "
+        "steps by a CUDA graph. PREFILL and DECODE: tokens per second of all sequences together. "
+        "MS: milliseconds of a decode step. W and J/TOKEN: of the board while decoding. $/M: of a "
+        "million generated tokens. The shares of a step come from timing the kernels of each kind "
+        "without the others; SUM MS is the sum of these times. HEADS: bias, norm, rotary "
+        "embedding, and the append to the cache.",
     .examples = "  qtool bench\n"
                 "  qtool bench --scheme nf4:g=64 --scheme fp6 --shape llama3-8b --m 1,8 --json\n"
                 "  qtool bench --scheme w4ax --scheme w4ax:scales=row --m 1,128,1024\n"
                 "  qtool bench --moe qwen3-30b --scheme int4 --m 1,16,256\n"
-                "  qtool bench --scheme kv4 --shape 32x8x128 --m 1,8 --length 8192\n",
+                "  qtool bench --scheme kv4 --shape 32x8x128 --m 1,8 --length 8192\n"
+                "  qtool bench --model 8b --scheme int4 --scheme nf4 --batch 1,16 --price 4\n",
     .opts = opts,
     .positionals = positionals,
     .defaults = &defaults,

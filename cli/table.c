@@ -116,7 +116,9 @@ int table_print_to(FILE *f, struct table *t, struct qt_err *err)
 {
     size_t columns = strlen(t->align), width[MAX_COLUMNS] = {0};
     int rc = QT_OK;
-    if (t->failed) {
+    if (columns > MAX_COLUMNS) {
+        rc = qt_fail(err, QT_E_INTERNAL, NULL, NULL, "a table of %zu columns", columns);
+    } else if (t->failed) {
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory for the table of results");
     } else {
         measure(width, t, columns);

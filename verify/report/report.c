@@ -354,6 +354,9 @@ static int document_kind(enum document_kind *out, const json_t *doc, const char 
         return qt_fail(err, QT_E_INPUT, path, NULL,
                        "is the document of a run that failed, without results: %s",
                        member_text(error, "message") ? member_text(error, "message") : "no reason");
+    if (strcmp(command, "bench") == 0 && json_object_get(doc, "model"))
+        return qt_fail(err, QT_E_INPUT, path, NULL,
+                       "is a document of 'qtool bench --model', which reports do not show");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (strcmp(names[i], command) != 0)
             continue;
