@@ -10,7 +10,7 @@ struct eval_options {
     struct common_options common;
     const char *data, *ref, *gate, *logits;
     size_t seqlen, windows;
-    int bos;
+    int bos, runtime; /* runtime: enum runtime */
     struct kv_options kv;
 };
 
@@ -120,6 +120,9 @@ static void fill_doc(struct cli *cli, const struct eval_options *o, enum qt_kv_k
     doc_set(cli, cli->doc, "data", doc_text(qt_base_name(qt_data_name(o->data))));
     doc_set(cli, cli->doc, "ref", doc_text(o->ref));
     doc_set(cli, cli->doc, "kv_keys", keys ? doc_text(kv_keys_name(keys)) : json_null());
+    doc_set(
+        cli, cli->doc, "runtime",
+        doc_text(runtime_names[o->runtime == RUNTIME_FUSED ? RUNTIME_FUSED : RUNTIME_REFERENCE]));
     doc_set(cli, cli->doc, "windows", doc_size(r->windows));
     doc_set(cli, cli->doc, "seqlen", doc_size(r->seqlen));
     doc_set(cli, cli->doc, "scored_tokens", doc_size(r->scored_tokens));
@@ -152,11 +155,12 @@ static int evaluate(struct qt_eval_report *out, struct bos_rule *bos, enum qt_kv
                     struct cli *cli, const struct eval_options *o, const struct source *model,
                     const struct source *ref, struct qt_err *err)
 {
-    const struct qt_eval_options opt = {.seqlen = o->seqlen,
-                                        .windows = o->windows,
-                                        .logits = o->logits,
-                                        .comm = cli->comm,
-                                        .log = &cli->log};
+    struct qt_eval_options opt = {.seqlen = o->seqlen,
+                                  .windows = o->windows,
+                                  .logits = o->logits,
+                                  .container = model->container,
+                                  .comm = cli->comm,
+                                  .log = &cli->log};
     struct qt_backend *be = NULL;
     struct qt_data data = {0};
     int rc;
@@ -171,12 +175,18 @@ static int evaluate(struct qt_eval_report *out, struct bos_rule *bos, enum qt_kv
     QT_TRY(read_data(&data, o, &w, err));
     *bos = bos_rule_of(&data);
     QT_TRY(backend_open(&be, o->common.device, err));
+    if (o->runtime == RUNTIME_FUSED)
+        QT_TRY(qt_gpu_open(&opt.gpu, device_number(o->common.device), err));
     QT_TRY(qt_eval(out, &w, o->ref ? &ref->weights : NULL, data.ids, data.count, &opt, be, err));
 done:
     if (rc == QT_E_INPUT && err->file[0] == '\0') /* errors of the cache name a tensor */
         snprintf(err->file, sizeof err->file, "%s", err->tensor[0] ? w.dir : qt_data_name(o->data));
+    if (rc == QT_E_UNSUPPORTED && opt.gpu && !err->file[0])
+        snprintf(err->file, sizeof err->file, "%s", w.dir);
     if (be)
         be->close(be);
+    if (opt.gpu)
+        opt.gpu->close(opt.gpu);
     qt_data_free(&data);
     qt_kv_free(&kv);
     return rc;
@@ -193,6 +203,10 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     int rc;
     QT_TRY(check_gate(o->gate, o->ref != NULL, err));
     QT_TRY(kv_options_keys(&keys, &o->kv, err));
+    QT_TRY(runtime_check(o->runtime, o->common.device, err));
+    if (o->runtime == RUNTIME_FUSED && o->kv.bits)
+        QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--kv simulates a cache: it needs --runtime reference"));
     if (o->logits && qt_path_exists(o->logits)) {
         rc = qt_fail(err, QT_E_USAGE, o->logits, NULL, "exists already");
         goto done;
@@ -226,7 +240,8 @@ done:
     return rc;
 }
 
-static const struct eval_options defaults = {.common = COMMON_DEFAULTS, .kv = KV_DEFAULTS};
+static const struct eval_options defaults = {
+    .common = COMMON_DEFAULTS, .runtime = RUNTIME_DEFAULT, .kv = KV_DEFAULTS};
 
 static const struct opt opts[] = {
     {.name = "data",
@@ -255,6 +270,9 @@ static const struct opt opts[] = {
      .min = 1,
      .max = (size_t)1 << 40,
      .help = "use the first N windows, and read no more of FILE than they need (default: all)"},
+    RUNTIME_OPT(struct eval_options, runtime,
+                "reference (the default): weights dequantized to FP32; fused: PATH runs on the "
+                "GPU kernels that ship, with FP16 activations, and CKPT as reference"),
     KV_OPTS(
         struct eval_options, kv,
         "simulate a 4-bit KV cache: attention uses keys and values as it would read them from the "

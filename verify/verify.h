@@ -71,6 +71,10 @@ struct qt_eval_options {
     size_t batch_bytes;   /* memory for hidden states; 0 = 1 GiB */
     bool logits;          /* keep the logits of the first window; with several ranks in rank 0 */
     struct qt_comm *comm; /* ranks that share the windows; all call qt_eval. NULL: one process */
+    /* Not NULL: the model runs on this GPU's fused kernels (struct qt_runtime), the reference on the
+     * backend. container: that of the model's weights; NULL: they are those of a checkpoint. */
+    struct qt_gpu *gpu;
+    const struct qt_container *container;
     const struct qt_log *log;
 };
 

@@ -45,6 +45,7 @@ struct eval {
     size_t group, batch;
     size_t nsides; /* 1, or 2 with a reference */
     struct side side[2];
+    struct qt_runtime *fused; /* runs side 0; NULL: the backend does */
     uint32_t *targets;        /* [LOGIT_POSITIONS] */
     struct qt_score *scores;  /* [LOGIT_POSITIONS] */
     double *kld;              /* [windows * seqlen] with a reference */
@@ -146,13 +147,31 @@ static void choose_batch(struct eval *ev, size_t batch_bytes)
     ev->total = (double)own * (layers + 1);
 }
 
+static bool is_fused(const struct eval *ev, const struct side *s)
+{
+    return ev->fused && s == &ev->side[0];
+}
+
+static int open_fused(struct eval *ev, const struct qt_eval_options *opt, struct qt_err *err)
+{
+    const struct qt_runtime_options fused = {
+        .sequences = 1, .capacity = ev->seqlen, .prompt = ev->seqlen, .log = ev->log};
+    const struct side *s = &ev->side[0];
+    return opt->gpu ? qt_runtime_open(&ev->fused, opt->gpu, s->model, s->weights, opt->container,
+                                      &fused, err)
+                    : QT_OK;
+}
+
 static int new_buffers(struct eval *ev, bool logits, struct qt_err *err)
 {
     int rc;
     for (size_t i = 0; i < ev->nsides; i++) {
         struct side *s = &ev->side[i];
-        QT_TRY(qt_embed_head_open(&s->embed_head, s->model, s->weights, ev->be, err));
-        QT_TRY(qt_backend_floats(&s->hidden, ev->be, ev->batch * ev->seqlen, s->info.hidden, err));
+        if (!is_fused(ev, s)) {
+            QT_TRY(qt_embed_head_open(&s->embed_head, s->model, s->weights, ev->be, err));
+            QT_TRY(
+                qt_backend_floats(&s->hidden, ev->be, ev->batch * ev->seqlen, s->info.hidden, err));
+        }
         QT_TRY(qt_backend_floats(&s->logits, ev->be, LOGIT_POSITIONS, s->info.vocab, err));
     }
     QT_TRY(qt_array_new(&ev->targets, LOGIT_POSITIONS, sizeof *ev->targets, err));
@@ -178,6 +197,7 @@ static void eval_close(struct eval *ev)
         qt_embed_head_close(s->embed_head);
         qt_model_close(s->model);
     }
+    qt_runtime_close(ev->fused);
     qt_free(ev->targets);
     qt_free(ev->scores);
     qt_free(ev->sums);
@@ -259,8 +279,8 @@ static int keep_logits(struct eval *ev, size_t pos, size_t m, struct qt_err *err
     return rc;
 }
 
-/* Computes logits and scores of positions [pos, pos + m) of a window whose hidden states start at
- * row `row`. The target of a position is the next token. The last position of a window has no
+/* Computes logits (of side 0 only if it is not fused) and scores of positions [pos, pos + m) of a
+ * window whose hidden states start at row `row`. The target of a position is the next token. The last position of a window has no
  * target: it is compared with the reference like the others, but gets a placeholder target, and
  * add_scores skips the scores that depend on the target. */
 static int score_chunk(struct eval *ev, size_t window, size_t row, size_t pos, size_t m,
@@ -272,8 +292,9 @@ static int score_chunk(struct eval *ev, size_t window, size_t row, size_t pos, s
         ev->targets[i] = ids[pos + i + 1 < ev->seqlen ? pos + i + 1 : 0];
     for (size_t i = 0; i < ev->nsides; i++) {
         struct side *s = &ev->side[i];
-        QT_TRY(qt_head_logits(s->embed_head, s->logits, s->hidden + (row + pos) * s->info.hidden, m,
-                              err));
+        if (!is_fused(ev, s))
+            QT_TRY(qt_head_logits(s->embed_head, s->logits,
+                                  s->hidden + (row + pos) * s->info.hidden, m, err));
     }
     if (window == 0 && ev->first_logits)
         QT_TRY(keep_logits(ev, pos, m, err));
@@ -284,18 +305,50 @@ done:
     return rc;
 }
 
+struct fused_window {
+    struct eval *ev;
+    size_t window, row;
+};
+
+/* Scores logits[m][vocab] of the fused runtime. */
+static int score_fused(void *ctx, const float *logits, size_t position, size_t m,
+                       struct qt_err *err)
+{
+    const struct fused_window *w = ctx;
+    const struct side *s = &w->ev->side[0];
+    const size_t vocab = s->info.vocab;
+    int rc = QT_OK;
+    for (size_t at = 0; at < m; at += LOGIT_POSITIONS) {
+        const size_t n = qt_min_size(LOGIT_POSITIONS, m - at);
+        QT_TRY(w->ev->be->upload(w->ev->be, s->logits, logits + at * vocab,
+                                 n * vocab * sizeof *logits, err));
+        QT_TRY(score_chunk(w->ev, w->window, w->row, position + at, n, err));
+    }
+done:
+    return rc;
+}
+
+static int score_window(struct eval *ev, size_t window, size_t row, struct qt_err *err)
+{
+    struct fused_window fused = {ev, window, row};
+    int rc = QT_OK;
+    if (ev->fused)
+        return qt_runtime_all_logits(ev->fused, ev->ids + window * ev->seqlen, ev->seqlen,
+                                     score_fused, &fused, err);
+    for (size_t pos = 0; rc == QT_OK && pos < ev->seqlen; pos += LOGIT_POSITIONS)
+        rc = score_chunk(ev, window, row, pos, qt_min_size(LOGIT_POSITIONS, ev->seqlen - pos), err);
+    return rc;
+}
+
 static int score_batch(struct eval *ev, size_t first, size_t windows, struct qt_err *err)
 {
+    int rc = QT_OK;
     for (size_t i = 0; i < windows; i++) {
-        for (size_t pos = 0; pos < ev->seqlen; pos += LOGIT_POSITIONS) {
-            size_t m = qt_min_size(LOGIT_POSITIONS, ev->seqlen - pos);
-            int rc = score_chunk(ev, first + i, i * ev->seqlen, pos, m, err);
-            if (rc < 0)
-                return rc;
-        }
+        QT_TRY(score_window(ev, first + i, i * ev->seqlen, err));
         advance(ev, 1);
     }
-    return QT_OK;
+done:
+    return rc;
 }
 
 static int run_batches(struct eval *ev, struct qt_err *err)
@@ -304,7 +357,8 @@ static int run_batches(struct eval *ev, struct qt_err *err)
     for (size_t first = ev->first; first < ev->end; first += ev->batch) {
         size_t windows = qt_min_size(ev->batch, ev->end - first);
         for (size_t i = 0; i < ev->nsides; i++)
-            QT_TRY(run_layers(ev, &ev->side[i], first, windows, err));
+            if (!is_fused(ev, &ev->side[i]))
+                QT_TRY(run_layers(ev, &ev->side[i], first, windows, err));
         QT_TRY(score_batch(ev, first, windows, err));
     }
 done:
@@ -448,6 +502,7 @@ int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct
     QT_TRY(choose_windows(&ev, count, opt->windows, err));
     choose_share(&ev);
     choose_batch(&ev, opt->batch_bytes);
+    QT_TRY(open_fused(&ev, opt, err));
     QT_TRY(new_buffers(&ev, opt->logits, err));
     QT_TRY(gather(&ev, run_batches(&ev, err), err));
     fill_report(out, &ev);
