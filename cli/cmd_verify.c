@@ -7,19 +7,20 @@
 struct verify_options {
     struct common_options common;
     const char *source, *gate;
-    bool strict;
+    bool strict, model;
 };
 
-/* Measurements: `report` always, `device` if on_gpu. */
+/* Measurements: `report` always, `device` if on_gpu, `model` if whole. */
 struct results {
     struct qt_verify_report report;
     struct qt_device_report device;
-    bool compared, on_gpu;
+    struct qt_model_check model;
+    bool compared, on_gpu, whole;
 };
 
 /* ---- figures -------------------------------------------------------------------------------- */
 
-enum { MAX_FIGURES = 16 };
+enum { MAX_FIGURES = 20 };
 
 /* The error of all quantized weights together. */
 static struct qt_error sum_errors(const struct qt_verify_report *r)
@@ -115,6 +116,16 @@ static size_t device_figures(struct qt_figure *out, const struct qt_device_repor
     return n;
 }
 
+/* The error is NaN before the measurement. */
+static size_t model_figures(struct qt_figure *out, const struct qt_model_check *c)
+{
+    size_t n = 0;
+    out[n++] = (struct qt_figure){"model_faults", (double)c->faults};
+    out[n++] = (struct qt_figure){"model_error", c->tokens ? c->error : NAN};
+    out[n++] = (struct qt_figure){"model_equal", (double)c->equal / (double)c->tokens};
+    return n;
+}
+
 /* Errors need a source, kernel figures a GPU. Returns the number of figures. */
 static size_t make_figures(struct qt_figure out[MAX_FIGURES], const struct results *r)
 {
@@ -126,6 +137,8 @@ static size_t make_figures(struct qt_figure out[MAX_FIGURES], const struct resul
         n += source_figures(out + n, &r->report);
     if (r->on_gpu)
         n += device_figures(out + n, &r->device);
+    if (r->whole)
+        n += model_figures(out + n, &r->model);
     return n;
 }
 
@@ -199,6 +212,10 @@ static int print_report(const struct results *r, const struct qt_gpu *gpu,
         QT_TRY(print_device(&r->device, gpu, err));
     if (!quiet)
         putchar('\n');
+    if (!quiet && r->whole)
+        printf("the model on the fused kernels: %zu of %zu greedy choices as on the CPU%s%s\n\n",
+               r->model.equal, r->model.tokens, r->model.faults ? "; FAILED: " : "",
+               r->model.fault);
     table_row(&t, "container\tsound: checksums, structure, values, packing%s",
               r->compared ? "; copied tensors equal the source" : "");
     if (r->report.tuned)
@@ -275,6 +292,15 @@ static void fill_doc(struct cli *cli, const struct results *r, const struct qt_g
         doc_append(cli, device, device_tensor_doc(cli, &r->device.tensors[i]));
     doc_set(cli, cli->doc, "gpu", doc_gpu(cli, gpu));
     doc_set(cli, cli->doc, "kernels", device);
+    if (!r->whole)
+        return;
+    json_t *model = json_object();
+    doc_set(cli, model, "choices", doc_size(r->model.tokens));
+    doc_set(cli, model, "equal", doc_size(r->model.equal));
+    doc_set(cli, model, "error", doc_real(r->model.error));
+    doc_set(cli, model, "gap", doc_real(r->model.gap));
+    doc_set(cli, model, "fault", doc_text(r->model.faults ? r->model.fault : NULL));
+    doc_set(cli, cli->doc, "model", model);
 }
 
 /* ---- the command ---------------------------------------------------------------------------- */
@@ -299,10 +325,17 @@ static int needs(const char *gate, struct results r, const char *option, struct 
 static int check_gate(const char *gate, const struct results *r, struct qt_err *err)
 {
     int rc;
-    QT_TRY(check_syntax(gate, (struct results){.compared = true, .on_gpu = true}, err));
-    QT_TRY(needs(gate, (struct results){.compared = r->compared, .on_gpu = true}, "--source", err));
-    QT_TRY(
-        needs(gate, (struct results){.compared = true, .on_gpu = r->on_gpu}, "--device cuda", err));
+    const struct results all = {.compared = true, .on_gpu = true, .whole = true};
+    struct results some = all;
+    QT_TRY(check_syntax(gate, all, err));
+    some.compared = r->compared;
+    QT_TRY(needs(gate, some, "--source", err));
+    some = all;
+    some.on_gpu = some.whole = r->on_gpu;
+    QT_TRY(needs(gate, some, "--device cuda", err));
+    some = all;
+    some.whole = r->whole;
+    QT_TRY(needs(gate, some, "--model", err));
 done:
     return rc;
 }
@@ -372,7 +405,8 @@ static int check_figures(struct cli *cli, const char *gate, const struct results
     return rc;
 }
 
-/* On a GPU, two conditions are always required; --gate can replace the second. */
+/* On a GPU, two conditions are always required, of which --gate can replace the second; with a
+ * model a third. */
 static int apply_gates(struct cli *cli, const char *gate, const struct results *r,
                        const struct qt_container *container, const struct qt_figure *figures,
                        size_t n, struct qt_err *err)
@@ -383,7 +417,8 @@ static int apply_gates(struct cli *cli, const char *gate, const struct results *
     char *text = NULL;
     int rc = QT_OK;
     if (r->on_gpu)
-        QT_TRY(qt_string_format(&text, err, "%s%s%s", own, gate ? "," : "", gate ? gate : ""));
+        QT_TRY(qt_string_format(&text, err, "%s%s%s%s", own, r->whole ? ",model_faults<=0" : "",
+                                gate ? "," : "", gate ? gate : ""));
     if (text || gate)
         QT_TRY(check_figures(cli, text ? text : gate, r, container, figures, n, err));
 done:
@@ -399,6 +434,8 @@ static int measure_kernels(struct cli *cli, struct results *r, const struct qt_c
     if (rc < 0)
         return rc;
     rc = qt_verify_device(&r->device, container, gpu, cpu, &cli->log, err);
+    if (rc == QT_OK && r->whole)
+        rc = qt_verify_model(&r->model, container, gpu, cpu, &cli->log, err);
     cpu->close(cpu);
     return rc;
 }
@@ -420,9 +457,12 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     struct qt_ckpt *source = NULL;
     struct qt_gpu *gpu = NULL;
     struct results r = {.compared = o->source != NULL,
-                        .on_gpu = device_number(o->common.device) >= 0};
+                        .on_gpu = device_number(o->common.device) >= 0,
+                        .whole = o->model};
     struct qt_figure figures[MAX_FIGURES];
     int rc;
+    if (r.whole && !r.on_gpu)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--model needs --device cuda");
     QT_TRY(check_gate(o->gate, &r, err));
     if (r.on_gpu)
         QT_TRY(qt_gpu_open(&gpu, device_number(o->common.device), err));
@@ -473,6 +513,11 @@ static const struct opt opts[] = {
      .kind = OPT_FLAG,
      .offset = offsetof(struct verify_options, strict),
      .help = "fail if a copied tensor has a value that is NaN or infinity"},
+    {.name = "model",
+     .kind = OPT_FLAG,
+     .offset = offsetof(struct verify_options, model),
+     .help = "with --device cuda: also run the whole model on the fused kernels, and compare with "
+             "the CPU"},
     {0},
 };
 
@@ -509,6 +554,11 @@ const struct command cmd_verify = {
         "shows relative errors (rounding the outputs alone gives about 2.07e-4 in FP16 and 1.66e-3 "
         "in BF16), microseconds with weights that are not in the L2 cache, and the speed-up over "
         "cuBLAS in FP16.\n\n"
+        "With --model the fused runtime (as in 'generate --device cuda') and the CPU (FP32, "
+        "dequantized weights) run a prompt of 16 random tokens and 64 greedy steps. It is a fault "
+        "if a logit differs by more than 2 % of the range of the logits (largest - smallest). So "
+        "choices may differ only where the two largest logits are closer than 4 % of the "
+        "range.\n\n"
         "Figures for --gate: bpw and bytes. With --source also sqnr (dB, over all quantized "
         "weights); over tensors: sqnr_min, sqnr_mean (without tensors that have no error), "
         "cosine_min and mse_max; max_abs: the largest difference of a weight. With --device cuda "
@@ -518,7 +568,9 @@ const struct command cmd_verify = {
         "kernel_error_bf16: the largest relative errors; kernel_speedup_min: the smallest speed-up "
         "over cuBLAS with one token. --device cuda always requires "
         "'kernel_faults<=0,kernels_missing<=0'; a --gate that names kernels_missing replaces the "
-        "second condition.\n\n"
+        "second condition. With --model also model_faults (always required to be 0), model_error "
+        "(the largest difference of a logit, relative to the range) and model_equal (the fraction "
+        "of equal choices).\n\n"
         "Relations: <=, >=, <, >; commas separate conditions. NAME[REGEX] is a "
         "condition on each tensor whose name matches: bpw[REGEX]; with --source also sqnr, cosine, "
         "mse, max_abs.",
