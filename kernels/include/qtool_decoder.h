@@ -124,7 +124,7 @@ struct qtool_decoder_attention {
     size_t window;
 };
 
-/* The order of enum qt_act_kind. CLAMPED needs `up`. */
+/* CLAMPED needs `up`. */
 enum qtool_decoder_act {
     QTOOL_DECODER_SILU,
     QTOOL_DECODER_GELU_TANH,

@@ -330,6 +330,23 @@ done:
     return rc;
 }
 
+static int find_act(enum qtool_decoder_act *out, enum qt_act_kind act, struct qt_err *err)
+{
+    static const struct {
+        enum qt_act_kind from;
+        enum qtool_decoder_act to;
+    } acts[] = {{QT_ACT_SILU, QTOOL_DECODER_SILU},   {QT_ACT_GELU_TANH, QTOOL_DECODER_GELU_TANH},
+                {QT_ACT_GELU, QTOOL_DECODER_GELU},   {QT_ACT_RELU, QTOOL_DECODER_RELU},
+                {QT_ACT_RELU2, QTOOL_DECODER_RELU2}, {QT_ACT_CLAMPED, QTOOL_DECODER_CLAMPED}};
+    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
+        if (acts[i].from == act) {
+            *out = acts[i].to;
+            return QT_OK;
+        }
+    return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                   "the fused runtime does not support models with this activation");
+}
+
 static void fill_config(struct rt_config *c, const struct qt_model *model,
                         const struct qt_outer *outer)
 {
@@ -350,7 +367,6 @@ static void fill_config(struct rt_config *c, const struct qt_model *model,
         .norm_last = outer->norm_last,
         .interleaved = outer->interleaved,
         .position_offset = outer->position_offset,
-        .act = (enum qtool_decoder_act)d.act, /* the enums have the same order */
         .attn_scale = d.attn_scale,
         .attn_softcap = d.attn_softcap,
         .embed_scale = d.embed_scale,
@@ -394,10 +410,13 @@ int rt_load(struct qt_runtime *rt, const struct qt_model *model, const struct qt
             const struct qt_container *container, struct qt_err *err)
 {
     struct loader l = {.rt = rt, .w = w, .container = container};
+    struct qt_model_details details;
     struct qt_outer outer;
     int rc;
     QT_TRY(qt_model_outer(&outer, model, err));
     fill_config(&rt->config, model, &outer);
+    qt_model_details(&details, model);
+    QT_TRY(find_act(&rt->config.act, details.act, err));
     QT_TRY(qt_array_new(&rt->layers, rt->config.layers, sizeof *rt->layers, err));
     QT_TRY(load_all(&l, model, err));
 done:
