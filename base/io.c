@@ -89,13 +89,21 @@ int qt_map_check_unchanged(const struct qt_map *map, const char *path, struct qt
 
 void qt_map_drop(const struct qt_map *map, const void *data, size_t size)
 {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)map->data;
-    uintptr_t lo = ((uintptr_t)data + page - 1) & ~(page - 1);
+    /* A page fault maps the pages around it too, in aligned windows of this size. Unless whole windows
+     * are dropped, small tensors leave each other's pages in memory. */
+    enum { WINDOW = 1 << 16 };
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)data;
+    const uintptr_t start = (uintptr_t)map->data;
+    if (!map->data || size == 0 || at < start || at - start >= map->size)
+        return;
     /* Clamp to the map: dropping private pages outside it would lose their contents. */
-    size_t room = map->size - qt_min_size(map->size, (uintptr_t)data - start);
-    uintptr_t hi = ((uintptr_t)data + qt_min_size(size, room)) & ~(page - 1);
-    if (map->data && lo >= start && lo < hi)
-        madvise((void *)lo, hi - lo, MADV_DONTNEED); /* only advice: failure does not matter */
+    const uintptr_t end = (start + map->size + page - 1) & ~(page - 1);
+    uintptr_t lo = at & ~(uintptr_t)(WINDOW - 1);
+    uintptr_t hi = at + qt_min_size(size, map->size - (at - start));
+    hi = (hi + WINDOW - 1) & ~(uintptr_t)(WINDOW - 1);
+    lo = lo < start ? start : lo;
+    hi = hi > end ? end : hi;
+    madvise((void *)lo, hi - lo, MADV_DONTNEED); /* only advice: failure does not matter */
 }
 
 int qt_file_read(char **out, size_t *size, const char *path, size_t limit, struct qt_err *err)

@@ -27,7 +27,7 @@ void qt_map_close(struct qt_map *map);
 /* Fails with QT_E_INPUT if the file at `path` is another one than was mapped, or has changed since:
  * data read from the mapping may mix old and new contents. */
 int qt_map_check_unchanged(const struct qt_map *map, const char *path, struct qt_err *err);
-/* Lets the kernel evict the pages of [data, data + size) from memory; data stays valid. */
+/* Lets the kernel evict the pages around [data, data + size) from memory; data stays valid. */
 void qt_map_drop(const struct qt_map *map, const void *data, size_t size);
 
 /* Reads a whole file into *out (freed with qt_free); a NUL follows the *size bytes. QT_E_INPUT if

@@ -676,12 +676,13 @@ static void test_drop(void **state)
     assert_true(p != MAP_FAILED);
     memset(p, 'x', 4 * page);
     const struct qt_map map = {.data = p + page, .size = 2 * page};
-    qt_map_drop(&map, p + page + 1, page);            /* no whole page */
-    qt_map_drop(&map, p, page);                       /* before the map */
-    qt_map_drop(&map, p + 3 * page, page);            /* after the map */
+    qt_map_drop(&map, p, page);            /* before the map */
+    qt_map_drop(&map, p + 3 * page, page); /* after the map */
+    qt_map_drop(&map, p + page, 0);
+    assert_int_equal(p[page], 'x');
+    assert_int_equal(p[2 * page], 'x');
     qt_map_drop(&map, p + 2 * page, SIZE_MAX - page); /* from inside the map to beyond its end */
     assert_int_equal(p[0], 'x');
-    assert_int_equal(p[page], 'x');
     assert_int_equal(p[2 * page], 0);
     assert_int_equal(p[3 * page], 'x');
     munmap(p, 4 * page);
