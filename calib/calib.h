@@ -100,7 +100,9 @@ int qt_sums_run(const struct qt_sums *s, struct qt_err *err);
 
 struct qt_calibrate_options {
     struct qt_backend *backend; /* qt_calibrate_merge needs none */
-    bool force;                 /* replace an existing file */
+    struct qt_comm
+        *comm;  /* ranks that share the windows; all call qt_calibrate. NULL: one process */
+    bool force; /* replace an existing file */
     const struct qt_log *log;
     /* Polled; may be NULL. Returning true ends the run with QT_E_INTERRUPTED and without a file. */
     bool (*interrupted)(void);

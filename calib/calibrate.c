@@ -57,7 +57,10 @@ struct run {
     struct qt_qcal_info info;
     size_t (*k)[QT_INPUTS];
     struct qt_qcal_writer *writer;
-    size_t tokens, seqlen;
+    size_t all_tokens, seqlen;
+    size_t blocks, first, tokens; /* blocks of windows; tokens of this rank */
+    struct qt_layer *layer;
+    struct qt_sums_memory memory;
     float *hidden; /* backend, [tokens][hidden] */
     /* Statistics of the current layer, in backend memory. */
     double *gram[QT_INPUTS];
@@ -77,6 +80,92 @@ static int add_statistics(void *ctx, int input, const float *x, size_t m, size_t
         return calibrate_interrupted(r->path, err);
     int rc = r->be->gram(r->be, r->gram[input], x, m, k, err);
     return rc < 0 ? rc : r->be->channels(r->be, &r->channels[input], x, m, k, err);
+}
+
+/* Tokens of whole windows that blocks are made of, approximately. */
+enum { CHUNK_TOKENS = 4096 };
+
+static size_t block_start(const struct run *r, size_t block)
+{
+    const size_t windows = CHUNK_TOKENS / r->seqlen, step = (windows ? windows : 1) * r->seqlen;
+    const size_t chunks = qt_ceil_div(r->all_tokens, step);
+    return qt_min_size(block * chunks / r->blocks * step, r->all_tokens);
+}
+
+static void choose_blocks(struct run *r)
+{
+    const size_t windows = CHUNK_TOKENS / r->seqlen, step = (windows ? windows : 1) * r->seqlen;
+    r->blocks = qt_min_size(QT_SUM_BLOCKS, qt_ceil_div(r->all_tokens, step));
+    const size_t end = qt_sums_blocks(&r->first, r->blocks, r->opt->comm);
+    r->tokens = block_start(r, end) - block_start(r, r->first);
+}
+
+/* Lets the hook add to these arrays. */
+static void add_to(struct run *r, void *const *array)
+{
+    for (size_t i = 0; i < QT_INPUTS; i++) {
+        r->gram[i] = array[2 * i];
+        r->channels[i].sum2 = array[2 * i + 1];
+    }
+}
+
+static int run_block(void *ctx, size_t block, void *const *into, struct qt_err *err)
+{
+    struct run *r = ctx;
+    const struct qt_hook hook = {r, add_statistics};
+    const size_t from = block_start(r, block), to = block_start(r, block + 1);
+    const size_t row = from - block_start(r, r->first);
+    add_to(r, into);
+    return qt_layer_run(r->layer, r->hidden + row * r->info.hidden, to - from, r->seqlen, &hook,
+                        err);
+}
+
+/* Largest values and counts are the same in any order: they are added up in place, and then over the
+ * ranks. */
+static int run_blocks(struct run *r, size_t layer, struct qt_err *err)
+{
+    struct qt_sums sums = {.be = r->be,
+                           .comm = r->opt->comm,
+                           .memory = &r->memory,
+                           .blocks = r->blocks,
+                           .count = (size_t)2 * QT_INPUTS,
+                           .block = run_block,
+                           .ctx = r};
+    void *own[QT_SUM_ARRAYS];
+    for (size_t i = 0; i < QT_INPUTS; i++) {
+        const size_t k = r->k[layer][i];
+        sums.sum[2 * i] = (struct qt_sum){r->gram[i], k * k, k, true};
+        sums.sum[2 * i + 1] = (struct qt_sum){r->channels[i].sum2, k, 0, true};
+    }
+    for (size_t i = 0; i < sums.count; i++)
+        own[i] = sums.sum[i].data;
+    int rc = qt_sums_run(&sums, err);
+    add_to(r, own);
+    return rc;
+}
+
+/* Adds up what the ranks have counted. */
+static int join_counts(struct qt_channels *c, struct run *r, size_t k, struct qt_err *err)
+{
+    const size_t size = qt_comm_size(r->opt->comm);
+    float *absmax = NULL;
+    uint32_t *hist = NULL;
+    int rc = QT_OK;
+    if (size == 1)
+        return QT_OK;
+    QT_TRY(qt_array_new(&absmax, size, k * sizeof *absmax, err));
+    QT_TRY(qt_array_new(&hist, size, k * QT_HIST_BINS * sizeof *hist, err));
+    QT_TRY(qt_comm_gather(r->opt->comm, absmax, c->absmax, k * sizeof *absmax, err));
+    QT_TRY(qt_comm_gather(r->opt->comm, hist, c->hist, k * QT_HIST_BINS * sizeof *hist, err));
+    memset(c->hist, 0, k * QT_HIST_BINS * sizeof *hist);
+    for (size_t i = 0; i < size * k; i++)
+        c->absmax[i % k] = absmax[i] > c->absmax[i % k] ? absmax[i] : c->absmax[i % k];
+    for (size_t i = 0; i < size * k * QT_HIST_BINS; i++)
+        c->hist[i % (k * QT_HIST_BINS)] += hist[i];
+done:
+    qt_free(absmax);
+    qt_free(hist);
+    return rc;
 }
 
 static void free_input(struct run *r, size_t i)
@@ -115,7 +204,9 @@ static int store_input(struct run *r, size_t layer, size_t i, struct qt_err *err
     QT_TRY(be->download(be, c.hist, from->hist, k * QT_HIST_BINS * sizeof *c.hist, err));
     QT_TRY(qt_array_new(&h, k * k, sizeof *h, err));
     QT_TRY(be->download(be, h, r->gram[i], k * k * sizeof *h, err));
-    QT_TRY(qt_qcal_put(r->writer, layer, i, h, &c, r->weights.dir, err));
+    QT_TRY(join_counts(&c, r, k, err));
+    if (r->writer)
+        QT_TRY(qt_qcal_put(r->writer, layer, i, h, &c, r->weights.dir, err));
 done:
     qt_channels_free(&c);
     qt_free(h);
@@ -124,21 +215,20 @@ done:
 
 static int run_layer(struct run *r, size_t layer, struct qt_err *err)
 {
-    struct qt_hook hook = {r, add_statistics};
-    struct qt_layer *decoder_layer = NULL;
     int rc;
     for (size_t i = 0; i < QT_INPUTS; i++)
         QT_TRY(new_input(r, i, r->k[layer][i], err));
-    QT_TRY(qt_layer_open(&decoder_layer, r->model, layer, &r->weights, r->be, err));
-    QT_TRY(qt_layer_run(decoder_layer, r->hidden, r->tokens, r->seqlen, &hook, err));
-    qt_layer_close(decoder_layer);
-    decoder_layer = NULL;
+    QT_TRY(qt_layer_open(&r->layer, r->model, layer, &r->weights, r->be, err));
+    QT_TRY(run_blocks(r, layer, err));
+    qt_layer_close(r->layer);
+    r->layer = NULL;
     for (size_t i = 0; i < QT_INPUTS; i++) {
         QT_TRY(store_input(r, layer, i, err));
         free_input(r, i);
     }
 done:
-    qt_layer_close(decoder_layer);
+    qt_layer_close(r->layer);
+    r->layer = NULL;
     return rc;
 }
 
@@ -151,10 +241,26 @@ static int check_windows(struct run *r, const struct qt_qcal_part *part, struct 
     if (r->seqlen > limit)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "windows of %zu tokens; the model takes %zu",
                        r->seqlen, limit);
-    if (qt_mul_overflow(&r->tokens, part->samples, part->seqlen) || r->tokens > UINT32_MAX)
+    if (qt_mul_overflow(&r->all_tokens, part->samples, part->seqlen) || r->all_tokens > UINT32_MAX)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "%zu windows of %zu tokens are too many",
                        part->samples, part->seqlen);
+    choose_blocks(r);
     return QT_OK;
+}
+
+/* QT_E_INPUT unless all ranks have the same checkpoint and data. */
+static int check_same(const struct run *r, uint32_t ids_crc, struct qt_err *err)
+{
+    const uint32_t mine[] = {r->info.sample_crc, ids_crc};
+    uint32_t first[] = {mine[0], mine[1]};
+    int rc;
+    QT_TRY(qt_comm_broadcast(r->opt->comm, first, sizeof first, 0, err));
+    if (memcmp(first, mine, sizeof mine) != 0)
+        rc = qt_fail(err, QT_E_INPUT, r->weights.dir, NULL, "has another %s than rank 0",
+                     first[0] == mine[0] ? "calibration data" : "checkpoint");
+    rc = qt_comm_meet(r->opt->comm, rc, err);
+done:
+    return rc;
 }
 
 static int embed(struct run *r, const uint32_t *ids, struct qt_err *err)
@@ -164,7 +270,9 @@ static int embed(struct run *r, const uint32_t *ids, struct qt_err *err)
     if (qt_mul_overflow(&bytes, r->tokens, r->info.hidden * sizeof *r->hidden))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     QT_TRY(r->be->alloc(r->be, &r->hidden, bytes, err));
-    QT_TRY(qt_model_embed(r->hidden, r->model, &r->weights, r->be, ids, r->tokens, r->seqlen, err));
+    if (r->tokens)
+        QT_TRY(qt_model_embed(r->hidden, r->model, &r->weights, r->be,
+                              ids + block_start(r, r->first), r->tokens, r->seqlen, err));
 done:
     return rc;
 }
@@ -180,18 +288,23 @@ int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *i
     QT_TRY(qt_model_open(&r.model, &r.weights, err));
     QT_TRY(check_windows(&r, part, err));
     QT_TRY(describe_model(&r.info, &r.k, ckpt, r.model, err));
-    stored.ids_crc = qt_crc32(0, ids, r.tokens * sizeof *ids);
+    stored.ids_crc = qt_crc32(0, ids, r.all_tokens * sizeof *ids);
     r.info.parts = &stored;
     r.info.nparts = 1;
-    QT_TRY(qt_qcal_create(&r.writer, path, &r.info, opt->force, err));
+    QT_TRY(check_same(&r, stored.ids_crc, err));
+    if (qt_comm_rank(opt->comm) == 0)
+        QT_TRY(qt_qcal_create(&r.writer, path, &r.info, opt->force, err));
     QT_TRY(embed(&r, ids, err));
     for (size_t l = 0; l < r.info.layers; l++) {
-        qt_log_layer(opt->log, l, r.info.layers, (double)r.tokens);
+        qt_log_layer(opt->log, l, r.info.layers, (double)r.all_tokens);
         QT_TRY(run_layer(&r, l, err));
         qt_log_progress(opt->log, "calibrate", (double)(l + 1), (double)r.info.layers);
     }
     QT_TRY(qt_ckpt_check_unchanged(ckpt, err));
-    QT_TRY(qt_qcal_finish(r.writer, err));
+    QT_TRY(qt_comm_meet(opt->comm, rc, err));
+    if (r.writer)
+        rc = qt_qcal_finish(r.writer, err);
+    rc = qt_comm_meet(opt->comm, rc, err);
 done:
     if (rc == QT_E_INTERRUPTED && !err->file[0]) /* a parallel loop was stopped */
         calibrate_interrupted(path, err);
@@ -199,6 +312,7 @@ done:
         free_input(&r, i);
     r.be->free(r.be, r.hidden);
     qt_qcal_abandon(r.writer);
+    qt_free(r.memory.p);
     qt_free(r.k);
     qt_model_close(r.model);
     return rc;

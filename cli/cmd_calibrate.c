@@ -77,7 +77,7 @@ static int calibrate(struct cli *cli, struct bos_rule *bos, const struct calibra
                      const char *path, struct qt_err *err)
 {
     struct qt_calibrate_options opt = {
-        .force = o->force, .log = &cli->log, .interrupted = interrupt_came};
+        .comm = cli->comm, .force = o->force, .log = &cli->log, .interrupted = interrupt_came};
     struct calibration calibration = {0};
     struct qt_ckpt *ckpt = NULL;
     int rc;
@@ -103,6 +103,11 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     size_t n = 0;
     int rc;
     QT_TRY(check_arguments(o, args, err));
+    if (o->merge && qt_comm_size(cli->comm) > 1) {
+        rc = qt_fail(err, QT_E_USAGE, NULL, NULL,
+                     "--merge is not shared by several ranks: start it without mpirun");
+        goto done;
+    }
     QT_TRY(out_check(o->out, err));
     while (args[n])
         n++;
@@ -110,7 +115,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         QT_TRY(check_merged(o->out, args, err));
     QT_TRY(o->merge ? qt_calibrate_merge(o->out, args, n, &opt, err)
                     : calibrate(cli, &bos, o, args[0], err));
-    QT_TRY(print_result(cli, o->out, &bos, err));
+    if (qt_comm_rank(cli->comm) == 0)
+        QT_TRY(print_result(cli, o->out, &bos, err));
 done:
     return rc;
 }
@@ -170,5 +176,6 @@ const struct command cmd_calibrate = {
     .options_size = sizeof defaults,
     .gpu = true,
     .writes = true,
+    .ranks = true,
     .run = run,
 };

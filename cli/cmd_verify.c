@@ -464,13 +464,19 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     if (r.whole && !r.on_gpu)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "--model needs --device cuda");
     QT_TRY(check_gate(o->gate, &r, err));
+    if (r.on_gpu && qt_comm_size(cli->comm) > 1) {
+        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                     "checks of GPU kernels cannot be shared by several ranks: start it without "
+                     "mpirun");
+        goto done;
+    }
     if (r.on_gpu)
         QT_TRY(qt_gpu_open(&gpu, device_number(o->common.device), err));
     QT_TRY(container_open(&container, args[0], err));
     QT_TRY(check_gate_names(o->gate, &r, container, err));
     if (o->source)
         QT_TRY(checkpoint_open(&source, o->source, err));
-    QT_TRY(qt_verify(&r.report, container, source, &cli->log, err));
+    QT_TRY(qt_verify(&r.report, container, source, cli->comm, &cli->log, err));
     if (r.on_gpu)
         QT_TRY(measure_kernels(cli, &r, container, gpu, err));
     size_t n = make_figures(figures, &r);
@@ -584,5 +590,6 @@ const struct command cmd_verify = {
     .defaults = &defaults,
     .options_size = sizeof defaults,
     .gpu = true,
+    .ranks = true,
     .run = run,
 };

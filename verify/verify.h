@@ -49,12 +49,13 @@ struct qt_verify_report {
  * are finite, that packing the codes again gives the stored bytes, the scales of a KV cache, that
  * w4ax tensors that share an input agree, and that only norms are marked as tuned. With a source it
  * also measures the error per tensor, compares copied tensors byte for byte, and compares the CRC
- * of each source tensor. Copied values that are not finite are counted, with a warning. source and
- * log may be NULL. QT_E_INPUT at the first violation, with the name of the tensor. The caller frees
+ * of each source tensor. The ranks of comm share the tensors; all call it. Copied values that are not finite are counted, with a warning. source, comm
+ * and log may be NULL. QT_E_INPUT at the first violation, with the name of the tensor. The caller frees
  * *out.
  */
 int qt_verify(struct qt_verify_report *out, const struct qt_container *c,
-              const struct qt_ckpt *source, const struct qt_log *log, struct qt_err *err);
+              const struct qt_ckpt *source, struct qt_comm *comm, const struct qt_log *log,
+              struct qt_err *err);
 void qt_verify_free(struct qt_verify_report *report);
 
 /* ---- eval ----------------------------------------------------------------------------------- */

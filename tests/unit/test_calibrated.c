@@ -979,7 +979,7 @@ static void verify_output(struct fixture *f, const struct qt_ckpt *ckpt, const c
     struct qt_container *c;
     struct qt_verify_report report;
     expect_ok(scheme, qt_container_open(&c, f->out[0], &f->err), &f->err);
-    expect_ok(scheme, qt_verify(&report, c, ckpt, NULL, &f->err), &f->err);
+    expect_ok(scheme, qt_verify(&report, c, ckpt, NULL, NULL, &f->err), &f->err);
     assert_int_equal(report.nonfinite_values, 0);
     qt_verify_free(&report);
     qt_container_close(c);

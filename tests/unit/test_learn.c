@@ -620,7 +620,7 @@ static void tuned_containers_verify(void **state)
     f->learn.norms = true;
     json_decref(quantize(f, &opt));
     expect_ok("open", qt_container_open(&c, f->out[0], &f->err), &f->err);
-    expect_ok("verify", qt_verify(&report, c, f->ckpt, NULL, &f->err), &f->err);
+    expect_ok("verify", qt_verify(&report, c, f->ckpt, NULL, NULL, &f->err), &f->err);
     const json_t *norm = json_object_get(json_object_get(qt_container_manifest(c), "copied"),
                                          "model.layers.0.input_layernorm.weight");
     assert_non_null(json_object_get(norm, "source_crc32"));

@@ -52,7 +52,7 @@ static int verify(struct qt_verify_report *out, const struct qt_ckpt *source, st
     *err = (struct qt_err){0};
     int rc = qt_container_open(&c, world.out, err);
     if (rc == QT_OK)
-        rc = qt_verify(&report, c, source, NULL, err);
+        rc = qt_verify(&report, c, source, NULL, NULL, err);
     for (size_t i = 0; rc == QT_OK && i < report.count; i++)
         report.tensors[i].name = report.tensors[i].spec = NULL; /* freed with the container */
     qt_container_close(c);
@@ -106,7 +106,7 @@ static void test_recorded_errors(void **state)
     struct qt_err err = {0};
     (void)state;
     expect_ok("open", qt_container_open(&c, world.out, &err), &err);
-    expect_ok("verify", qt_verify(&r, c, world.ckpt, NULL, &err), &err);
+    expect_ok("verify", qt_verify(&r, c, world.ckpt, NULL, NULL, &err), &err);
     for (size_t i = 0; i < r.count; i++) {
         double recorded = 0, measured = qt_error_sqnr_db(&r.tensors[i].error);
         const json_t *error = json_object_get(qt_container_entry(c, i)->json, "error");
@@ -337,7 +337,7 @@ static void test_out_of_memory(void **state)
     expect_ok("open", qt_container_open(&c, world.out, &err), &err);
     for (long n = 0; rc != QT_OK; n += n < 30 ? 1 : 17) {
         qt_mem_fail_after(n);
-        rc = qt_verify(&r, c, world.ckpt, NULL, &err);
+        rc = qt_verify(&r, c, world.ckpt, NULL, NULL, &err);
         qt_mem_fail_after(-1);
         if (rc != QT_OK)
             expect_error("allocation", rc, QT_E_RESOURCE, "memory", &err);

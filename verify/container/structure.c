@@ -9,6 +9,7 @@ struct check {
     const struct qt_container *container;
     const struct qt_ckpt *stored; /* the container's tensors */
     const struct qt_ckpt *source; /* may be NULL */
+    struct qt_comm *comm;
     const struct qt_log *log;
     size_t done, total; /* bytes, for progress */
 };
@@ -25,9 +26,17 @@ static int bad_tensor(const struct qt_container *c, const char *name, const char
     return qt_fail(err, QT_E_INPUT, qt_container_dir(c), name, "%s", reason);
 }
 
+/* Tensors go to the ranks in turn. */
+static bool is_own(const struct check *check, size_t i)
+{
+    return i % qt_comm_size(check->comm) == qt_comm_rank(check->comm);
+}
+
 static int check_crcs(struct check *check, struct qt_err *err)
 {
     for (size_t i = 0; i < qt_ckpt_count(check->stored); i++) {
+        if (!is_own(check, i))
+            continue;
         int rc = qt_container_check_crc(check->container, i, err);
         if (rc < 0)
             return rc;
@@ -191,14 +200,15 @@ static int check_entries(struct qt_verify_report *out, struct check *check, stru
     for (size_t i = 0; i < out->count; i++) {
         const struct qt_entry *e = qt_container_entry(check->container, i);
         size_t bytes = 0;
-        int rc = check_entry(&out->tensors[i], check, e, err);
+        int rc = is_own(check, i) ? check_entry(&out->tensors[i], check, e, err) : QT_OK;
         if (rc < 0)
             return rc;
         for (size_t s = 0; s < e->nsections; s++)
             bytes += e->section[s].tensor->nbytes;
         bits += 8 * (double)bytes;
         weights += (double)e->n * (double)e->k;
-        advance(check, bytes);
+        if (is_own(check, i))
+            advance(check, bytes);
     }
     out->bpw = weights > 0 ? bits / weights : 0;
     return QT_OK;
@@ -232,7 +242,7 @@ static int check_copies(struct qt_verify_report *out, struct check *check, struc
     for (size_t i = 0; i < qt_ckpt_count(check->stored); i++) {
         const struct qt_tensor *t = qt_ckpt_tensor(check->stored, i);
         const json_t *entry = copied_entry(check->container, t->name);
-        if (!entry)
+        if (!entry || !is_own(check, i))
             continue;
         bool tuned = json_object_get(entry, "source_crc32");
         int rc = tuned ? check_tuned(check, t, err) : QT_OK;
@@ -291,11 +301,57 @@ static int check_complete(const struct check *check, struct qt_err *err)
     return QT_OK;
 }
 
+/* Every rank receives what the others have found. */
+static int gather(struct qt_verify_report *out, const struct check *check, struct qt_err *err)
+{
+    const size_t size = qt_comm_size(check->comm);
+    struct counts {
+        size_t copied, tuned, tensors, first;
+        uint64_t values;
+    } mine = {out->copied, out->tuned, out->nonfinite_tensors, SIZE_MAX, out->nonfinite_values};
+    struct counts *counts = NULL, sum = {.first = SIZE_MAX};
+    struct qt_verify_tensor *all = NULL;
+    int rc = QT_OK;
+    if (size == 1)
+        return QT_OK;
+    for (size_t i = 0; out->nonfinite && i < qt_ckpt_count(check->stored); i++)
+        if (qt_ckpt_tensor(check->stored, i)->name == out->nonfinite)
+            mine.first = i;
+    QT_TRY(qt_array_new(&counts, size, sizeof *counts, err));
+    QT_TRY(qt_array_new(&all, size, out->count * sizeof *all, err));
+    QT_TRY(qt_comm_gather(check->comm, counts, &mine, sizeof mine, err));
+    QT_TRY(qt_comm_gather(check->comm, all, out->tensors, out->count * sizeof *all, err));
+    for (size_t i = 0; i < out->count; i++) {
+        const struct qt_entry *e = qt_container_entry(check->container, i);
+        out->tensors[i] = all[i % size * out->count + i];
+        out->tensors[i].name = e->name;
+        out->tensors[i].spec = e->spec;
+    }
+    for (size_t r = 0; r < size; r++) {
+        sum.copied += counts[r].copied;
+        sum.tuned += counts[r].tuned;
+        sum.tensors += counts[r].tensors;
+        sum.values += counts[r].values;
+        sum.first = qt_min_size(sum.first, counts[r].first);
+    }
+    out->copied = sum.copied;
+    out->tuned = sum.tuned;
+    out->nonfinite_tensors = sum.tensors;
+    out->nonfinite_values = sum.values;
+    if (sum.tensors)
+        out->nonfinite = qt_ckpt_tensor(check->stored, sum.first)->name;
+done:
+    qt_free(counts);
+    qt_free(all);
+    return rc;
+}
+
 int qt_verify(struct qt_verify_report *out, const struct qt_container *c,
-              const struct qt_ckpt *source, const struct qt_log *log, struct qt_err *err)
+              const struct qt_ckpt *source, struct qt_comm *comm, const struct qt_log *log,
+              struct qt_err *err)
 {
     struct check check = {
-        .container = c, .stored = qt_container_ckpt(c), .source = source, .log = log};
+        .container = c, .stored = qt_container_ckpt(c), .source = source, .comm = comm, .log = log};
     int rc;
     *out = (struct qt_verify_report){.count = qt_container_count(c)};
     for (size_t i = 0; i < qt_ckpt_count(check.stored); i++)
@@ -307,7 +363,9 @@ int qt_verify(struct qt_verify_report *out, const struct qt_container *c,
     QT_TRY(check_copies(out, &check, err));
     QT_TRY(check_with_model(&check, err));
     QT_TRY(check_complete(&check, err));
-    QT_TRY(qt_checksums_check(qt_container_dir(c), err));
+    if (qt_comm_rank(comm) == 0)
+        QT_TRY(qt_checksums_check(qt_container_dir(c), err));
+    QT_TRY(gather(out, &check, err));
 done:
     if (rc < 0)
         qt_verify_free(out);
