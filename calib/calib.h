@@ -91,6 +91,9 @@ struct qt_sums {
     int (*block)(void *ctx, size_t block, void *const *into, struct qt_err *err);
     void *ctx;
 };
+/* The number of blocks of windows in `chunks` chunks, which are not divided. One for backends that
+ * several ranks cannot share. */
+size_t qt_sums_count(const struct qt_backend *be, size_t chunks);
 /* The blocks [*first, result) of this rank. */
 size_t qt_sums_blocks(size_t *first, size_t blocks, const struct qt_comm *comm);
 /* All ranks call it. It takes memory for up to 3 more copies of the arrays. */

@@ -95,7 +95,7 @@ static size_t block_start(const struct run *r, size_t block)
 static void choose_blocks(struct run *r)
 {
     const size_t windows = CHUNK_TOKENS / r->seqlen, step = (windows ? windows : 1) * r->seqlen;
-    r->blocks = qt_min_size(QT_SUM_BLOCKS, qt_ceil_div(r->all_tokens, step));
+    r->blocks = qt_sums_count(r->be, qt_ceil_div(r->all_tokens, step));
     const size_t end = qt_sums_blocks(&r->first, r->blocks, r->opt->comm);
     r->tokens = block_start(r, end) - block_start(r, r->first);
 }
@@ -285,6 +285,10 @@ int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *i
         .path = path, .opt = opt, .be = opt->backend, .weights = qt_weights_of_ckpt(ckpt)};
     struct qt_qcal_part stored = *part;
     int rc;
+    if (!r.be->host && qt_comm_size(opt->comm) > 1)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "calibration on GPUs cannot be shared by several ranks: start it without "
+                       "mpirun, or without --device cuda");
     QT_TRY(qt_model_open(&r.model, &r.weights, err));
     QT_TRY(check_windows(&r, part, err));
     QT_TRY(describe_model(&r.info, &r.k, ckpt, r.model, err));

@@ -34,6 +34,11 @@ struct run {
     char *total;       /* packed: where this rank's first node was */
 };
 
+size_t qt_sums_count(const struct qt_backend *be, size_t chunks)
+{
+    return be->host ? qt_min_size(QT_SUM_BLOCKS, chunks) : 1;
+}
+
 size_t qt_sums_blocks(size_t *first, size_t blocks, const struct qt_comm *comm)
 {
     return qt_comm_share(first, blocks, qt_comm_rank(comm), qt_comm_size(comm));

@@ -456,6 +456,10 @@ static void test_statistics(size_t m, size_t k)
     compare_doubles(&h, k * k, m >= 128 && k >= 256 ? 1e-5 : 2e-6, what);
     compare(&most, 0, "largest of channels");
     compare_doubles(&sum2, k, 1e-13, "squares of channels");
+#define CALL(be) be->add_f64(be, h.be, h.be, k * k, &err)
+    BOTH(CALL);
+#undef CALL
+    compare_doubles(&h, k * k, m >= 128 && k >= 256 ? 1e-5 : 2e-6, "add_f64");
     void *c = fetch(cpu, hist.cpu, hist.bytes), *g = fetch(gpu, hist.gpu, hist.bytes);
     result(memcmp(c, g, hist.bytes) == 0, "histograms");
     free(c), free(g);

@@ -1,0 +1,41 @@
+# Several ranks: the same bytes for 1, 2 and 3; refusals; a rank with other input; resuming. Not under
+# AddressSanitizer, which reports what Open MPI does not free.
+need command -v mpirun >/dev/null && ldd "$(command -v qtool)" >libs && grep -q libmpi libs && ! grep -q libasan libs
+$ printf '#!/bin/sh\nn=$1\nshift\nexec mpirun --allow-run-as-root --oversubscribe --bind-to none -n $n "$@"\n' >ranks && chmod +x ranks
+$ qtool quantize "$NANO" -o fp6-1 --scheme fp6 -q && ./ranks 2 qtool quantize "$NANO" -o fp6-2 --scheme fp6 -q && cmp fp6-1/SHA256SUMS fp6-2/SHA256SUMS
+$ echo "--data $NANO/calib.txt --samples 64 --seqlen 128 --threads 1 -q" >data
+$ qtool quantize "$NANO" -o nf4-1 --scheme nf4 $(cat data) && ./ranks 3 qtool quantize "$NANO" -o nf4-3 --scheme nf4 $(cat data) && cmp nf4-1/SHA256SUMS nf4-3/SHA256SUMS
+$ qtool calibrate "$NANO" -o 1.qcal $(cat data) && ./ranks 2 qtool calibrate "$NANO" -o 2.qcal $(cat data) && cmp 1.qcal 2.qcal
+$ ./ranks 2 qtool quantize "$NANO" -o calib --scheme int4 --calib 2.qcal -q && qtool quantize "$NANO" -o calib --resume --scheme int4 --calib 2.qcal -q
+> container +calib, already complete
+$ echo "eval nf4-1 --ref $NANO --data $NANO/eval.txt --windows 9 --seqlen 256 --json -q" >eval
+$ qtool $(cat eval) >1.json && ./ranks 2 qtool $(cat eval) >2.json && cmp 1.json 2.json
+$ qtool verify nf4-1 --source "$NANO" --json -q >1.json && ./ranks 2 qtool verify nf4-1 --source "$NANO" --json -q >2.json && cmp 1.json 2.json
+# Only rank 0 prints.
+$ ./ranks 2 qtool verify nf4-1 | grep -c '^container'
+> ^1$
+$ ./ranks 2 qtool plan "$NANO" --scheme nf4
+? 2
+2 qtool plan: 'plan' is not shared by several ranks
+$ ./ranks 2 qtool quantize "$NANO" -o no --scheme nf4 --tune-norms $(cat data)
+? 4
+2 learning cannot be shared by several ranks
+$ ./ranks 2 qtool quantize "$NANO" -o no --target-bpw 4
+? 4
+2 targets cannot be shared by several ranks
+# Ranks that do not have the same input: rank 1 sees another file under the same name.
+$ mkdir a b && cp -r "$NANO" a/m && cp -r "$NANO" b/m && head -c 2000 /dev/zero | dd of=b/m/model.safetensors bs=1000 seek=$(($(stat -c %s b/m/model.safetensors) / 1000 - 4)) conv=notrunc 2>/dev/null
+$ mpirun --allow-run-as-root --oversubscribe -n 1 -wdir "$PWD/a" qtool quantize m -o "$PWD/no" --scheme nf4 : -n 1 -wdir "$PWD/b" qtool quantize m -o "$PWD/no" --scheme nf4
+? 3
+2 rank 1: has another input than rank 0: identity.source.sample_crc32
+$ mpirun --allow-run-as-root --oversubscribe -n 1 qtool quantize "$NANO" -o no --scheme nf4 : -n 1 qtool quantize "$NANO" -o no --scheme fp6
+? 2
+2 rank 1: has other arguments than rank 0
+# A rank whose host does not see the checkpoint.
+$ rm -r b/m && mpirun --allow-run-as-root --oversubscribe -n 1 -wdir "$PWD/a" qtool quantize m -o "$PWD/no" --scheme nf4 : -n 1 -wdir "$PWD/b" qtool quantize m -o "$PWD/no" --scheme nf4
+? 3
+2 qtool quantize: m: rank 1: cannot open
+$ ls
+>! ^no
+# Killed in the middle (or finished just before), then resumed by another number of ranks.
+$ timeout -s KILL 2.2 ./ranks 2 qtool quantize "$NANO" -o killed --scheme nf4 $(cat data); sleep 1; ./ranks 3 qtool quantize "$NANO" -o killed --resume --scheme nf4 $(cat data) && cmp killed/SHA256SUMS nf4-1/SHA256SUMS
