@@ -221,8 +221,10 @@ static int quantize_linears(struct layer_run *l, int input, const struct qt_obse
         }
     QT_TRY(qt_comm_assign(owner, cost, n, qt_comm_size(l->comm), err));
     rc = quantize_own(l, linears, owner, n, seen, err);
-    if (qt_comm_size(l->comm) > 1)
+    if (qt_comm_size(l->comm) > 1) {
+        l->reload = true; /* also in a rank that rounds none of them */
         rc = qt_run_exchange(l->run, rc, err);
+    }
     for (size_t i = 0; qt_comm_size(l->comm) > 1 && rc == QT_OK && i < n; i++)
         rc = qt_run_send_packed(&l->packed[linears[i]], l->run, l->item[linears[i]], owner[i], err);
 done:

@@ -1,6 +1,6 @@
 # Several ranks: the same bytes for 1, 2 and 3; refusals; a rank with other input; resuming. Not under
 # AddressSanitizer, which reports what Open MPI does not free.
-need command -v mpirun >/dev/null && ldd "$(command -v qtool)" >libs && grep -q libmpi libs && ! grep -q libasan libs
+need command -v mpirun >/dev/null && ldd "$(command -v qtool)" | grep -q libmpi && ! ldd "$(command -v qtool)" | grep -q libasan
 $ printf '#!/bin/sh\nn=$1\nshift\nexec mpirun --allow-run-as-root --oversubscribe --bind-to none -n $n "$@"\n' >ranks && chmod +x ranks
 $ qtool quantize "$NANO" -o fp6-1 --scheme fp6 -q && ./ranks 2 qtool quantize "$NANO" -o fp6-2 --scheme fp6 -q && cmp fp6-1/SHA256SUMS fp6-2/SHA256SUMS
 $ echo "--data $NANO/calib.txt --samples 64 --seqlen 128 --threads 1 -q" >data
