@@ -343,11 +343,10 @@ static int cuda_activate(struct qt_backend *be, float *y, const float *gate, con
                          enum qt_act_kind kind, size_t count, struct qt_err *err)
 {
     static const enum gpu_act kinds[] = {
-        [QT_ACT_SILU] = GPU_SILU,      [QT_ACT_GELU_TANH] = GPU_GELU_TANH,
-        [QT_ACT_GELU] = GPU_GELU,      [QT_ACT_RELU] = GPU_RELU,
-        [QT_ACT_RELU2] = GPU_RELU2,    [QT_ACT_NONE] = GPU_NONE,
-        [QT_ACT_SIGMOID] = GPU_SIGMOID,
-        [QT_ACT_CLAMPED] = GPU_CLAMPED};
+        [QT_ACT_SILU] = GPU_SILU,       [QT_ACT_GELU_TANH] = GPU_GELU_TANH,
+        [QT_ACT_GELU] = GPU_GELU,       [QT_ACT_RELU] = GPU_RELU,
+        [QT_ACT_RELU2] = GPU_RELU2,     [QT_ACT_NONE] = GPU_NONE,
+        [QT_ACT_SIGMOID] = GPU_SIGMOID, [QT_ACT_CLAMPED] = GPU_CLAMPED};
     if (count == 0)
         return QT_OK;
     return gpu_check_launch(gpu_math_activate(y, gate, up, kinds[kind], count, self(be)->stream),

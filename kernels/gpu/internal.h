@@ -100,7 +100,16 @@ void *gpu_stream_of(struct qt_gpu *gpu);
 /* These functions compute the functions of struct qt_backend with the same names; all arrays are in
  * device memory. The types repeat those of base/backend.h, which is not valid C++. */
 enum gpu_norm { GPU_NORM_RMS, GPU_NORM_LAYER };
-enum gpu_act { GPU_SILU, GPU_GELU_TANH, GPU_GELU, GPU_RELU, GPU_RELU2, GPU_NONE, GPU_SIGMOID, GPU_CLAMPED };
+enum gpu_act {
+    GPU_SILU,
+    GPU_GELU_TANH,
+    GPU_GELU,
+    GPU_RELU,
+    GPU_RELU2,
+    GPU_NONE,
+    GPU_SIGMOID,
+    GPU_CLAMPED
+};
 enum { GPU_HIST_BINS = 64 };
 struct gpu_score {
     double nll, ref_nll, kld, p_delta;

@@ -77,8 +77,7 @@ static __global__ void bias_kernel(float *y, const float *bias, size_t count, si
     y[i] += bias[i % n];
 }
 
-template <typename T>
-static __global__ void add_kernel(T *y, const T *x, size_t count)
+template <typename T> static __global__ void add_kernel(T *y, const T *x, size_t count)
 {
     FOR_ELEMENTS(i, count)
     y[i] += x[i];

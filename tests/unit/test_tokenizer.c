@@ -822,10 +822,10 @@ static void test_sentencepiece(void **state)
         size_t size;
         const char *text, *ids;
     } rows[] = {
-        {"", 0, " ab  ab", "3 3"},                /* Unigram, prefix, spaces collapse */
+        {"", 0, " ab  ab", "3 3"},              /* Unigram, prefix, spaces collapse */
         {"\x12\x02\x18\x02", 4, "ab a", "3 6"}, /* BPE */
-        {"\x1a\x02\x18\x00", 4, "ab", "4 5"},     /* no prefix */
-        {"\x1a\x02\x20\x00", 4, " ab", "2 3"},    /* spaces stay */
+        {"\x1a\x02\x18\x00", 4, "ab", "4 5"},   /* no prefix */
+        {"\x1a\x02\x20\x00", 4, " ab", "2 3"},  /* spaces stay */
         {"\x12\x02\x18\x03", 4, "ab", "words or characters"},
         {"\x12\x03\xc0\x01\x01", 5, "ab", "spaces at the end"},
         {"\x1a\x02\x28\x00", 4, "ab", "not escaped"},
