@@ -12,6 +12,7 @@
 #ifndef QT_BASE_BACKEND_H
 #define QT_BASE_BACKEND_H
 
+#include "base/act.h"
 #include "base/mem.h"
 #include "base/num.h"
 #include "base/status.h"
@@ -302,6 +303,13 @@ struct qt_backend {
     int (*regress)(struct qt_backend *be, float *s, double *explained, const float *c,
                    const float *v, const size_t *order, double scale, size_t m, size_t k,
                    struct qt_err *err);
+
+    /* ---- quantized activations; NULL if `host`: pack/ computes there ---- */
+
+    /* y[m][k] = x[m][k] quantized and dequantized; y is not x. Bit for bit the results of
+     * qt_act_apply in pack/. The arrays of `act` are host memory. */
+    int (*round_inputs)(struct qt_backend *be, float *y, const float *x, size_t m,
+                        const struct qt_act *act, struct qt_err *err);
 
     /* ---- rounding; NULL if not implemented: the scheme then rounds on the host ---- */
 

@@ -12,6 +12,7 @@
 #ifndef QT_BASE_BASE_H
 #define QT_BASE_BASE_H
 
+#include "base/act.h"
 #include "base/backend.h"
 #include "base/behind.h"
 #include "base/comm.h"

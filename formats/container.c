@@ -18,6 +18,7 @@ struct qt_container {
     char *dir;
     char *manifest_path;
     json_t *manifest;
+    int version;
     struct qt_ckpt *ckpt;
     struct stored *stored; /* sorted by name */
     struct qt_entry *entries;
@@ -275,7 +276,7 @@ static int parse_list(struct qt_container *c, json_t *list, const char *what, st
 /* ---- opening -------------------------------------------------------------------------------- */
 
 /* Must come before all other checks: another version may differ in anything else. */
-static int check_version(const struct qt_container *c, struct qt_err *err)
+static int read_version(struct qt_container *c, struct qt_err *err)
 {
     const char *format;
     size_t version;
@@ -288,11 +289,12 @@ static int check_version(const struct qt_container *c, struct qt_err *err)
         return rc;
     if (strcmp(format, "qtool") != 0)
         return bad(err, c, NULL, "not a qtool manifest: 'format' is not \"qtool\"");
-    if (version != QT_FORMAT_VERSION)
+    if (version < 1 || version > QT_FORMAT_VERSION)
         return qt_fail(err, QT_E_UNSUPPORTED, c->manifest_path, NULL,
-                       "format version %zu, but this qtool (%s) reads version %d: use the qtool "
-                       "that wrote it, or quantize again",
+                       "format version %zu, but this qtool (%s) reads versions 1 to %d: use the "
+                       "qtool that wrote it, or quantize again",
                        version, QT_VERSION, QT_FORMAT_VERSION);
+    c->version = (int)version;
     return QT_OK;
 }
 
@@ -315,7 +317,7 @@ static int load(struct qt_container *c, const char *path, struct qt_err *err)
     QT_TRY(qt_string_copy(&c->dir, path, err));
     QT_TRY(qt_path_join(&c->manifest_path, path, QT_MANIFEST_NAME, err));
     QT_TRY(qt_json_load(&c->manifest, c->manifest_path, QT_MAX_MANIFEST, err));
-    QT_TRY(check_version(c, err));
+    QT_TRY(read_version(c, err));
     json_t *tensors = json_object_get(c->manifest, "tensors");
     json_t *copied = json_object_get(c->manifest, "copied");
     json_t *kv = json_object_get(c->manifest, "kv");
@@ -396,6 +398,11 @@ int qt_container_crc(uint32_t *out, const struct qt_container *c, struct qt_err 
     *out = qt_crc32(0, map.data, map.size);
     qt_map_close(&map);
     return QT_OK;
+}
+
+int qt_container_version(const struct qt_container *c)
+{
+    return c->version;
 }
 
 size_t qt_container_count(const struct qt_container *c)

@@ -362,7 +362,8 @@ int qt_token_ids_parse(uint32_t **ids, size_t *count, const void *file, size_t s
 
 /* ---- the qtool container (docs/format.md) --------------------------------------------------- */
 
-enum { QT_MAX_SECTIONS = 16, QT_FORMAT_VERSION = 1 };
+/* Versions 1 to QT_FORMAT_VERSION can be read; docs/format.md says which containers have which. */
+enum { QT_MAX_SECTIONS = 16, QT_FORMAT_VERSION = 2 };
 
 /* Manifest entry of one quantized tensor. The container owns everything. */
 struct qt_entry {
@@ -407,6 +408,8 @@ const json_t *qt_container_manifest(const struct qt_container *c);
 /* CRC-32 of the file qtool.json. It identifies the contents, as the manifest has the CRCs of all
  * tensors. */
 int qt_container_crc(uint32_t *out, const struct qt_container *c, struct qt_err *err);
+/* Format version of the manifest. */
+int qt_container_version(const struct qt_container *c);
 size_t qt_container_count(const struct qt_container *c);
 const struct qt_entry *qt_container_entry(const struct qt_container *c, size_t i);
 const struct qt_entry *qt_container_find(const struct qt_container *c, const char *name);

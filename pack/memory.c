@@ -13,7 +13,7 @@ enum {
     CHUNK_TOKENS = 4096,
     HEAD_TOKENS = 512,
     STAT_WINDOWS = 32,
-    ACT_SAMPLES = 1024,
+    ACT_SAMPLES = 512,
     ACT_LOGITS = 256
 };
 
@@ -130,14 +130,16 @@ static void find_phases(struct phases *p, const struct qt_plan *plan, const stru
     p->head = tables * table;
 }
 
-/* The choice of activation precisions: statistics of the inputs, then a window in as many variants
- * as there are inputs. */
+/* The choice of activation precisions: statistics of the inputs with a sample of each, three more
+ * copies of one sample, its Gram matrices and a linear before and after rounding; then a window in
+ * as many variants as there are inputs. */
 static uint64_t acts_bytes(const struct phases *p)
 {
     const struct qt_model_info *info = p->info;
     const uint64_t window = (uint64_t)p->opt->seqlen * info->hidden * 4;
     const uint64_t statistics = qt_min_size(p->opt->samples, STAT_WINDOWS) * window +
-                                ACT_SAMPLES * 2 * p->s.widest_k * 4 + p->s.linear * 4;
+                                ((QT_INPUTS + 3) * ACT_SAMPLES + QT_ACT_BLOCK) * p->s.widest_k * 4 +
+                                2 * p->s.linear * 4;
     const uint64_t variants = (1 + (uint64_t)info->layers * QT_INPUTS) * window + p->head +
                               2 * ACT_LOGITS * (uint64_t)info->vocab * 4;
     return p->layer + p->s.linear * 4 + max_u64(statistics, variants);

@@ -76,8 +76,10 @@ struct qt_spec {
  * values out of range. */
 int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err);
 /* Parses the scheme text of a container. Unlike qt_spec_parse, accepts parameters without
- * effect. */
+ * effect, and text of any format version. */
 int qt_spec_read(struct qt_spec *out, const char *text, struct qt_err *err);
+/* The oldest format version of containers with this spec, which is not that of `none`. */
+int qt_spec_format_version(const struct qt_spec *spec);
 
 /* Writes the scheme text of a container without the parameters that are as its preset has them;
  * method=search is one of these. Returns buf. Text that is not valid is copied. */
@@ -102,45 +104,10 @@ const char *qt_nearest_name(const char *word, const char *const *names, size_t n
 
 /* ---- quantized activations ------------------------------------------------------------------ */
 
-enum { QT_ACT_BLOCK = 128 }; /* channels that share a scale and a precision */
-
-/* Scales of a token's channel blocks: one per block; an integer multiple of one scale per token; or
- * one scale per token. */
-enum qt_act_scales { QT_ACT_SCALES_BLOCK, QT_ACT_SCALES_INT, QT_ACT_SCALES_ROW };
-
-/*
- * How a linear input is quantized during inference. Packed channel p is source channel order[p],
- * multiplied by factor[p], a power of two. A channel block is QT_ACT_BLOCK packed channels (the
- * last one may be shorter) with bits[b] = 4 or 8. Let a be the absmax of the token's channel block
- * and t the absmax of the token. All arithmetic is FP32. The codes are
- *
- *     q = clamp(round(x * (1 / s)), -7, 7)          4 bits
- *     q = clamp(round(x * (1 / s)), -127, 127)      8 bits
- *
- * where the exact product is rounded to the nearest integer, ties to even. The scale s is
- *
- *     QT_ACT_SCALES_BLOCK   s = a * (clip / 7)      4 bits
- *                           s = a * (1 / 127)       8 bits
- *
- *     QT_ACT_SCALES_INT     s = f * u,  u = t * (1 / 127)
- *                           f = clamp(round(a * clip / (7 * u)), 1, 18)   4 bits: f * q fits 8 bits
- *                           f = 1                                         8 bits
- *
- *     QT_ACT_SCALES_ROW     s = t * (1 / 127)       all channel blocks have 8 bits
- *
- * If s < 2^-120, all q are 0.
- */
-struct qt_act {
-    size_t k;
-    uint32_t *order; /* [k] */
-    float *factor;   /* [k] */
-    uint8_t *bits;   /* [ceil(k / QT_ACT_BLOCK)] */
-    float clip;
-    enum qt_act_scales scales;
-};
-
 /* Initializes source order, factors 1, `bits` for all channel blocks, clip 1. Arrays are owned. */
 int qt_act_new(struct qt_act *out, size_t k, unsigned bits, struct qt_err *err);
+/* Sets what the spec of a w4ax matrix says about its input: scales and rotation. */
+void qt_act_set_spec(struct qt_act *a, const struct qt_spec *spec);
 void qt_act_free(struct qt_act *a);
 /* Checks values read from a file. QT_E_INPUT naming `file` and `tensor` if they are out of
  * range. */
@@ -148,7 +115,10 @@ int qt_act_check(const struct qt_act *a, const char *file, const char *tensor, s
 /* y[m][k] = x[m][k] quantized and dequantized, in source order and scale: the plain C reference.
  * Host memory; y may be x. If x is not finite, y is NaN. */
 int qt_act_apply(float *y, const float *x, size_t m, const struct qt_act *a, struct qt_err *err);
-/* Same on backend memory. */
+/* Same, with y in packed order and scale, and rotated: codes times scales. */
+int qt_act_apply_stored(float *y, const float *x, size_t m, const struct qt_act *a,
+                        struct qt_err *err);
+/* qt_act_apply on backend memory. */
 int qt_act_apply_on(struct qt_backend *be, float *y, const float *x, size_t m,
                     const struct qt_act *a, struct qt_err *err);
 
@@ -294,7 +264,8 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
  * in its memory. */
 struct qt_place {
     const float *w; /* the source weights */
-    float *rounded; /* receives the weights that qt_packed_weights would return */
+    float *rounded; /* receives the weights that qt_packed_weights would return, unless the scheme
+                     * stores an order of channels (w4ax) */
 };
 /*
  * qt_packed_quantize_on or, with a factor, qt_packed_solve in two steps. qt_packed_round uses the
@@ -317,6 +288,9 @@ void qt_packed_free(struct qt_packed *p);
  * Rows are in stored order, columns in source order; row and column factors of w4ax are undone. */
 int qt_packed_decode(float *w, const struct qt_packed *p, size_t row0, size_t rows,
                      struct qt_err *err);
+/* Same, with the columns and values as they are stored. */
+int qt_packed_decode_stored(float *w, const struct qt_packed *p, size_t row0, size_t rows,
+                            struct qt_err *err);
 /* Dequantizes the matrix to w[n][k], rows and columns in source order. */
 int qt_packed_weights(float *w, const struct qt_packed *p, struct qt_err *err);
 /* Source row that is stored as row r. */
@@ -476,6 +450,8 @@ enum qt_need qt_plan_needs(const struct qt_plan *plan, const struct qt_plan_item
  * tied to.
  */
 int qt_plan_check_model(struct qt_plan *plan, const struct qt_ckpt *ckpt, struct qt_err *err);
+/* Format version of the container. */
+int qt_plan_format_version(const struct qt_plan *plan);
 /* Bits per weight over all quantized tensors; 0 when there are none. */
 double qt_plan_bpw(const struct qt_plan *plan);
 /* Same, as the schemes' publications count; NaN if no scheme counts in another way. */

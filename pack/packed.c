@@ -158,12 +158,13 @@ void walk_arranged_rows(float *w, const struct qt_packed *p, const struct qt_mat
     }
 }
 
-/* Dequantizes a strip in source column order: q[rows][k]. */
-static void decode_rows(float *q, const struct qt_packed *p, const struct qt_strip *strip,
+/* Dequantizes a strip, in source column order unless walk->stored: q[rows][k]. */
+static void decode_rows(float *q, const struct walk *walk, const struct qt_strip *strip,
                         float *spare)
 {
+    const struct qt_packed *p = walk->p;
     p->spec.scheme->decode(q, p, strip);
-    if (!qt_is_arranged(p))
+    if (walk->stored || !qt_is_arranged(p))
         return;
     for (size_t r = 0; r < strip->rows; r++, q += p->k) {
         memcpy(spare, q, p->k * sizeof *q);
@@ -174,7 +175,7 @@ static void decode_rows(float *q, const struct qt_packed *p, const struct qt_str
 void walk_errors(const struct walk *walk, const struct qt_strip *strip, float *w, float *q)
 {
     const struct qt_packed *p = walk->p;
-    decode_rows(q, p, strip, q + QT_FRAG_ROWS * p->k);
+    decode_rows(q, walk, strip, q + QT_FRAG_ROWS * p->k);
     for (size_t r = 0; r < strip->rows; r++) {
         size_t row = qt_packed_source_row(p, strip->index * QT_FRAG_ROWS + r);
         qt_matrix_rows(w, walk->w, row, 1, 0);
@@ -212,7 +213,7 @@ static int decode_strip(void *ctx, size_t item, int thread, struct qt_err *err)
     struct qt_strip strip = walk_strip(walk, walk->row0 / QT_FRAG_ROWS + item, thread, &w, &q);
     size_t first = strip.index * QT_FRAG_ROWS, last = first + strip.rows;
     (void)err;
-    decode_rows(q, p, &strip, w);
+    decode_rows(q, walk, &strip, w);
     first = first < walk->row0 ? walk->row0 : first;
     last = qt_min_size(last, walk->row0 + walk->rows);
     memcpy(walk->dst + (first - walk->row0) * p->k, q + first % QT_FRAG_ROWS * p->k,
@@ -220,10 +221,9 @@ static int decode_strip(void *ctx, size_t item, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-int qt_packed_decode(float *w, const struct qt_packed *p, size_t row0, size_t rows,
-                     struct qt_err *err)
+static int decode(struct walk walk, const struct qt_packed *p, struct qt_err *err)
 {
-    struct walk walk = {.dst = w, .row0 = row0, .rows = rows};
+    const size_t row0 = walk.row0, rows = walk.rows;
     size_t strips = qt_ceil_div(row0 + rows, QT_FRAG_ROWS) - row0 / QT_FRAG_ROWS;
     if (rows == 0)
         return QT_OK;
@@ -232,6 +232,18 @@ int qt_packed_decode(float *w, const struct qt_packed *p, size_t row0, size_t ro
         rc = qt_parallel(strips, decode_strip, &walk, err);
     qt_free(walk.scratch);
     return rc;
+}
+
+int qt_packed_decode(float *w, const struct qt_packed *p, size_t row0, size_t rows,
+                     struct qt_err *err)
+{
+    return decode((struct walk){.dst = w, .row0 = row0, .rows = rows}, p, err);
+}
+
+int qt_packed_decode_stored(float *w, const struct qt_packed *p, size_t row0, size_t rows,
+                            struct qt_err *err)
+{
+    return decode((struct walk){.dst = w, .row0 = row0, .rows = rows, .stored = true}, p, err);
 }
 
 int qt_packed_weights(float *w, const struct qt_packed *p, struct qt_err *err)
@@ -325,8 +337,8 @@ static bool section_matches(const struct qt_section *s, const char *name, const 
            memcmp(s->shape, t->shape, (size_t)s->ndim * sizeof *s->shape) == 0;
 }
 
-static int check_entry(struct qt_packed *out, const struct qt_entry *e, const char *file,
-                       struct qt_err *err)
+static int check_entry(struct qt_packed *out, const struct qt_entry *e, int version,
+                       const char *file, struct qt_err *err)
 {
     struct qt_spec spec;
     struct qt_err inner = {0};
@@ -334,6 +346,12 @@ static int check_entry(struct qt_packed *out, const struct qt_entry *e, const ch
         return qt_fail(err, QT_E_INPUT, file, e->name, "scheme '%s': %s", e->spec, inner.reason);
     if (!spec.scheme)
         return qt_fail(err, QT_E_INPUT, file, e->name, "scheme 'none' has no sections");
+    const char *added = spec.scheme->added_param;
+    if (added && qt_spec_format_version(&spec) != version)
+        return qt_fail(err, QT_E_INPUT, file, e->name,
+                       version == 1 ? "scheme '%s': format version 1 has no parameter '%s'"
+                                    : "scheme '%s' lacks the parameter '%s'",
+                       e->spec, added);
     if (qt_packed_describe(out, &spec, e->n, e->k, &inner) < 0)
         return qt_fail(err, QT_E_INPUT, file, e->name, "%s", inner.reason);
     out->scale_exp2 = e->scale_exp2;
@@ -360,7 +378,7 @@ int qt_packed_open(struct qt_packed *out, const struct qt_container *c, const st
     const char *file = qt_container_dir(c);
     int rc = QT_OK;
     *out = (struct qt_packed){0};
-    QT_TRY(check_entry(out, e, file, err));
+    QT_TRY(check_entry(out, e, qt_container_version(c), file, err));
     for (size_t i = 0; i < out->nsections; i++)
         QT_TRY(section_read(&out->section[i], c, e->section[i].tensor, err));
     rc = out->spec.scheme->check_values(out, &inner);

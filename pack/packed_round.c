@@ -313,6 +313,23 @@ static int importance_new(float **out, const struct qt_factor *f, bool condition
     return rc;
 }
 
+/* Quantizes w, which is in stored order. */
+static int quantize_stored(struct qt_packed *out, const struct qt_spec *spec,
+                           const struct qt_matrix *w, const float *importance, struct qt_err *err)
+{
+    struct walk walk;
+    struct range range;
+    int rc;
+    QT_TRY(quantize_begin(&walk, out, spec, w, importance, false, err));
+    walk.targets = w;
+    QT_TRY(scan(&range, &walk, err));
+    QT_TRY(quantize_prepare(&walk, out, w, &range, err));
+    QT_TRY(qt_parallel(walk_strips(out), quantize_strip, &walk, err));
+done:
+    quantize_end(&walk, out, rc);
+    return rc;
+}
+
 /* Error under H of rounding to nearest with searched scales, for comparison. rows[n][k]: the
  * targets in stored order. */
 static int error_before(double *out, const struct qt_spec *spec, const float *rows, size_t n,
@@ -323,11 +340,11 @@ static int error_before(double *out, const struct qt_spec *spec, const float *ro
     struct qt_packed p;
     float *q = NULL;
     plain.arrange = NULL;
-    int rc = qt_packed_quantize(&p, &plain, &w, importance, NULL, err);
+    int rc = quantize_stored(&p, &plain, &w, importance, err);
     if (rc < 0)
         return rc;
     QT_TRY(qt_array_new(&q, n * w.k, sizeof *q, err));
-    QT_TRY(qt_packed_decode(q, &p, 0, n, err));
+    QT_TRY(qt_packed_decode_stored(q, &p, 0, n, err));
     QT_TRY(qt_solve_error(out, factor, rows, q, n, err));
 done:
     qt_free(q);

@@ -321,6 +321,17 @@ const struct qt_plan_item *qt_plan_find(const struct qt_plan *plan, const char *
 
 /* ---- sizes ---------------------------------------------------------------------------------- */
 
+int qt_plan_format_version(const struct qt_plan *plan)
+{
+    int version = 1;
+    for (size_t i = 0; i < plan->count; i++) {
+        const struct qt_plan_item *item = &plan->items[i];
+        const int own = item->copied ? 1 : qt_spec_format_version(&item->packed->spec);
+        version = own > version ? own : version;
+    }
+    return version;
+}
+
 double qt_plan_bpw(const struct qt_plan *plan)
 {
     return plan->weights ? 8 * (double)plan->packed_bytes / (double)plan->weights : 0;

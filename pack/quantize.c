@@ -271,11 +271,11 @@ static json_t *manifest_new(const struct qt_run *run, json_t *identity)
         }
     json_t *manifest =
         json_pack("{s:s, s:i, s:O, s:{s:f, s:I, s:I}, s:o, s:o}", "format", "qtool",
-                  "format_version", QT_FORMAT_VERSION, "identity", identity, "totals", "bpw",
-                  qt_plan_bpw(plan), "quantized_weights", (json_int_t)plan->weights, "bytes",
+                  "format_version", qt_plan_format_version(plan), "identity", identity, "totals",
+                  "bpw", qt_plan_bpw(plan), "quantized_weights", (json_int_t)plan->weights, "bytes",
                   (json_int_t)plan->output_bytes, "tensors", tensors, "copied", copied);
     int failed =
-        manifest && json_object_set_new(manifest, QT_QUANTIZATION_KEY, qt_run_quantization());
+        manifest && json_object_set_new(manifest, QT_QUANTIZATION_KEY, qt_run_quantization(run));
     const json_t *source = qt_ckpt_quantization(run->ckpt);
     if (manifest && source)
         failed |= json_object_set(manifest, "source_quantization", (json_t *)(uintptr_t)source);

@@ -113,7 +113,7 @@ int qt_run_gather_seconds(struct qt_run *run, struct qt_err *err);
 /* ---- side_files.c --------------------------------------------------------------------------- */
 
 /* A new value of quantization_config for config.json and the manifest; NULL: out of memory. */
-json_t *qt_run_quantization(void);
+json_t *qt_run_quantization(const struct qt_run *run);
 /* Copies the side files of the source, config.json with the quantization_config. */
 int qt_run_copy_side_files(struct qt_run *run, struct qt_err *err);
 /* QT_E_RESUME unless opt->out_dir has the side file `name` that this run would write, or none if it

@@ -11,14 +11,16 @@
  * for unknown tensors and the weights for missing ones, and start from random weights. vLLM refuses
  * an unknown method; transformers (5.24) only warns.
  */
-json_t *qt_run_quantization(void)
+json_t *qt_run_quantization(const struct qt_run *run)
 {
-    return json_pack("{s:s, s:i}", "quant_method", "qtool", "format_version", QT_FORMAT_VERSION);
+    return json_pack("{s:s, s:i}", "quant_method", "qtool", "format_version",
+                     qt_plan_format_version(&run->plan));
 }
 
-static int container_config(char **out, size_t *size, const char *path, struct qt_err *err)
+static int container_config(char **out, size_t *size, const struct qt_run *run, const char *path,
+                            struct qt_err *err)
 {
-    json_t *quantization = qt_run_quantization();
+    json_t *quantization = qt_run_quantization(run);
     char *text = NULL;
     int rc;
     QT_TRY(qt_file_read(out, size, path, (size_t)1 << 28, err));
@@ -46,7 +48,7 @@ static int add_config(struct qt_run *run, const char *path, struct qt_err *err)
     int rc = qt_map_open(&map, path, err); /* for the permissions */
     if (rc < 0)
         return rc;
-    QT_TRY(container_config(&text, &size, path, err));
+    QT_TRY(container_config(&text, &size, run, path, err));
     QT_TRY(qt_writer_add_text(run->writer, qt_base_name(path), text, size, map.mode, err));
 done:
     qt_free(text);
@@ -88,14 +90,15 @@ static int same_bytes(bool *same, const char *path, const void *data, size_t siz
 }
 
 /* Compares a side file of the container with the one that the source at `from` gives. */
-static int same_side_file(bool *same, const char *to, const char *from, struct qt_err *err)
+static int same_side_file(bool *same, const struct qt_run *run, const char *to, const char *from,
+                          struct qt_err *err)
 {
     struct qt_map map;
     char *text;
     size_t size;
     int rc;
     if (strcmp(qt_base_name(from), CONFIG_NAME) == 0) {
-        rc = container_config(&text, &size, from, err);
+        rc = container_config(&text, &size, run, from, err);
         if (rc == QT_OK)
             rc = same_bytes(same, to, text, size, err);
         qt_free(text);
@@ -118,7 +121,7 @@ int qt_run_check_side_file(const struct qt_run *run, const char *name, struct qt
     QT_TRY(qt_path_join(&to, run->opt->out_dir, name, err));
     bool same = !from && !qt_path_exists(to);
     if (from && qt_path_exists(to))
-        QT_TRY(same_side_file(&same, to, from, err));
+        QT_TRY(same_side_file(&same, run, to, from, err));
     if (!same)
         rc = qt_fail(err, QT_E_RESUME, to, NULL,
                      "cannot resume: the file differs from the one in %s", qt_ckpt_dir(run->ckpt));

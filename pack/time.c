@@ -7,7 +7,7 @@
  *   factor    the Hessians of these tokens are factored
  *   solve     128 rows of each linear are rounded
  *   forward   some tokens pass the layer: for learning and the choice of activation precisions
- *   errors    those of quantized activations, for some tokens of an input
+ *   choice    of the channel order of an input, by the errors of quantized activations
  *
  * Checked against measurements by tests/large/plan_time.sh.
  */
@@ -255,32 +255,42 @@ static double learning(const struct sample *s, double token)
     return token * (1 + passes * step_forwards) * (1 + head);
 }
 
-/* Seconds for the error of the quantized activations of a decoder layer: input 0 with some tokens. */
-static int time_errors(double *seconds, struct qt_act_planner *p, struct qt_err *err)
+/* Weights that the choice of arrangements (activations/error.c) reads for an input. */
+static double choice_weights(const struct qt_act_planner *p, int i)
 {
-    enum { TOKENS = 32, MOST = 1024 /* sampled tokens (activations/plan.c) */ };
-    const size_t k = qt_act_input_at(p, 0, 0)->k;
-    const double all = (double)qt_min_size(MOST, p->data->samples * p->data->seqlen);
-    double channels = 0;
+    const struct qt_act_input *in = qt_act_input_at(p, 0, i);
+    const bool smooths = in->scale && qt_spec_value(p->spec, "smooth") > 0;
+    return (double)in->n * (double)in->k * (smooths ? 2 : 1);
+}
+
+/* Seconds for the arrangements of a decoder layer's inputs: input 0 without factors. */
+static int time_choice(double *seconds, struct qt_act_planner *p, struct qt_err *err)
+{
+    enum { MOST = 512 /* sampled tokens (activations/plan.c) */ };
+    struct qt_act_input *in = qt_act_input_at(p, 0, 0);
+    const size_t k = in->k, all = p->data->samples * p->data->seqlen / 2;
+    double weights = 0;
     int rc;
     *seconds = 0;
     if (!k)
         return QT_OK;
-    QT_TRY(qt_array_new(&p->out->act, p->out->layers * QT_INPUTS, sizeof *p->out->act, err));
-    QT_TRY(qt_act_new(qt_act_planned(p, 0, 0), k, 4, err));
-    QT_TRY(qt_array_new(&p->sample[0], TOKENS, k * sizeof *p->sample[0], err));
-    p->sampled[0] = TOKENS;
-    for (size_t i = 0; i < TOKENS * k; i++)
+    p->sampled[0] = qt_min_size(MOST, qt_max_size(all, 1));
+    QT_TRY(qt_backend_floats(&p->sample[0], p->be, p->sampled[0], k, err));
+    for (size_t i = 0; i < p->sampled[0] * k; i++) /* the CPU backend: memory of the host */
         p->sample[0][i] = sinf((float)i);
+    QT_TRY(qt_backend_channels(&p->channels[0], p->be, k, err));
+    QT_TRY(p->be->channels(p->be, &p->channels[0], p->sample[0], p->sampled[0], k, err));
     for (int i = 0; i < QT_INPUTS; i++)
-        channels += (double)qt_act_input_at(p, 0, i)->k;
+        weights += choice_weights(p, i);
+    in->scale = false;
     const double start = processor_seconds();
-    QT_TRY(qt_act_measure_errors(p, 0, 0, err));
-    *seconds = (processor_seconds() - start) * channels / (double)k * all / TOKENS;
+    QT_TRY(qt_act_choose(p, 0, 0, err));
+    *seconds = (processor_seconds() - start) * weights / choice_weights(p, 0);
 done:
-    qt_free(p->sample[0]);
-    qt_free(qt_act_input_at(p, 0, 0)->d4);
-    qt_free(qt_act_input_at(p, 0, 0)->d8);
+    p->be->free(p->be, p->sample[0]);
+    qt_backend_channels_free(&p->channels[0], p->be);
+    qt_act_candidate_free(&in->chosen);
+    qt_act_candidate_free(&in->even);
     return rc;
 }
 
@@ -291,16 +301,18 @@ static int choosing(double *seconds, const struct sample *s, double forward, str
     struct qt_act_plan out = {.layers = qt_model_info(s->model)->layers};
     struct qt_act_planner p = {
         .model = s->model, .source = s->source, .data = &data, .be = s->be, .out = &out};
-    double errors = 0;
+    const struct qt_model_info *info = qt_model_info(s->model);
+    const double head = (double)info->vocab * (double)info->hidden / s->macs; /* per layer */
+    double choice = 0;
     int rc = qt_act_find_inputs(&p, s->plan, err);
     *seconds = 0;
     if (rc == QT_OK && p.spec)
-        rc = time_errors(&errors, &p, err);
+        rc = time_choice(&choice, &p, err);
     if (rc == QT_OK && p.spec)
-        *seconds = (double)out.layers * errors +
+        *seconds = (double)out.layers * choice +
                    forward * ((double)out.layers * (double)data.seqlen *
                                   (double)qt_min_size(data.samples, STAT_WINDOWS) +
-                              qt_act_sensitivity_tokens(&p));
+                              qt_act_sensitivity_tokens(&p) + head * qt_act_scored_tokens(&p));
     qt_act_plan_free(&out);
     qt_free(p.inputs);
     return rc;

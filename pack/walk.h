@@ -14,6 +14,7 @@ struct walk {
     const struct qt_matrix *w;       /* source, or NULL */
     const struct qt_matrix *targets; /* values to quantize instead of the source, arranged; or
                                       * NULL */
+    bool stored;                     /* decode: columns as stored */
     float *dst;                      /* decode: output for rows [row0, row0 + rows) */
     size_t row0, rows;
     const float *importance;

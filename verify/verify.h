@@ -166,8 +166,8 @@ struct qt_device_report {
  *
  * Dequantized weights must equal the decoded ones bit for bit.
  *
- * w4ax: activations that the GPU quantizes must equal those of qt_act_apply bit for bit; products
- * of these codes must match up to 1e-6 of the sum of absolute terms, and output rounding.
+ * w4ax: activations that the GPU quantizes must equal those of qt_act_apply_stored bit for bit;
+ * products of these codes must match up to 1e-6 of the sum of absolute terms, and output rounding.
  *
  * KV cache (one entry at the end of out->tensors, with the numbers of heads and channels of the
  * model): appended tokens must equal those of qt_kv_apply bit for bit; attention must match FP64

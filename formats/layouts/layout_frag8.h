@@ -6,8 +6,8 @@
  * As in layout_frag.h, weights are the A operand, in fragment blocks of 16 rows x 64 columns. A
  * lane of a warp (g = lane / 4, t = lane % 4) has its codes of a fragment block in four words:
  * U32 [N/16][K/64][32 lanes][4]. That is one load of 16 bytes per lane and 512 contiguous bytes per
- * warp. K is padded to an even number of fragment blocks: 128 columns share the scale of an
- * activation. A fragment block is two k-steps s of 32 columns. In a k-step the A fragment of
+ * warp. 128 columns share the scale of an activation; the kernels take the second half of a last 64
+ * columns as zeros. A fragment block is two k-steps s of 32 columns. In a k-step the A fragment of
  * mma.sync m16n8k32 (s8 or u8; wgmma with A in registers has the same fragment per warp) is four
  * registers of four bytes b = 0..3:
  *

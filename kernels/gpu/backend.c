@@ -422,6 +422,39 @@ static int cuda_scale(struct qt_backend *be, float *y, float factor, size_t coun
                : QT_OK;
 }
 
+/* ---- quantized activations ------------------------------------------------------------------ */
+
+static int cuda_round_inputs(struct qt_backend *be, float *y, const float *x, size_t m,
+                             const struct qt_act *act, struct qt_err *err)
+{
+    struct cuda *g = self(be);
+    const size_t k = act->k, blocks = qt_ceil_div(k, QT_ACT_BLOCK);
+    struct gpu_input a = {.y = y,
+                          .x = x,
+                          .m = m,
+                          .k = k,
+                          .scales = (int)act->scales,
+                          .rotate = act->rotate,
+                          .clip = act->clip,
+                          .clip_by_7 = (float)((double)act->clip / 7)};
+    uint32_t *order;
+    float *factor;
+    uint8_t *bits;
+    int rc = QT_OK;
+    if (m == 0 || k == 0)
+        return QT_OK;
+    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, k, sizeof *order + sizeof *factor + 1, err));
+    a.order = order = g->scratch.p;
+    a.factor = factor = (float *)(order + k);
+    a.bits = bits = (uint8_t *)(factor + k);
+    QT_TRY(cuda_upload(be, order, act->order, k * sizeof *order, err));
+    QT_TRY(cuda_upload(be, factor, act->factor, k * sizeof *factor, err));
+    QT_TRY(cuda_upload(be, bits, act->bits, blocks, err));
+    QT_TRY(gpu_check_launch(gpu_round_inputs(&a, g->stream), "quantizer", err));
+done:
+    return rc;
+}
+
 /* ---- score ---------------------------------------------------------------------------------- */
 
 static int cuda_score(struct qt_backend *be, struct qt_score *scores, const float *logits,
@@ -742,6 +775,7 @@ static const struct qt_backend functions = {
     .activate_grad = cuda_activate_grad,
     .loss_grad = cuda_loss_grad,
     .square_grad = cuda_square_grad,
+    .round_inputs = cuda_round_inputs,
     .factor = cuda_factor,
     .regress = cuda_regress,
     .round = cuda_round,

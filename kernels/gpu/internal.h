@@ -95,6 +95,23 @@ struct qt_gpu;
 struct gpu_cublas *gpu_cublas_of(struct qt_gpu *gpu);
 void *gpu_stream_of(struct qt_gpu *gpu);
 
+/* ---- act_kernels.cu ------------------------------------------------------------------------- */
+
+/* Arguments for the function round_inputs of struct qt_backend; all arrays are in device memory.
+ * scales: an enum qt_act_scales. */
+struct gpu_input {
+    float *y;
+    const float *x;
+    const uint32_t *order;
+    const float *factor;
+    const uint8_t *bits;
+    size_t m, k;
+    int scales;
+    bool rotate;
+    float clip, clip_by_7; /* clip_by_7: clip / 7, divided in FP64 */
+};
+int gpu_round_inputs(const struct gpu_input *a, void *stream);
+
 /* ---- math.cu: kernels of the CUDA backend --------------------------------------------------- */
 
 /* These functions compute the functions of struct qt_backend with the same names; all arrays are in

@@ -3,8 +3,9 @@
  * 2410.12168), for CUDA devices of compute capability 8.0 and higher. Plain C; part of
  * libqtool_kernels. Status codes and the workspace rules are those of qtool_kernels.h.
  *
- * Channels are permuted and divided into channel blocks of 128. The activations of a channel block
- * have 4 or 8 bits. For each linear input (the activations that q/k/v, or gate/up, share):
+ * Channels are permuted and divided into channel blocks of 128, which can be rotated. The
+ * activations of a channel block have 4 or 8 bits. For each linear input (the activations that
+ * q/k/v, or gate/up, share):
  *
  *     qtool_w4ax_blocks(words, bits, ...)                  once: the block words of the kernels
  *     qtool_w4ax_quantize(&acts, &input, &norm, x, ...)    norm + gather + quantize, one launch
@@ -79,6 +80,9 @@ struct qtool_w4ax_acts {
     int *sum;     /* INT: [m], the sum of each token's stored bytes; else unused */
 };
 
+/* Whether channel blocks are rotated before they are quantized: qtool_w4ax_quantize defines how. */
+enum qtool_w4ax_rotation { QTOOL_W4AX_NO_ROTATION, QTOOL_W4AX_HADAMARD };
+
 /* How the input of a layer is quantized. Codes of values that are not finite are undefined. */
 struct qtool_w4ax_input {
     enum qtool_w4ax_scales scales;
@@ -89,6 +93,7 @@ struct qtool_w4ax_input {
     float clip4, clip8;     /* the largest representable magnitude, as a fraction of the largest
                                magnitude of the channel block or token; above 0; 1: no clipping */
     int packed;             /* as passed to qtool_w4ax_blocks; BLOCK only */
+    enum qtool_w4ax_rotation rotation;
     /* Not 0: use programmatic dependent launch, as in struct qtool_matmul_options. perm, blocks and
      * the norm's weight and bias may then be read before the preceding kernel has finished. */
     int dependent_launch;
@@ -105,8 +110,9 @@ struct qtool_w4ax_norm {
 };
 
 /*
- * Enqueues norm, permutation and quantization of x [m][k] of `dtype`, 16-byte aligned, m up to
- * 2^24. norm may be NULL for none. Arithmetic is FP32. With v the normalized values of a token:
+ * Enqueues norm, permutation, rotation and quantization of x [m][k] of `dtype`, 16-byte aligned, m
+ * up to 2^24. norm may be NULL for none. Arithmetic is FP32. With v the values of a token after
+ * norm, permutation and rotation:
  *
  *   BLOCK, for each channel block:
  *     s    = max |v| * (clip4 / 7)                     4 bits   (the maximum is over the block)
@@ -126,6 +132,12 @@ struct qtool_w4ax_norm {
  *   ROW, for each token:
  *     as INT with all channel blocks of 8 bits.
  *
+ * HADAMARD divides a channel block into pieces whose sizes are powers of two, in descending order
+ * (120 channels: 64, 32, 16, 8), and multiplies each piece of p channels by the orthonormal
+ * Hadamard matrix H[i][j] = (-1)^(number of bits set in i & j) / sqrt(p): butterflies (a, b) -> (a
+ * + b, a - b) over the distances p/2, p/4, ..., 1, then a product with 1 / sqrt(p) rounded to FP32.
+ * The stored weights of the layer must have been multiplied by the same matrices.
+ *
  * The product v * (1 / s) is exact before rint, and rint rounds ties to even. With an RMS norm, v
  * is x * weight, without the factor 1 / rms of the token. The codes and the comparison with 2^-120
  * do not depend on that factor. The stored scale is multiplied by it, except where the stored scale
@@ -143,22 +155,23 @@ int qtool_w4ax_quantize(const struct qtool_w4ax_acts *out, const struct qtool_w4
 
 /*
  * W[n][k] with codes -8..7. Columns are in position order (after the permutation of the input). The
- * layout is "frag16x64/byte" of formats/layouts/layout_frag8.h, padded to 16 rows and 128 columns.
+ * layout is "frag16x64/byte" of formats/layouts/layout_frag8.h, padded to 16 rows and 64 columns.
  * The scales of the 16 rows of a strip are stored in the order of rows 0 8 1 9 2 10 ... 7 15: row r
  * is at position 2 * (r % 8) + r / 8.
  */
 struct qtool_w4ax_weight {
     enum qtool_w4ax_scales scales;
     size_t n, k;       /* without padding */
-    const void *plane; /* U32 [ceil(n/16)][2 * ceil(k/128)][32 lanes][4], 16-byte aligned */
+    const void *plane; /* U32 [ceil(n/16)][pitch_blocks][32 lanes][4], 16-byte aligned */
     /* [ceil(n/16)][ceil(k/128)][16], 16-byte aligned. BLOCK: F16, scale_w; INT: U8 0..16, int_w;
      * ROW: unused. */
     const void *scale;
     const void *row_scale;  /* INT, ROW: F16 [ceil(n/16)][16], scale_w, 4-byte aligned */
     int scale_exp2;         /* scale_w = stored F16 scale * 2^scale_exp2 */
     const uint32_t *blocks; /* device: block words of the layer's input */
-    size_t pitch_blocks;    /* fragment blocks of 64 columns from one strip of 16 rows to the next;
-                               0: 2 * ceil(k/128) */
+    size_t pitch_blocks;    /* fragment blocks of 64 columns from one strip of 16 rows to the next,
+                               at least ceil(k/64), of which the kernels read no more; 0: 2 *
+                               ceil(k/128) */
 };
 
 /* The kernels. Each has its own member in the union of struct qtool_w4ax_config. */

@@ -28,6 +28,12 @@ done:
     return rc;
 }
 
+void qt_act_set_spec(struct qt_act *a, const struct qt_spec *spec)
+{
+    a->scales = (enum qt_act_scales)qt_spec_value(spec, "scales");
+    a->rotate = qt_spec_value(spec, "rotate") > 0;
+}
+
 void qt_act_free(struct qt_act *a)
 {
     qt_free(a->order);
@@ -80,8 +86,29 @@ static void round_token(float *x, const struct qt_act *a)
     }
 }
 
+/* Bring a token from source order x[k] to packed order, scale and rotation t[k], and back. t is
+ * changed. */
+static void arrange_token(float *t, const float *x, const struct qt_act *a)
+{
+    for (size_t p = 0; p < a->k; p++)
+        t[p] = x[a->order[p]] * a->factor[p];
+    if (a->rotate)
+        qt_rotate(t, a->k);
+}
+
+static void restore_token(float *x, float *t, const struct qt_act *a)
+{
+    if (a->rotate)
+        qt_rotate(t, a->k);
+    for (size_t p = 0; p < a->k; p++)
+        x[a->order[p]] = t[p] / a->factor[p];
+}
+
+enum step { ARRANGE = 1, ROUND = 2, RESTORE = 4 };
+
 struct job {
     const struct qt_act *a;
+    int steps;
     float *y;
     const float *x;
     size_t m;
@@ -91,24 +118,30 @@ struct job {
 static int act_item(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct job *job = ctx;
-    const struct qt_act *a = job->a;
-    size_t end = qt_min_size((item + 1) * TOKENS, job->m), k = a->k;
+    const size_t end = qt_min_size((item + 1) * TOKENS, job->m), k = job->a->k;
     float *t = job->scratch + (size_t)thread * k;
     (void)err;
     for (size_t i = item * TOKENS; i < end; i++) {
-        for (size_t p = 0; p < k; p++)
-            t[p] = job->x[i * k + a->order[p]] * a->factor[p];
-        round_token(t, a);
-        for (size_t p = 0; p < k; p++)
-            job->y[i * k + a->order[p]] = t[p] / a->factor[p];
+        const float *x = job->x + i * k;
+        if (job->steps & ARRANGE)
+            arrange_token(t, x, job->a);
+        else
+            memcpy(t, x, k * sizeof *t);
+        if (job->steps & ROUND)
+            round_token(t, job->a);
+        if (job->steps & RESTORE)
+            restore_token(job->y + i * k, t, job->a);
+        else
+            memcpy(job->y + i * k, t, k * sizeof *t);
     }
     return QT_OK;
 }
 
-int qt_act_apply(float *y, const float *x, size_t m, const struct qt_act *a, struct qt_err *err)
+static int run(int steps, float *y, const float *x, size_t m, const struct qt_act *a,
+               struct qt_err *err)
 {
-    struct job job = {a, y, x, m, NULL};
-    int rc = QT_OK;
+    struct job job = {.a = a, .steps = steps, .y = y, .x = x, .m = m};
+    int rc;
     QT_TRY(qt_array_new(&job.scratch, (size_t)qt_threads(), a->k * sizeof *job.scratch, err));
     QT_TRY(qt_parallel(qt_ceil_div(m, TOKENS), act_item, &job, err));
 done:
@@ -116,19 +149,31 @@ done:
     return rc;
 }
 
+int qt_act_apply(float *y, const float *x, size_t m, const struct qt_act *a, struct qt_err *err)
+{
+    return run(ARRANGE | ROUND | RESTORE, y, x, m, a, err);
+}
+
+int qt_act_apply_stored(float *y, const float *x, size_t m, const struct qt_act *a,
+                        struct qt_err *err)
+{
+    return run(ARRANGE | ROUND, y, x, m, a, err);
+}
+
+int qt_act_arrange(float *y, const float *x, size_t m, const struct qt_act *a, struct qt_err *err)
+{
+    return run(ARRANGE, y, x, m, a, err);
+}
+
+int qt_act_round(float *y, const float *x, size_t m, const struct qt_act *a, struct qt_err *err)
+{
+    return run(ROUND, y, x, m, a, err);
+}
+
 int qt_act_apply_on(struct qt_backend *be, float *y, const float *x, size_t m,
                     const struct qt_act *a, struct qt_err *err)
 {
-    size_t bytes = m * a->k * sizeof *x;
-    float *host = NULL;
-    int rc = QT_OK;
-    QT_TRY(qt_array_new(&host, bytes, 1, err));
-    QT_TRY(be->download(be, host, x, bytes, err));
-    QT_TRY(qt_act_apply(host, host, m, a, err));
-    QT_TRY(be->upload(be, y, host, bytes, err));
-done:
-    qt_free(host);
-    return rc;
+    return be->round_inputs ? be->round_inputs(be, y, x, m, a, err) : qt_act_apply(y, x, m, a, err);
 }
 
 /* ---- containers ----------------------------------------------------------------------------- */
@@ -223,7 +268,7 @@ int qt_act_open(struct qt_act *out, const struct qt_container *c, const struct q
     if (rc < 0)
         return rc;
     QT_TRY(qt_spec_read(&spec, e->spec, err));
-    out->scales = (enum qt_act_scales)qt_spec_value(&spec, "scales");
+    qt_act_set_spec(out, &spec);
     QT_TRY(qt_array_new(&exp2, k, sizeof *exp2, err));
     QT_TRY(qt_act_section(out->order, k * sizeof *out->order, c, e, "col_order", err));
     QT_TRY(qt_act_section(exp2, k, c, e, "col_exp2", err));

@@ -4,6 +4,7 @@
  *   W'[r][p] = W[row_order[r]][col_order[p]] * 2^(col_exp2[p] - row_exp2[r])
  *   x'[p]    = x[col_order[p]] * 2^-col_exp2[p]
  *
+ * With rotate=hadamard, the channel blocks of the rows of W' and of x' are then rotated (rotate.c).
  * Decoding returns W. An inference engine multiplies the stored W' with x'.
  *
  * Sections: col_order [K] and row_order [N], U32; col_exp2 [K] and row_exp2 [N], I8.
@@ -105,22 +106,40 @@ size_t qt_packed_source_row(const struct qt_packed *p, size_t r)
     return qt_is_arranged(p) ? orders(qt_packed_section(p, "row_order"))[r] : r;
 }
 
+static bool is_rotated(const struct qt_packed *p)
+{
+    return qt_spec_value(&p->spec, "rotate") > 0;
+}
+
+/* ldexpf(x, exp2) for |exp2| < 256; the product is exact in FP64. */
+static float scaled(float x, int exp2)
+{
+    const uint64_t bits = (uint64_t)(1023 + exp2) << 52;
+    double factor;
+    memcpy(&factor, &bits, sizeof factor);
+    return (float)((double)x * factor);
+}
+
 void qt_arrange_row(float *dst, const struct qt_packed *p, const float *src, size_t r)
 {
     const uint32_t *order = orders(qt_packed_section(p, "col_order"));
     const int8_t *exp2 = exponents(qt_packed_section(p, "col_exp2"));
     int row_exp2 = exponents(qt_packed_section(p, "row_exp2"))[r];
     for (size_t i = 0; i < p->k; i++)
-        dst[i] = ldexpf(src[order[i]], exp2[i] - row_exp2);
+        dst[i] = scaled(src[order[i]], exp2[i] - row_exp2);
+    if (is_rotated(p))
+        qt_rotate(dst, p->k);
 }
 
-void qt_arrange_restore_row(float *dst, const struct qt_packed *p, const float *src, size_t r)
+void qt_arrange_restore_row(float *dst, const struct qt_packed *p, float *src, size_t r)
 {
     const uint32_t *order = orders(qt_packed_section(p, "col_order"));
     const int8_t *exp2 = exponents(qt_packed_section(p, "col_exp2"));
     int row_exp2 = exponents(qt_packed_section(p, "row_exp2"))[r];
+    if (is_rotated(p))
+        qt_rotate(src, p->k);
     for (size_t i = 0; i < p->k; i++)
-        dst[order[i]] = ldexpf(src[i], row_exp2 - exp2[i]);
+        dst[order[i]] = scaled(src[i], row_exp2 - exp2[i]);
 }
 
 void qt_arrange_gram(double *dst, const double *h, const struct qt_act *a)
@@ -132,6 +151,8 @@ void qt_arrange_gram(double *dst, const double *h, const struct qt_act *a)
             dst[p * k + q] =
                 (i >= j ? h[i * k + j] : h[j * k + i]) * (double)(a->factor[p] * a->factor[q]);
         }
+    if (a->rotate)
+        qt_rotate_gram(dst, k);
 }
 
 void qt_arrange_cross(float *dst, const float *c, const struct qt_act *a)
@@ -140,6 +161,8 @@ void qt_arrange_cross(float *dst, const float *c, const struct qt_act *a)
     for (size_t p = 0; p < k; p++)
         for (size_t q = 0; q < k; q++)
             dst[p * k + q] = c[a->order[p] * k + a->order[q]] * (a->factor[p] * a->factor[q]);
+    if (a->rotate)
+        qt_rotate_cross(dst, k, k, true);
 }
 
 void qt_arrange_columns(float *dst, const float *c, size_t n, const struct qt_act *a)
@@ -147,4 +170,6 @@ void qt_arrange_columns(float *dst, const float *c, size_t n, const struct qt_ac
     for (size_t r = 0; r < n; r++)
         for (size_t q = 0; q < a->k; q++)
             dst[r * a->k + q] = c[r * a->k + a->order[q]] * a->factor[q];
+    if (a->rotate)
+        qt_rotate_cross(dst, n, a->k, false);
 }

@@ -6,6 +6,7 @@
  *   S (D4[b] - D8[b]) / (sum of D4 over the blocks of the input)
  *
  * with D4 and D8 of error.c. Blocks get 8 bits in descending order of gain per multiply-accumulate.
+ * An input that gets none takes the arrangement that is best for 4 bits.
  */
 #include "pack/activations/planner.h"
 
@@ -14,15 +15,16 @@
 #include <string.h>
 
 enum {
-    SENSITIVITY_WINDOWS = 4,
-    LOGIT_POSITIONS = 256, /* whose logits are in memory at a time */
+    SENSITIVITY_TOKENS = 512, /* at least, if there are so many */
+    LOGIT_POSITIONS = 256,    /* whose logits are in memory at a time */
 };
 
 /* ---- sensitivity ---------------------------------------------------------------------------- */
 
 static size_t window_tokens(const struct qt_act_planner *p)
 {
-    return qt_min_size(p->data->samples, SENSITIVITY_WINDOWS) * p->data->seqlen;
+    const size_t windows = qt_ceil_div(SENSITIVITY_TOKENS, p->data->seqlen);
+    return qt_min_size(p->data->samples, windows) * p->data->seqlen;
 }
 
 /* Callback `input` of struct qt_fake_quant: quantizes the active input only. */
@@ -137,7 +139,16 @@ static void sensitivity_close(struct sensitivity *s, struct qt_act_planner *p)
 double qt_act_sensitivity_tokens(const struct qt_act_planner *p)
 {
     double layers = (double)p->out->layers, inputs = QT_INPUTS;
+    if (qt_act_precision(p->spec) != QT_ACT_MIXED)
+        return 0;
     return (double)window_tokens(p) * layers * (1 + inputs + inputs * (layers - 1) / 2);
+}
+
+double qt_act_scored_tokens(const struct qt_act_planner *p)
+{
+    if (qt_act_precision(p->spec) != QT_ACT_MIXED)
+        return 0;
+    return (double)window_tokens(p) * (1 + (double)p->out->layers * QT_INPUTS);
 }
 
 /* Runs one window at a time, because there are many variants. */
@@ -148,6 +159,8 @@ int qt_act_measure_sensitivity(struct qt_act_planner *p, struct qt_err *err)
     struct sensitivity *s = NULL;
     float *variants = NULL;
     int rc = QT_OK;
+    if (qt_act_precision(p->spec) != QT_ACT_MIXED)
+        return QT_OK; /* nothing to choose */
     if (qt_mul_overflow(&bytes, count * tokens, qt_model_info(p->model)->hidden * sizeof *variants))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     QT_TRY(p->be->alloc(p->be, &variants, bytes, err));
@@ -196,11 +209,10 @@ static void list_choices(struct choice *choice, size_t *total, double *divergenc
     for (size_t v = 0; v < p->out->layers * QT_INPUTS; v++) {
         const struct qt_act_input *in = &p->inputs[v];
         size_t blocks = qt_ceil_div(in->k, QT_ACT_BLOCK);
-        double sum = 0;
-        for (size_t b = 0; b < blocks; b++)
-            sum += in->d4[b];
+        const double sum = in->chosen.total4;
         for (size_t b = 0; b < blocks; b++, n++) {
-            double gain = sum > 0 ? in->sensitivity * (in->d4[b] - in->d8[b]) / sum : 0;
+            const double saved = in->chosen.d4[b] - in->chosen.d8[b];
+            const double gain = sum > 0 ? in->sensitivity * saved / sum : 0;
             const size_t macs = in->n * qt_min_size(QT_ACT_BLOCK, in->k - b * QT_ACT_BLOCK);
             choice[n] = (struct choice){gain, macs, v, b};
             *total += macs;
@@ -209,27 +221,66 @@ static void list_choices(struct choice *choice, size_t *total, double *divergenc
     }
 }
 
-int qt_act_assign_bits(struct qt_act_planner *p, double *remaining, struct qt_err *err)
+enum qt_act_precision qt_act_precision(const struct qt_spec *spec)
 {
-    bool all = qt_spec_value(p->spec, "scales") == QT_ACT_SCALES_ROW;
-    double budget = all ? 1 : qt_spec_value(p->spec, "a8max");
-    double bound = all ? 0 : qt_spec_value(p->spec, "bound");
+    const double budget = qt_spec_value(spec, "a8max"), bound = qt_spec_value(spec, "bound");
+    if (qt_spec_value(spec, "scales") == QT_ACT_SCALES_ROW || (budget == 1 && bound == 0))
+        return QT_ACT_ALL_8;
+    return budget == 0 ? QT_ACT_ALL_4 : QT_ACT_MIXED;
+}
+
+/* Chooses blocks in order of gain until the budget is spent or the estimate is at the bound. */
+static int choose_blocks(struct qt_act_planner *p, struct qt_err *err)
+{
+    const double budget = qt_spec_value(p->spec, "a8max");
+    const double bound = qt_spec_value(p->spec, "bound");
     size_t count = 0, total, used = 0;
     struct choice *choice = NULL;
+    double remaining;
     for (size_t v = 0; v < p->out->layers * QT_INPUTS; v++)
         count += qt_ceil_div(p->inputs[v].k, QT_ACT_BLOCK);
     int rc = qt_array_new(&choice, count, sizeof *choice, err);
     if (rc < 0)
         return rc;
-    list_choices(choice, &total, remaining, p);
+    list_choices(choice, &total, &remaining, p);
     qsort(choice, count, sizeof *choice, by_gain);
-    for (size_t i = 0; i < count && (bound == 0 || *remaining > bound); i++) {
+    for (size_t i = 0; i < count && (bound == 0 || remaining > bound); i++) {
         if ((double)(used + choice[i].macs) > budget * (double)total * (1 + 1e-12))
             continue;
         used += choice[i].macs;
-        *remaining -= choice[i].gain;
+        remaining -= choice[i].gain;
         p->out->act[choice[i].input].bits[choice[i].block] = 8;
     }
     qt_free(choice);
     return QT_OK;
+}
+
+/* Gives an input without 8-bit blocks the arrangement that is best for it. */
+static void rearrange(struct qt_act_planner *p, size_t v)
+{
+    struct qt_act_input *in = &p->inputs[v];
+    struct qt_act *act = &p->out->act[v];
+    if (!in->even.act.k || memchr(act->bits, 8, qt_ceil_div(in->k, QT_ACT_BLOCK)) ||
+        in->even.total4 + in->even.weights >= in->chosen.total4 + in->chosen.weights)
+        return;
+    const struct qt_act worse = *act;
+    *act = in->even.act;
+    in->even.act = worse;
+}
+
+int qt_act_assign_bits(struct qt_act_planner *p, struct qt_err *err)
+{
+    const enum qt_act_precision precision = qt_act_precision(p->spec);
+    const size_t inputs = p->out->layers * QT_INPUTS;
+    for (size_t v = 0; v < inputs; v++)
+        if (p->inputs[v].k)
+            memset(p->out->act[v].bits, precision == QT_ACT_ALL_8 ? 8 : 4,
+                   qt_ceil_div(p->inputs[v].k, QT_ACT_BLOCK));
+    if (precision != QT_ACT_MIXED)
+        return QT_OK;
+    int rc = choose_blocks(p, err);
+    for (size_t v = 0; rc == QT_OK && v < inputs; v++)
+        if (p->inputs[v].k)
+            rearrange(p, v);
+    return rc;
 }

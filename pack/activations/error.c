@@ -1,9 +1,13 @@
 /*
- * The output error of a channel block at 4 and 8 bits,
+ * Chooses the arrangement of an input's channels (order.c) and the clip ratio of its 4-bit channel
+ * blocks: those with the least error at the outputs of the linears, on a sample of tokens.
  *
- *   D[b] = sum over sampled tokens and linears of |(x - Q(x))_b W_b^T|^2,
+ * Both errors are those of the matrices as they are stored: rotated, if blocks are.
  *
- * and the clip ratio of the 4-bit blocks with the least error.
+ *   D[b]   error of channel block b at 4 or 8 bits:
+ *          sum over tokens and linears of |(x - Q(x))_b W_b^T|^2
+ *   R      error of the weights, rounded to nearest in the same arrangement:
+ *          sum over tokens and linears of |x (W - Q(W))^T|^2
  */
 #include "pack/activations/planner.h"
 
@@ -11,127 +15,357 @@
 #include <math.h>
 #include <string.h>
 
-static const float clips[] = {1, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f, 0.7f};
+enum { BLOCK2 = QT_ACT_BLOCK * QT_ACT_BLOCK, WEIGHT_TOKENS = 128 };
+
+static const float clips[] = {1, 0.95f, 0.9f, 0.85f, 0.8f};
 enum { CLIPS = sizeof clips / sizeof *clips };
+/* Factors must lower the error by 2 %, so that chance does not choose between equal
+ * arrangements. */
+#define CLEARLY 0.98
 
-/* G[b] = sum over the linears of W_b^T W_b, lower triangle, for the packed channels of block b. */
-static int block_grams(double *g, const struct qt_act_planner *p, size_t layer, int i,
-                       struct qt_err *err)
-{
-    const struct qt_act *act = qt_act_planned(p, layer, i);
-    const struct qt_linear *linear;
-    size_t count = qt_model_linears(&linear, p->model, layer), k = act->k;
-    float *w = NULL, *columns = NULL, product[QT_ACT_BLOCK * QT_ACT_BLOCK];
-    int rc = QT_OK;
-    openblas_set_num_threads(1);
-    for (size_t l = 0; l < count; l++) {
-        size_t n = linear[l].n;
-        if (linear[l].input != i)
-            continue;
-        qt_free(w);
-        qt_free(columns);
-        w = columns = NULL;
-        QT_TRY(qt_array_new(&w, n, k * sizeof *w, err));
-        QT_TRY(qt_array_new(&columns, n, QT_ACT_BLOCK * sizeof *columns, err));
-        QT_TRY(p->source.load(p->source.ctx, linear[l].weight, w, err));
-        for (size_t at = 0; at < k; at += QT_ACT_BLOCK) {
-            size_t width = qt_min_size(QT_ACT_BLOCK, k - at);
-            for (size_t r = 0; r < n; r++)
-                for (size_t c = 0; c < width; c++)
-                    columns[r * QT_ACT_BLOCK + c] =
-                        w[r * k + act->order[at + c]] / act->factor[at + c];
-            cblas_ssyrk(CblasRowMajor, CblasLower, CblasTrans, (int)width, (int)n, 1, columns,
-                        QT_ACT_BLOCK, 0, product, QT_ACT_BLOCK);
-            double *sum = g + at / QT_ACT_BLOCK * QT_ACT_BLOCK * QT_ACT_BLOCK;
-            for (size_t r = 0; r < width; r++)
-                for (size_t c = 0; c <= r; c++)
-                    sum[r * QT_ACT_BLOCK + c] += (double)product[r * QT_ACT_BLOCK + c];
-        }
-    }
-done:
-    qt_free(w);
-    qt_free(columns);
-    return rc;
-}
-
-struct error_job {
-    const struct qt_act *act;
-    const double *g;
-    const float *x, *q; /* [m][k] */
-    size_t m;
-    double *d; /* [blocks] */
+/* An input while its arrangement is chosen. */
+struct arranger {
+    struct qt_act_planner *p;
+    enum qt_act_precision precision;
+    size_t layer, k, blocks, m;
+    int i;
+    float *x;         /* [m][k] sampled tokens */
+    double *weights2; /* [k] sums of squared weights over the linears */
+    float *g;         /* [blocks][128][128] Gram matrices of the stored weights, lower triangles */
+    float *stored;    /* [m][k] x in packed order, scale and rotation */
+    float *e;         /* [m][k] its rounding errors */
+    double *d;        /* [blocks] */
+    float *scratch;   /* [threads][scratch_floats] */
+    size_t scratch_floats;
 };
 
-/* d[b] = sum over tokens of e G[b] e^T, e: rounding errors of the block's channels. */
-static void error_block(void *ctx, size_t b)
+static float *scratch_of(const struct arranger *a, int thread)
 {
-    const struct error_job *job = ctx;
-    const struct qt_act *act = job->act;
-    const double *g = job->g + b * QT_ACT_BLOCK * QT_ACT_BLOCK;
-    size_t at = b * QT_ACT_BLOCK, width = qt_min_size(QT_ACT_BLOCK, act->k - at);
-    double e[QT_ACT_BLOCK], sum = 0;
-    for (size_t t = 0; t < job->m; t++) {
-        for (size_t c = 0; c < width; c++) {
-            size_t j = t * act->k + act->order[at + c];
-            e[c] = (double)((job->x[j] - job->q[j]) * act->factor[at + c]);
-        }
-        for (size_t r = 0; r < width; r++) {
-            double row = 0;
-            for (size_t c = 0; c < r; c++)
-                row += g[r * QT_ACT_BLOCK + c] * e[c];
-            sum += e[r] * (2 * row + g[r * QT_ACT_BLOCK + r] * e[r]);
-        }
-    }
-    job->d[b] = sum;
+    return a->scratch + (size_t)thread * a->scratch_floats;
 }
 
-/* Returns in d[blocks] the errors of all blocks at `bits` and `clip`, in *total their sum. q[m][k]
- * is scratch. */
-static int measure(double *total, double *d, struct qt_act *act, const double *g, const float *x,
-                   size_t m, unsigned bits, float clip, float *q, struct qt_err *err)
+static const struct qt_linear *next_linear(const struct arranger *a, size_t *at)
 {
-    size_t blocks = qt_ceil_div(act->k, QT_ACT_BLOCK);
-    struct error_job job = {act, g, x, q, m, d};
+    const struct qt_linear *linear;
+    const size_t count = qt_model_linears(&linear, a->p->model, a->layer);
+    while (*at < count && linear[*at].input != a->i)
+        ++*at;
+    return *at < count ? &linear[(*at)++] : NULL;
+}
+
+static int load_weights(float **w, const struct arranger *a, const struct qt_linear *linear,
+                        struct qt_err *err)
+{
+    int rc = qt_array_new(w, linear->n, linear->k * sizeof **w, err);
+    return rc < 0 ? rc : a->p->source.load(a->p->source.ctx, linear->weight, *w, err);
+}
+
+static int sum_weights2(struct arranger *a, struct qt_err *err)
+{
+    const struct qt_linear *linear;
     int rc = QT_OK;
-    memset(act->bits, (int)bits, blocks);
+    for (size_t l = 0; rc == QT_OK && (linear = next_linear(a, &l));) {
+        float *w = NULL;
+        rc = load_weights(&w, a, linear, err);
+        for (size_t r = 0; rc == QT_OK && r < linear->n; r++)
+            for (size_t c = 0; c < a->k; c++)
+                a->weights2[c] += (double)w[r * a->k + c] * (double)w[r * a->k + c];
+        qt_free(w);
+    }
+    return rc;
+}
+
+/* ---- error of the activations --------------------------------------------------------------- */
+
+struct gram_job {
+    const struct arranger *a;
+    const struct qt_act *act;
+    const struct qt_linear *linear;
+    const float *w;
+};
+
+/* Adds W_b^T W_b of a linear to a Gram matrix, PIECE rows at a time. */
+static int gram_block(void *ctx, size_t b, int thread, struct qt_err *err)
+{
+    enum { PIECE = QT_ACT_BLOCK };
+    const struct gram_job *job = ctx;
+    const size_t k = job->a->k, at = b * QT_ACT_BLOCK, width = qt_min_size(QT_ACT_BLOCK, k - at);
+    float *rows = scratch_of(job->a, thread);
+    (void)err;
+    for (size_t r0 = 0, n; r0 < job->linear->n; r0 += n) {
+        n = qt_min_size(PIECE, job->linear->n - r0);
+        for (size_t r = 0; r < n; r++) {
+            float *row = rows + r * QT_ACT_BLOCK;
+            for (size_t c = 0; c < width; c++)
+                row[c] = job->w[(r0 + r) * k + job->act->order[at + c]] / job->act->factor[at + c];
+            if (job->act->rotate)
+                qt_rotate(row, width);
+        }
+        cblas_ssyrk(CblasRowMajor, CblasLower, CblasTrans, (int)width, (int)n, 1, rows,
+                    QT_ACT_BLOCK, 1, job->a->g + b * BLOCK2, QT_ACT_BLOCK);
+    }
+    return QT_OK;
+}
+
+static int make_grams(struct arranger *a, const struct qt_act *act, struct qt_err *err)
+{
+    struct gram_job job = {.a = a, .act = act};
+    int rc = QT_OK;
+    memset(a->g, 0, a->blocks * BLOCK2 * sizeof *a->g);
+    for (size_t l = 0; rc == QT_OK && (job.linear = next_linear(a, &l));) {
+        float *w = NULL;
+        rc = load_weights(&w, a, job.linear, err);
+        job.w = w;
+        if (rc == QT_OK)
+            rc = qt_parallel(a->blocks, gram_block, &job, err);
+        qt_free(w);
+    }
+    return rc;
+}
+
+/* d[b] = sum over tokens of e G[b] e^T = sum of G[b] E^T E, e: rounding errors of the block. */
+static int error_block(void *ctx, size_t b, int thread, struct qt_err *err)
+{
+    const struct arranger *a = ctx;
+    const size_t at = b * QT_ACT_BLOCK, width = qt_min_size(QT_ACT_BLOCK, a->k - at);
+    const float *g = a->g + b * BLOCK2;
+    float *ee = scratch_of(a, thread);
+    double sum = 0;
+    (void)err;
+    cblas_ssyrk(CblasRowMajor, CblasLower, CblasTrans, (int)width, (int)a->m, 1, a->e + at,
+                (int)a->k, 0, ee, QT_ACT_BLOCK);
+    for (size_t i = 0; i < width; i++)
+        for (size_t j = 0; j <= i; j++)
+            sum += (i == j ? 1 : 2) * (double)g[i * QT_ACT_BLOCK + j] *
+                   (double)ee[i * QT_ACT_BLOCK + j];
+    a->d[b] = sum;
+    return QT_OK;
+}
+
+/* Returns in a->d the errors of all channel blocks at `bits` and `clip`, in *total their sum. */
+static int measure(double *total, struct arranger *a, struct qt_act *act, unsigned bits, float clip,
+                   struct qt_err *err)
+{
+    int rc = QT_OK;
+    memset(act->bits, (int)bits, a->blocks);
     act->clip = clip;
     *total = 0;
-    QT_TRY(qt_act_apply(q, x, m, act, err));
-    qt_parallel_for(blocks, error_block, &job);
-    for (size_t b = 0; b < blocks; b++)
-        *total += d[b];
+    QT_TRY(qt_act_round(a->e, a->stored, a->m, act, err));
+    for (size_t j = 0; j < a->m * a->k; j++)
+        a->e[j] -= a->stored[j];
+    QT_TRY(qt_parallel(a->blocks, error_block, a, err));
+    for (size_t b = 0; b < a->blocks; b++)
+        *total += a->d[b];
 done:
     return rc;
 }
 
-int qt_act_measure_errors(struct qt_act_planner *p, size_t layer, int i, struct qt_err *err)
+/* ---- error of the weights ------------------------------------------------------------------- */
+
+struct product_job {
+    const struct arranger *a;
+    const float *errors; /* [n][k] of the weights */
+    size_t n, m;
+    double *part; /* per piece */
+};
+
+enum { PIECE_ROWS = 64 };
+
+/* part = sum over tokens and rows of the piece of |x (W - Q(W))^T|^2. */
+static int product_piece(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct product_job *job = ctx;
+    const size_t k = job->a->k, r0 = item * PIECE_ROWS, n = qt_min_size(PIECE_ROWS, job->n - r0);
+    float *y = scratch_of(job->a, thread);
+    (void)err;
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)job->m, (int)n, (int)k, 1, job->a->x,
+                (int)k, job->errors + r0 * k, (int)k, 0, y, (int)n);
+    for (size_t j = 0; j < job->m * n; j++)
+        job->part[item] += (double)y[j] * (double)y[j];
+    return QT_OK;
+}
+
+static int add_weight_error(double *sum, const struct arranger *a, const struct qt_act *act,
+                            const struct qt_linear *linear, struct qt_err *err)
+{
+    const size_t n = linear->n, k = a->k, pieces = qt_ceil_div(n, PIECE_ROWS);
+    const struct qt_arrange arrange = {.input = act};
+    struct qt_spec spec = *a->p->spec;
+    struct product_job job = {.a = a, .n = n, .m = qt_min_size(a->m, WEIGHT_TOKENS)};
+    struct qt_packed packed = {0};
+    float *w = NULL, *q = NULL;
+    int rc = QT_OK;
+    qt_spec_set_method(&spec, QT_METHOD_RTN);
+    spec.arrange = &arrange;
+    QT_TRY(load_weights(&w, a, linear, err));
+    QT_TRY(qt_array_new(&q, n, k * sizeof *q, err));
+    QT_TRY(qt_array_new(&job.part, pieces, sizeof *job.part, err));
+    const struct qt_matrix matrix = {.data = w,
+                                     .dtype = QT_F32,
+                                     .n = n,
+                                     .k = k,
+                                     .file = a->p->source.dir,
+                                     .name = linear->weight};
+    QT_TRY(qt_packed_quantize(&packed, &spec, &matrix, NULL, NULL, err));
+    QT_TRY(qt_packed_decode(q, &packed, 0, n, err)); /* rows are in source order */
+    for (size_t j = 0; j < n * k; j++)
+        q[j] -= w[j];
+    job.errors = q;
+    QT_TRY(qt_parallel(pieces, product_piece, &job, err));
+    for (size_t i = 0; i < pieces; i++)
+        *sum += job.part[i] * (double)a->m / (double)job.m;
+done:
+    qt_packed_free(&packed);
+    qt_free(job.part);
+    qt_free(w);
+    qt_free(q);
+    return rc;
+}
+
+static int weight_error(double *sum, const struct arranger *a, const struct qt_act *act,
+                        struct qt_err *err)
+{
+    const struct qt_linear *linear;
+    int rc = QT_OK;
+    *sum = 0;
+    for (size_t l = 0; rc == QT_OK && (linear = next_linear(a, &l));)
+        rc = add_weight_error(sum, a, act, linear, err);
+    return rc;
+}
+
+/* ---- choice --------------------------------------------------------------------------------- */
+
+void qt_act_candidate_free(struct qt_act_candidate *c)
+{
+    qt_act_free(&c->act);
+    qt_free(c->d4);
+    qt_free(c->d8);
+    *c = (struct qt_act_candidate){0};
+}
+
+/* The clip ratio with the least error of 4-bit blocks. */
+static int choose_clip(struct qt_act_candidate *c, struct arranger *a, struct qt_err *err)
+{
+    float clip = 1;
+    int rc = QT_OK;
+    c->total4 = INFINITY;
+    for (int i = 0; i < CLIPS; i++) {
+        double total;
+        QT_TRY(measure(&total, a, &c->act, 4, clips[i], err));
+        if (!(total < c->total4))
+            continue;
+        c->total4 = total;
+        clip = clips[i];
+        memcpy(c->d4, a->d, a->blocks * sizeof *a->d);
+    }
+    c->act.clip = clip;
+done:
+    return rc;
+}
+
+static int measure_candidate(struct qt_act_candidate *c, struct arranger *a, struct qt_err *err)
+{
+    int rc = QT_OK;
+    QT_TRY(make_grams(a, &c->act, err));
+    QT_TRY(qt_act_arrange(a->stored, a->x, a->m, &c->act, err));
+    if (a->precision != QT_ACT_ALL_4) {
+        QT_TRY(measure(&c->total8, a, &c->act, 8, 1, err));
+        memcpy(c->d8, a->d, a->blocks * sizeof *a->d);
+    }
+    if (a->precision != QT_ACT_ALL_8)
+        QT_TRY(choose_clip(c, a, err));
+    QT_TRY(weight_error(&c->weights, a, &c->act, err));
+done:
+    return rc;
+}
+
+static int candidate_new(struct qt_act_candidate *out, struct arranger *a, bool sorted,
+                         bool smoothed, struct qt_err *err)
+{
+    int rc;
+    *out = (struct qt_act_candidate){0};
+    QT_TRY(qt_act_new(&out->act, a->k, 4, err));
+    qt_act_set_spec(&out->act, a->p->spec);
+    QT_TRY(qt_array_new(&out->d4, a->blocks, sizeof *out->d4, err));
+    QT_TRY(qt_array_new(&out->d8, a->blocks, sizeof *out->d8, err));
+    QT_TRY(qt_act_order(&out->act, a->p, a->layer, a->i, a->weights2, sorted, smoothed, err));
+    QT_TRY(measure_candidate(out, a, err));
+done:
+    if (rc < 0)
+        qt_act_candidate_free(out);
+    return rc;
+}
+
+/* Error at the outputs with all channel blocks at 4 or 8 bits, or with the block that gains most at
+ * 8 bits and the others at 4. */
+static double score(const struct qt_act_candidate *c, enum qt_act_precision precision)
+{
+    if (precision != QT_ACT_MIXED)
+        return c->weights + (precision == QT_ACT_ALL_8 ? c->total8 : c->total4);
+    double gain = 0;
+    for (size_t b = 0; b < qt_ceil_div(c->act.k, QT_ACT_BLOCK); b++)
+        gain = fmax(gain, c->d4[b] - c->d8[b]);
+    return c->weights + c->total4 - gain;
+}
+
+/* Sets *best to the better of the arrangements with and without factors. */
+static int choose(struct qt_act_candidate *best, struct arranger *a, bool sorted,
+                  enum qt_act_precision precision, struct qt_err *err)
+{
+    const struct qt_act_input *in = qt_act_input_at(a->p, a->layer, a->i);
+    struct qt_act_candidate smoothed;
+    a->precision = precision;
+    int rc = candidate_new(best, a, sorted, false, err);
+    if (rc < 0 || !in->scale || qt_spec_value(a->p->spec, "smooth") == 0)
+        return rc;
+    rc = candidate_new(&smoothed, a, sorted, true, err);
+    if (rc < 0)
+        return rc;
+    if (score(&smoothed, precision) < CLEARLY * score(best, precision)) {
+        const struct qt_act_candidate worse = *best;
+        *best = smoothed;
+        smoothed = worse;
+    }
+    qt_act_candidate_free(&smoothed);
+    return QT_OK;
+}
+
+int qt_act_choose(struct qt_act_planner *p, size_t layer, int i, struct qt_err *err)
 {
     struct qt_act_input *in = qt_act_input_at(p, layer, i);
-    struct qt_act *act = qt_act_planned(p, layer, i);
-    size_t blocks = qt_ceil_div(in->k, QT_ACT_BLOCK), m = p->sampled[i];
-    const float *x = p->sample[i];
-    double *g = NULL, *d = NULL, total, least = INFINITY;
-    float *q = NULL, clip = 1;
+    struct arranger a = {
+        .p = p,
+        .layer = layer,
+        .i = i,
+        .k = in->k,
+        .m = p->sampled[i],
+        .blocks = qt_ceil_div(in->k, QT_ACT_BLOCK),
+        .scratch_floats =
+            qt_max_size(BLOCK2, qt_min_size(p->sampled[i], WEIGHT_TOKENS) * (size_t)PIECE_ROWS)};
+    const enum qt_act_precision precision = qt_act_precision(p->spec);
+    const bool sorts = in->reorder && qt_spec_value(p->spec, "order") != 0;
     int rc = QT_OK;
-    QT_TRY(qt_array_new(&g, blocks, QT_ACT_BLOCK * QT_ACT_BLOCK * sizeof *g, err));
-    QT_TRY(qt_array_new(&d, blocks, sizeof *d, err));
-    QT_TRY(qt_array_new(&q, m, in->k * sizeof *q, err));
-    QT_TRY(qt_array_new(&in->d4, blocks, sizeof *in->d4, err));
-    QT_TRY(qt_array_new(&in->d8, blocks, sizeof *in->d8, err));
-    QT_TRY(block_grams(g, p, layer, i, err));
-    QT_TRY(measure(&total, in->d8, act, g, x, m, 8, 1, q, err));
-    for (int c = 0; c < CLIPS; c++) {
-        QT_TRY(measure(&total, d, act, g, x, m, 4, clips[c], q, err));
-        if (!(total < least))
-            continue;
-        least = total;
-        clip = clips[c];
-        memcpy(in->d4, d, blocks * sizeof *d);
-    }
-    act->clip = clip;
+    openblas_set_num_threads(1);
+    QT_TRY(qt_array_new(&a.weights2, a.k, sizeof *a.weights2, err));
+    QT_TRY(qt_array_new(&a.g, a.blocks, BLOCK2 * sizeof *a.g, err));
+    QT_TRY(qt_array_new(&a.x, a.m, a.k * sizeof *a.x, err));
+    QT_TRY(p->be->download(p->be, a.x, p->sample[i], a.m * a.k * sizeof *a.x, err));
+    QT_TRY(qt_array_new(&a.stored, a.m, a.k * sizeof *a.stored, err));
+    QT_TRY(qt_array_new(&a.e, a.m, a.k * sizeof *a.e, err));
+    QT_TRY(qt_array_new(&a.d, a.blocks, sizeof *a.d, err));
+    QT_TRY(
+        qt_array_new(&a.scratch, (size_t)qt_threads(), a.scratch_floats * sizeof *a.scratch, err));
+    QT_TRY(sum_weights2(&a, err));
+    QT_TRY(choose(&in->chosen, &a, sorts && precision == QT_ACT_MIXED, precision, err));
+    if (sorts && precision == QT_ACT_MIXED)
+        QT_TRY(choose(&in->even, &a, false, QT_ACT_ALL_4, err));
 done:
-    qt_free(g);
-    qt_free(d);
-    qt_free(q);
+    qt_free(a.weights2);
+    qt_free(a.g);
+    qt_free(a.x);
+    qt_free(a.stored);
+    qt_free(a.e);
+    qt_free(a.d);
+    qt_free(a.scratch);
     return rc;
 }

@@ -1,17 +1,20 @@
 /*
- * Order and smoothing of an input's channels.
+ * Arrangements of an input's channels: their order and their factors.
  *
- * Order (channel permutation of COMET, arXiv 2410.12168): channels are sorted by their 99.9 %
- * quantile, descending (ties: absmax, then index), so that outlier channels share channel blocks.
- * Attention outputs are permuted only within a head, in the same way in all heads that read one
- * value head. Products of the MLP are permuted freely. In both cases the rows of the producing
- * linears are stored in that order, so inference needs no gather. The other inputs are gathered by
- * the norm in front of them or, without a norm, by the activation quantizer.
+ * Order. By quantile: channels are sorted by their 99.9 % quantile, descending (ties: absmax, then
+ * index), so that outlier channels share channel blocks, which then get 8 bits (channel permutation
+ * of COMET, arXiv 2410.12168). Attention outputs are permuted only within a head, in the same way
+ * in all heads that read one value head. Products of the MLP are permuted freely. In both cases the
+ * rows of the producing linears are stored in that order, so inference needs no gather. The other
+ * inputs are gathered by the norm in front of them or, without a norm, by the activation quantizer.
+ * Source order: better if all channel blocks have 4 bits, and free.
  *
- * Smoothing (SmoothQuant, arXiv 2211.10438, for outlier channels only): a channel whose quantile is
- * above `smooth` times the median is divided by a power of two, and its weights are multiplied by
- * the same number. Without smoothing, the other channels of an 8-bit block with outliers would have
- * only two or three levels.
+ * Factors. Smoothed: with s[c] = sqrt(x[c] / w[c]) divided by its median over the channels, where
+ * x[c] is the RMS of the activations and w[c] that of the weights, channel c is divided by the
+ * power of two nearest to s[c], and its weights are multiplied by it (SmoothQuant, arXiv
+ * 2211.10438, with alpha = 1/2). Channels with s[c] between 1 / smooth and smooth keep the factor
+ * 1. With rotated blocks this lowers the rounding errors of activations and of weights alike: both
+ * grow with the product of the block's sum of x^2 and its sum of w^2.
  */
 #include "pack/activations/planner.h"
 
@@ -19,8 +22,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { LARGEST_EXP2 = 8 }; /* of a factor: values and norm weights stay inside the range of FP16 */
+
 struct rank {
-    double quantile;
+    double quantile, balance; /* balance: log2 s[c] */
     float absmax;
     uint32_t channel;
 };
@@ -37,24 +42,63 @@ static int by_outliers(const void *a, const void *b)
 
 static int by_value(const void *a, const void *b)
 {
-    double x = ((const struct rank *)a)->quantile, y = ((const struct rank *)b)->quantile;
+    const double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-/* Channels that one row of the value projection produces must have the same rank: each gets the
- * largest of their statistics. */
+/* Channels that one row of the value projection produces must have the same rank and factor: each
+ * gets the largest of their quantiles and the geometric mean of their s[c]. */
 static void merge_ranks(struct rank *rank, const struct qt_act_planner *p, int i, size_t k)
 {
-    for (size_t c = 0; c < k; c++)
-        for (size_t d = 0; d < k && i == 1; d++)
-            if (qt_model_feed_row(p->model, i, c) == qt_model_feed_row(p->model, i, d)) {
+    for (size_t c = 0; c < k && i == 1; c++) {
+        const size_t row = qt_model_feed_row(p->model, i, c);
+        double sum = 0, count = 0;
+        if (rank[c].channel != c) /* merged with an earlier channel */
+            continue;
+        for (size_t d = c; d < k; d++)
+            if (qt_model_feed_row(p->model, i, d) == row) {
                 rank[c].quantile = fmax(rank[c].quantile, rank[d].quantile);
                 rank[c].absmax = fmaxf(rank[c].absmax, rank[d].absmax);
+                sum += rank[d].balance;
+                count++;
             }
+        rank[c].balance = sum / count;
+        for (size_t d = c + 1; d < k; d++)
+            if (qt_model_feed_row(p->model, i, d) == row) {
+                rank[d] = rank[c];
+                rank[d].channel = (uint32_t)c;
+            }
+    }
+    for (size_t c = 0; c < k; c++)
+        rank[c].channel = (uint32_t)c;
+}
+
+/* log2 sqrt(x / w) from the sums of squares. NaN for channels without activations or weights. */
+static double balance_of(double x2, double w2)
+{
+    return x2 > 0 && w2 > 0 && isfinite(x2 / w2) ? log2(x2 / w2) / 4 : NAN;
+}
+
+/* Subtracts the median. NaN becomes 0. */
+static int center_balance(struct rank *rank, size_t k, struct qt_err *err)
+{
+    size_t count = 0;
+    double *value;
+    int rc = qt_array_new(&value, k, sizeof *value, err);
+    if (rc < 0)
+        return rc;
+    for (size_t c = 0; c < k; c++)
+        if (!isnan(rank[c].balance))
+            value[count++] = rank[c].balance;
+    qsort(value, count, sizeof *value, by_value);
+    for (size_t c = 0; c < k; c++)
+        rank[c].balance = isnan(rank[c].balance) ? 0 : rank[c].balance - value[count / 2];
+    qt_free(value);
+    return QT_OK;
 }
 
 static int ranks_new(struct rank **out, const struct qt_act_planner *p, size_t layer, int i,
-                     struct qt_err *err)
+                     const double *weights2, struct qt_err *err)
 {
     const struct qt_channels *from = &p->channels[i];
     size_t k = qt_act_input_at(p, layer, i)->k;
@@ -63,48 +107,42 @@ static int ranks_new(struct rank **out, const struct qt_act_planner *p, size_t l
     QT_TRY(qt_array_new(out, k, sizeof **out, err));
     QT_TRY(qt_channels_new(&c, k, err));
     QT_TRY(p->be->download(p->be, c.absmax, from->absmax, k * sizeof *c.absmax, err));
+    QT_TRY(p->be->download(p->be, c.sum2, from->sum2, k * sizeof *c.sum2, err));
     QT_TRY(p->be->download(p->be, c.hist, from->hist, k * QT_HIST_BINS * sizeof *c.hist, err));
     for (size_t j = 0; j < k; j++)
         (*out)[j] = (struct rank){qt_hist_quantile(c.hist + j * QT_HIST_BINS, c.absmax[j], 0.999),
-                                  c.absmax[j], (uint32_t)j};
+                                  balance_of(c.sum2[j], weights2[j]), c.absmax[j], (uint32_t)j};
+    QT_TRY(center_balance(*out, k, err));
     merge_ranks(*out, p, i, k);
 done:
     qt_channels_free(&c);
     return rc;
 }
 
-/* The power of two that brings `quantile` down to `limit`; limit = 0: no smoothing. */
-static float smooth_factor(double quantile, double limit)
+static float factor_of(const struct rank *rank, double smooth)
 {
-    if (!(limit > 0) || quantile <= limit)
+    if (fabs(rank->balance) <= log2(smooth))
         return 1;
-    return ldexpf(1, -(int)fmin(ceil(log2(quantile / limit)), 60));
+    return ldexpf(1, -(int)fmin(fmax(rint(rank->balance), -LARGEST_EXP2), LARGEST_EXP2));
 }
 
-int qt_act_order(struct qt_act_planner *p, size_t layer, int i, struct qt_err *err)
+int qt_act_order(struct qt_act *act, const struct qt_act_planner *p, size_t layer, int i,
+                 const double *weights2, bool sorted, bool smoothed, struct qt_err *err)
 {
-    const struct qt_act_input *in = qt_act_input_at(p, layer, i);
-    struct qt_act *act = qt_act_planned(p, layer, i);
-    size_t k = in->k, run = i == 1 ? qt_model_info(p->model)->head_dim : k;
-    struct rank *rank = NULL, *sorted = NULL;
+    const double smooth = qt_spec_value(p->spec, "smooth");
+    size_t k = act->k, run = i == 1 ? qt_model_info(p->model)->head_dim : k;
+    struct rank *rank = NULL;
     int rc;
-    QT_TRY(ranks_new(&rank, p, layer, i, err));
-    QT_TRY(qt_array_new(&sorted, k, sizeof *sorted, err));
-    memcpy(sorted, rank, k * sizeof *sorted);
-    qsort(sorted, k, sizeof *sorted, by_value);
-    double limit = in->scale ? qt_spec_value(p->spec, "smooth") * sorted[k / 2].quantile : 0;
-    memcpy(sorted, rank, k * sizeof *sorted);
-    for (size_t j = 0; j < k; j++)
-        sorted[j].quantile *= (double)smooth_factor(rank[j].quantile, limit);
-    if (in->reorder && qt_spec_value(p->spec, "order") != 0)
-        for (size_t at = 0; at < k; at += run)
-            qsort(sorted + at, run, sizeof *sorted, by_outliers);
+    QT_TRY(ranks_new(&rank, p, layer, i, weights2, err));
+    for (size_t j = 0; j < k && smoothed; j++)
+        rank[j].quantile *= (double)factor_of(&rank[j], smooth);
+    for (size_t at = 0; at < k && sorted; at += run)
+        qsort(rank + at, run, sizeof *rank, by_outliers);
     for (size_t j = 0; j < k; j++) {
-        act->order[j] = sorted[j].channel;
-        act->factor[j] = smooth_factor(rank[sorted[j].channel].quantile, limit);
+        act->order[j] = rank[j].channel;
+        act->factor[j] = smoothed ? factor_of(&rank[j], smooth) : 1;
     }
 done:
     qt_free(rank);
-    qt_free(sorted);
     return rc;
 }

@@ -6,7 +6,7 @@
 
 enum {
     STAT_WINDOWS = 32, /* calibration windows for channel statistics */
-    SAMPLES = 1024,    /* at most so many tokens are sampled for qt_act_measure_errors */
+    SAMPLES = 512,     /* at most so many tokens are sampled for qt_act_choose */
 };
 
 const struct qt_act *qt_act_plan_find(const struct qt_act_plan *p, size_t layer, int input)
@@ -108,7 +108,7 @@ static void observe_end(struct qt_act_planner *p)
     for (int i = 0; i < QT_INPUTS; i++) {
         struct qt_channels *c = &p->channels[i];
         qt_backend_channels_free(c, p->be);
-        qt_free(p->sample[i]);
+        p->be->free(p->be, p->sample[i]);
         p->sample[i] = NULL;
     }
 }
@@ -123,24 +123,34 @@ static int observe_begin(struct qt_act_planner *p, size_t layer, struct qt_err *
         if (!k)
             continue;
         QT_TRY(qt_backend_channels(c, p->be, k, err));
-        QT_TRY(qt_array_new(&p->sample[i], SAMPLES, k * sizeof *p->sample[i], err));
+        QT_TRY(qt_backend_floats(&p->sample[i], p->be, SAMPLES, k, err));
     }
 done:
     return rc;
 }
 
-/* Hook: adds x[m][k] to the statistics of input i, and every stride-th token to its sample. */
+/* Hook: adds x[m][k] to the statistics of input i up to token p->held_out, and every stride-th
+ * token after that to its sample. So the tokens that errors are measured on have no part in the
+ * statistics that orders and factors come from. */
 static int observe_input(void *ctx, int i, const float *x, size_t m, size_t k, struct qt_err *err)
 {
     struct qt_act_planner *p = ctx;
-    size_t first = (p->stride - p->seen[i] % p->stride) % p->stride;
+    const size_t seen = p->seen[i];
+    const size_t observed = seen < p->held_out ? qt_min_size(p->held_out - seen, m) : 0;
     int rc = QT_OK;
     if (!p->sample[i])
         return QT_OK;
-    QT_TRY(p->be->channels(p->be, &p->channels[i], x, m, k, err));
-    for (size_t t = first; t < m && p->sampled[i] < SAMPLES; t += p->stride)
-        QT_TRY(p->be->download(p->be, p->sample[i] + p->sampled[i]++ * k, x + t * k, k * sizeof *x,
-                               err));
+    if (observed)
+        QT_TRY(p->be->channels(p->be, &p->channels[i], x, observed, k, err));
+    const size_t past = seen + observed - p->held_out; /* used if m > observed */
+    const size_t first = observed + (p->stride - past % p->stride) % p->stride;
+    if (observed < m && first < m) {
+        const size_t count =
+            qt_min_size(qt_ceil_div(m - first, p->stride), SAMPLES - p->sampled[i]);
+        QT_TRY(p->be->copy_columns(p->be, p->sample[i] + p->sampled[i] * k, k, x + first * k,
+                                   p->stride * k, k, count, err));
+        p->sampled[i] += count;
+    }
     p->seen[i] += m;
 done:
     return rc;
@@ -164,13 +174,12 @@ static int plan_layer(struct qt_act_planner *p, size_t layer, float *hidden, siz
     QT_TRY(qt_layer_run(handle, hidden, tokens, p->data->seqlen, &hook, err));
     QT_TRY(qt_act_advance(p, tokens, err));
     for (int i = 0; i < QT_INPUTS; i++) {
-        size_t k = qt_act_input_at(p, layer, i)->k;
-        if (!k)
+        struct qt_act_input *in = qt_act_input_at(p, layer, i);
+        if (!in->k)
             continue;
-        QT_TRY(qt_act_new(qt_act_planned(p, layer, i), k, 4, err));
-        qt_act_planned(p, layer, i)->scales = (enum qt_act_scales)qt_spec_value(p->spec, "scales");
-        QT_TRY(qt_act_order(p, layer, i, err));
-        QT_TRY(qt_act_measure_errors(p, layer, i, err));
+        QT_TRY(qt_act_choose(p, layer, i, err));
+        *qt_act_planned(p, layer, i) = in->chosen.act;
+        in->chosen.act = (struct qt_act){0};
         QT_TRY(qt_act_advance(p, 0, err));
     }
 done:
@@ -184,7 +193,8 @@ static int plan_layers(struct qt_act_planner *p, struct qt_err *err)
     size_t tokens = stat_tokens(p), bytes;
     float *hidden = NULL;
     int rc = QT_OK;
-    p->stride = qt_ceil_div(tokens, SAMPLES);
+    p->held_out = tokens / 2;
+    p->stride = qt_ceil_div(tokens - p->held_out, SAMPLES);
     if (qt_mul_overflow(&bytes, tokens, qt_model_info(p->model)->hidden * sizeof *hidden))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     QT_TRY(p->be->alloc(p->be, &hidden, bytes, err));
@@ -217,7 +227,7 @@ static json_t *macs_json(const struct macs *sum)
     return json_pack("{s:f}", "a8_macs", sum->all > 0 ? sum->at8 / sum->all : 0.0);
 }
 
-static int make_report(struct qt_act_planner *p, double divergence, struct qt_err *err)
+static int make_report(struct qt_act_planner *p, struct qt_err *err)
 {
     struct macs all = {0};
     json_t *layers = json_array();
@@ -231,7 +241,6 @@ static int make_report(struct qt_act_planner *p, double divergence, struct qt_er
         failed |= json_array_append_new(layers, macs_json(&one)) < 0;
     }
     p->out->report = macs_json(&all);
-    failed |= json_object_set_new(p->out->report, "estimated_kld", json_real(divergence)) < 0;
     failed |= json_object_set_new(p->out->report, "layers", layers) < 0;
     return failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory") : QT_OK;
 }
@@ -258,7 +267,6 @@ int qt_act_plan_new(struct qt_act_plan *out, const struct qt_plan *plan,
                                .be = opt->calibration->backend,
                                .active = -1};
     size_t layers = qt_model_info(model)->layers;
-    double divergence;
     int rc;
     *out = (struct qt_act_plan){.layers = layers};
     QT_TRY(qt_act_find_inputs(&p, plan, err));
@@ -268,15 +276,15 @@ int qt_act_plan_new(struct qt_act_plan *out, const struct qt_plan *plan,
     QT_TRY(qt_array_new(&out->act, layers * QT_INPUTS, sizeof *out->act, err));
     QT_TRY(plan_layers(&p, err));
     QT_TRY(qt_act_measure_sensitivity(&p, err));
-    QT_TRY(qt_act_assign_bits(&p, &divergence, err));
-    QT_TRY(make_report(&p, divergence, err));
+    QT_TRY(qt_act_assign_bits(&p, err));
+    QT_TRY(make_report(&p, err));
     qt_log_message(opt->log, QT_LOG_INFO,
                    "activations: %.1f %% of the multiply-accumulates at 8 bits",
                    100 * json_real_value(json_object_get(out->report, "a8_macs")));
 done:
     for (size_t v = 0; p.inputs && v < layers * QT_INPUTS; v++) {
-        qt_free(p.inputs[v].d4);
-        qt_free(p.inputs[v].d8);
+        qt_act_candidate_free(&p.inputs[v].chosen);
+        qt_act_candidate_free(&p.inputs[v].even);
     }
     qt_free(p.inputs);
     if (rc < 0)

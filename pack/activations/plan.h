@@ -3,17 +3,18 @@
  * quantized. The plan is made before any weight is quantized, from calibration data that runs
  * through the unquantized model. For each linear input the planner decides:
  *
- *   1. channel order (order.c): channels with outliers are sorted into the same channel blocks;
- *   2. smoothing factors (order.c): outlier channels are divided by powers of two;
- *   3. the clip ratio of 4-bit channel blocks (error.c): least error at the linears' outputs;
- *   4. block precisions (budget.c), over the whole model: 8 bits for the channel blocks that reduce
+ *   1. an arrangement (order.c): the channel order and the powers of two that channels are divided
+ *      by, and the clip ratio of 4-bit channel blocks: those with the least error at the outputs of
+ *      the linears, rounding of the weights included (error.c);
+ *   2. block precisions (budget.c), over the whole model: 8 bits for the channel blocks that reduce
  *      the KL divergence of the logits most per multiply-accumulate, 4 bits for all others.
  *
- * Steps 1 and 4 are the fine-grained mixed-precision quantization (FMPQ) of COMET (arXiv
+ * Steps 1 and 2 are based on the fine-grained mixed-precision quantization (FMPQ) of COMET (arXiv
  * 2410.12168): channel permutation, then a precision for each block of 128 channels. Differences
- * from the paper: smoothing factors and clip ratios are added; a measured divergence and a budget
- * (a8max, bound) choose the 8-bit blocks, not the presence of outliers; the permutation of
- * attention outputs and MLP products is folded into the rows of the linears that produce them.
+ * from the paper: channel blocks are rotated (rotate.c); factors and clip ratios are added; a
+ * measured divergence and a budget (a8max, bound) choose the 8-bit blocks, not the presence of
+ * outliers; the permutation of attention outputs and MLP products is folded into the rows of the
+ * linears that produce them.
  */
 #ifndef QT_PACK_ACTIVATIONS_PLAN_H
 #define QT_PACK_ACTIVATIONS_PLAN_H
@@ -64,6 +65,10 @@ void qt_act_plan_arrange_free(struct qt_arrange *a);
  * `method`, which only says how codes were found (a matrix without a usable Hessian is quantized by
  * search). The planner and qt_act_agree both use it. */
 bool qt_act_same_params(const struct qt_spec *a, const struct qt_spec *b);
+
+/* act.c: the steps of qt_act_apply_stored. Host memory; y may be x. */
+int qt_act_arrange(float *y, const float *x, size_t m, const struct qt_act *a, struct qt_err *err);
+int qt_act_round(float *y, const float *x, size_t m, const struct qt_act *a, struct qt_err *err);
 
 /* act.c: reads a section of a container's tensor into dst; QT_E_INPUT if the section is missing or
  * its size is not `bytes`. */

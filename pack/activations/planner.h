@@ -1,8 +1,7 @@
 /*
  * State and steps of the activation planner (private to pack/). plan.h describes the plan. plan.c
- * runs the calibration windows through one decoder layer at a time and calls, in this order:
- * qt_act_order and qt_act_measure_errors for each input of the layer, then, once for the model,
- * qt_act_measure_sensitivity and qt_act_assign_bits.
+ * runs the calibration windows through one decoder layer at a time and calls qt_act_choose for each
+ * input of the layer, then, once for the model, qt_act_measure_sensitivity and qt_act_assign_bits.
  */
 #ifndef QT_PACK_ACTIVATIONS_PLANNER_H
 #define QT_PACK_ACTIVATIONS_PLANNER_H
@@ -10,12 +9,28 @@
 #include "pack/activations/plan.h"
 #include "pack/schemes/scheme.h"
 
+/* Which precisions the spec allows for channel blocks. */
+enum qt_act_precision { QT_ACT_ALL_4, QT_ACT_MIXED, QT_ACT_ALL_8 };
+enum qt_act_precision qt_act_precision(const struct qt_spec *spec);
+
+/* An arrangement of an input's channels with its errors at the outputs of the linears (error.c). */
+struct qt_act_candidate {
+    struct qt_act act;
+    double *d4, *d8;       /* [channel blocks] error at 4 and 8 bits; 0: not measured */
+    double total4, total8; /* their sums */
+    double weights;        /* error of the rounded weights */
+};
+void qt_act_candidate_free(struct qt_act_candidate *c);
+
 /* A linear input of a decoder layer. */
 struct qt_act_input {
     size_t k, n;         /* channels, k = 0: not w4ax; rows of all linears that share the input */
     bool reorder, scale; /* whether its channels may be permuted, scaled */
-    double *d4, *d8;     /* [channel blocks] output error at 4 and 8 bits: qt_act_measure_errors */
-    double sensitivity;  /* KL divergence, nats: qt_act_measure_sensitivity */
+    /* Best arrangement, and with QT_ACT_MIXED and channels that may be permuted also the best one
+     * for 4 bits in all channel blocks, in source order; else even.act.k = 0.
+     * The plan takes over chosen.act. */
+    struct qt_act_candidate chosen, even;
+    double sensitivity; /* KL divergence, nats: qt_act_measure_sensitivity */
 };
 
 struct qt_act_planner {
@@ -27,10 +42,11 @@ struct qt_act_planner {
     struct qt_backend *be;             /* data->backend */
     const struct qt_spec *spec;
     struct qt_act_input *inputs; /* [layers][QT_INPUTS] */
-    /* Inputs of the current decoder layer: statistics, and a sample of every stride-th token. */
+    /* Inputs of the current decoder layer: statistics of the tokens before held_out, and a sample
+     * of every stride-th token from there on. */
     struct qt_channels channels[QT_INPUTS]; /* backend memory */
-    float *sample[QT_INPUTS];               /* host memory, [sampled][k] */
-    size_t sampled[QT_INPUTS], seen[QT_INPUTS], stride;
+    float *sample[QT_INPUTS];               /* backend memory, [sampled][k] */
+    size_t sampled[QT_INPUTS], seen[QT_INPUTS], held_out, stride;
     int active;         /* input at 4 bits while its sensitivity is measured; -1: none */
     double done, total; /* tokens x decoder layers, for progress */
 };
@@ -64,17 +80,23 @@ static inline struct qt_act *qt_act_planned(const struct qt_act_planner *p, size
     return &p->out->act[layer * QT_INPUTS + (size_t)i];
 }
 
-/* order.c: sets order and factors of input i from its channel statistics. */
-int qt_act_order(struct qt_act_planner *p, size_t layer, int i, struct qt_err *err);
+/* order.c: sets order and factors of act, for input i, from its channel statistics. weights2[k]:
+ * sum of squared weights of each channel. sorted: by quantile; else source order. smoothed: with
+ * factors; else all are 1. */
+int qt_act_order(struct qt_act *act, const struct qt_act_planner *p, size_t layer, int i,
+                 const double *weights2, bool sorted, bool smoothed, struct qt_err *err);
 
-/* error.c: sets d4 and d8 of input i from the sampled tokens, and the clip ratio. */
-int qt_act_measure_errors(struct qt_act_planner *p, size_t layer, int i, struct qt_err *err);
+/* error.c: sets in->chosen and in->even of input i from the sampled tokens. */
+int qt_act_choose(struct qt_act_planner *p, size_t layer, int i, struct qt_err *err);
 
 /* budget.c: sets the sensitivity of all inputs. */
 int qt_act_measure_sensitivity(struct qt_act_planner *p, struct qt_err *err);
 /* The tokens that qt_act_measure_sensitivity will pass to qt_act_advance. */
 double qt_act_sensitivity_tokens(const struct qt_act_planner *p);
-/* budget.c: sets the precision of all channel blocks; *remaining is the estimated divergence. */
-int qt_act_assign_bits(struct qt_act_planner *p, double *remaining, struct qt_err *err);
+/* The tokens whose logits it will compute. */
+double qt_act_scored_tokens(const struct qt_act_planner *p);
+/* budget.c: sets the precision of all channel blocks, and the arrangement of inputs without 8-bit
+ * blocks. */
+int qt_act_assign_bits(struct qt_act_planner *p, struct qt_err *err);
 
 #endif

@@ -74,7 +74,7 @@ static int read_input(struct qt_act *a, struct cursor *c, size_t k, const struct
 {
     int rc;
     QT_TRY(qt_act_new(a, k, 8, err));
-    a->scales = (enum qt_act_scales)qt_spec_value(spec, "scales");
+    qt_act_set_spec(a, spec);
     QT_TRY(read_bytes(&a->clip, c, sizeof a->clip, err));
     QT_TRY(read_bytes(a->order, c, k * sizeof *a->order, err));
     QT_TRY(read_bytes(a->factor, c, k * sizeof *a->factor, err));

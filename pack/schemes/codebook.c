@@ -30,12 +30,6 @@ static const char *const layouts[] = {
     [QT_FRAG_WHOLE] = "frag16x64/whole",
     [QT_FRAG_BYTE] = "frag16x64/byte",
 };
-/* Channels that K is padded to a multiple of: one fragment block, or two. */
-static size_t padding(enum qt_frag_order order)
-{
-    return order == QT_FRAG_BYTE ? 2 * QT_FRAG_COLS : QT_FRAG_COLS;
-}
-
 static const char *const plane_names[QT_FRAG_MAX_PLANES] = {"plane0", "plane1", "plane2"};
 
 int qt_codebook_describe(struct qt_packed *p, const struct qt_codebook *cb, struct qt_err *err)
@@ -43,7 +37,7 @@ int qt_codebook_describe(struct qt_packed *p, const struct qt_codebook *cb, stru
     unsigned width[QT_FRAG_MAX_PLANES];
     int planes = qt_frag_planes(width, cb->bits), rc = QT_OK;
     size_t strips = qt_ceil_div(p->n, QT_FRAG_ROWS);
-    size_t blocks = qt_round_up(p->k, padding(cb->order)) / QT_FRAG_COLS;
+    size_t blocks = qt_round_up(qt_ceil_div(p->k, QT_FRAG_COLS), cb->pairs ? 2 : 1);
     size_t groups = qt_ceil_div(p->k, cb->group);
     for (int i = 0; i < planes && rc == QT_OK; i++)
         rc = qt_packed_add_section(p, plane_names[i], QT_U32, 4,

@@ -16,6 +16,7 @@ struct qt_codebook {
     unsigned bits;
     size_t group; /* channels per scale; k for one per row */
     enum qt_frag_order order;
+    bool pairs;  /* K is padded to an even number of fragment blocks */
     bool search; /* search for the scale instead of absmax */
     enum qt_scales scales;
     unsigned multiples;  /* 0, or: scales are 1..multiples times a scale per row */

@@ -58,10 +58,15 @@ struct qt_learnable {
     void (*recode)(const struct qt_packed *p, const struct qt_strip *strip, const float *w);
 };
 
+enum { QT_PARAM_ABSENT = -1 };
+
 struct qt_scheme {
     const char *name, *help;
     const struct qt_preset *presets; /* ends with name = NULL */
     const struct qt_param *params;   /* ends with key = NULL */
+    /* Key of a parameter that containers of format version 1 lack: its value is then
+     * QT_PARAM_ABSENT. NULL if there is none. */
+    const char *added_param;
 
     bool needs_data; /* see qt_scheme_needs_data */
     /* QT_E_USAGE if parameters contradict each other. */
@@ -139,15 +144,23 @@ int qt_arrange_describe(struct qt_packed *p, struct qt_err *err);
 void qt_arrange_store(struct qt_packed *p, const struct qt_arrange *a);
 int qt_arrange_check(const struct qt_packed *p, struct qt_err *err);
 bool qt_is_arranged(const struct qt_packed *p);
-/* Row r from source columns to stored columns, and back; dst must not be src. */
+/* Row r from source columns to stored columns, and back; dst must not be src. restore_row changes
+ * src. */
 void qt_arrange_row(float *dst, const struct qt_packed *p, const float *src, size_t r);
-void qt_arrange_restore_row(float *dst, const struct qt_packed *p, const float *src, size_t r);
-/* Reorders sums over tokens of channel products to stored channels: dst[k][k]. gram reads the lower
+void qt_arrange_restore_row(float *dst, const struct qt_packed *p, float *src, size_t r);
+/* Converts sums over tokens of channel products to stored channels: dst[k][k]. gram reads the lower
  * triangle of the symmetric h and writes all of dst; cross reads all of c. */
 void qt_arrange_gram(double *dst, const double *h, const struct qt_act *a);
 void qt_arrange_cross(float *dst, const float *c, const struct qt_act *a);
-/* Reorders only the columns of c[n][k]. */
+/* Converts only the columns of c[n][k]. */
 void qt_arrange_columns(float *dst, const float *c, size_t n, const struct qt_act *a);
+
+/* activations/rotate.c: rotates the channel blocks of x[k]; a second call restores x. */
+void qt_rotate(float *x, size_t k);
+/* Same for the rows of c[n][k] and, if `both`, for its columns too (then n = k). */
+void qt_rotate_cross(float *c, size_t n, size_t k, bool both);
+/* Same for rows and columns of the symmetric h[k][k]. */
+void qt_rotate_gram(double *h, size_t k);
 
 /* activations/act.c: divisors of stored rows [first, first + n) of a weight, 1 if there are none:
  * factor[n], in source order. */

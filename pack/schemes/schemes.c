@@ -227,7 +227,7 @@ void qt_params_text(char *buf, size_t size, char separator, const struct qt_para
     size_t at = strlen(buf);
     for (size_t i = 0; params[i].key && at < size; i++) {
         const bool optional = params[i].type == QT_PARAM_FLAG || params[i].type == QT_PARAM_OPTION;
-        if (fixed >> i & 1 || (optional && value[i] == 0))
+        if (fixed >> i & 1 || (optional && value[i] == 0) || value[i] == QT_PARAM_ABSENT)
             continue;
         if (params[i].type == QT_PARAM_CHOICE)
             at += (size_t)snprintf(buf + at, size - at, "%c%s=%s", separator, params[i].key,
@@ -247,14 +247,17 @@ static void write_text(struct qt_spec *spec)
                    spec->fixed);
 }
 
-/* Parses the parameters after the preset's name, "" or ":...", on top of those of the preset. */
-static int read_params(struct qt_spec *out, const char *text, struct qt_err *err)
+/* Parses the parameters after the preset's name, "" or ":...", on top of those of the preset.
+ * stored: the text of a container. */
+static int read_params(struct qt_spec *out, const char *text, bool stored, struct qt_err *err)
 {
     const struct qt_param *params = out->scheme->params;
+    const char *added = out->scheme->added_param;
     unsigned by_preset = 0, by_user = 0;
     int rc = QT_OK;
     for (size_t i = 0; params[i].key; i++)
-        out->value[i] = params[i].initial;
+        out->value[i] = stored && added && strcmp(params[i].key, added) == 0 ? QT_PARAM_ABSENT
+                                                                             : params[i].initial;
     if (out->preset->values[0])
         QT_TRY(qt_params_parse(out->value, &by_preset, params, 0, out->preset->values, err));
     out->fixed = fixed_params(params, by_preset);
@@ -265,7 +268,7 @@ done:
     return rc;
 }
 
-int qt_spec_read(struct qt_spec *out, const char *text, struct qt_err *err)
+static int read_spec(struct qt_spec *out, const char *text, bool stored, struct qt_err *err)
 {
     struct qt_err inner = {0};
     char name[32];
@@ -284,17 +287,28 @@ int qt_spec_read(struct qt_spec *out, const char *text, struct qt_err *err)
     int rc = find_preset(out, name, err);
     if (rc < 0)
         return rc;
-    rc = read_params(out, text + len, &inner);
+    rc = read_params(out, text + len, stored, &inner);
     write_text(out);
     return rc < 0 ? qt_fail(err, rc, NULL, NULL, "scheme '%s': %s", text, inner.reason) : QT_OK;
 }
 
+int qt_spec_read(struct qt_spec *out, const char *text, struct qt_err *err)
+{
+    return read_spec(out, text, true, err);
+}
+
 int qt_spec_parse(struct qt_spec *out, const char *text, struct qt_err *err)
 {
-    int rc = qt_spec_read(out, text, err);
+    int rc = read_spec(out, text, false, err);
     return rc == QT_OK && out->scheme && out->scheme->check_unused
                ? out->scheme->check_unused(out, err)
                : rc;
+}
+
+int qt_spec_format_version(const struct qt_spec *spec)
+{
+    const char *added = spec->scheme->added_param;
+    return added && qt_spec_value(spec, added) != QT_PARAM_ABSENT ? 2 : 1;
 }
 
 const char *qt_spec_short(char buf[QT_SPEC_TEXT], const char *text)
@@ -302,7 +316,7 @@ const char *qt_spec_short(char buf[QT_SPEC_TEXT], const char *text)
     struct qt_spec spec, usual;
     snprintf(buf, QT_SPEC_TEXT, "%s", text);
     if (qt_spec_read(&spec, text, NULL) < 0 || !spec.scheme ||
-        qt_spec_read(&usual, spec.preset->name, NULL) < 0)
+        qt_spec_parse(&usual, spec.preset->name, NULL) < 0)
         return buf;
     qt_spec_resolve(&usual, false);
     unsigned omit = spec.fixed;

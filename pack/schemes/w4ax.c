@@ -12,6 +12,7 @@
 /* In the order of enum qt_act_scales. */
 static const char *const scales[] = {"block", "int", "row", NULL};
 static const char *const orders[] = {"none", "outliers", NULL};
+static const char *const rotations[] = {"none", "hadamard", NULL};
 
 enum { CHOICE_PARAMS = 2 }; /* the first parameters, which choose the 8-bit channel blocks */
 
@@ -21,14 +22,19 @@ static const struct qt_param params[] = {
     {"bound", QT_PARAM_REAL, 0, 0, 1e6, NULL,
      "stop choosing 8-bit channel blocks at this estimated KL divergence (nats)"},
     {"order", QT_PARAM_CHOICE, 1, 0, 1, orders,
-     "outliers: sort channels by their 99.9 % quantile; none: source order"},
-    {"smooth", QT_PARAM_REAL, 4, 0, 1e6, NULL,
-     "channels whose 99.9 % quantile is more than this many times the median are divided by a "
-     "power of two, and their weights multiplied by it; 0: off"},
+     "outliers: sort the channels of inputs with 8-bit blocks by their 99.9 % quantile; none: "
+     "source order"},
+    {"smooth", QT_PARAM_REAL, 1, 0, 1e6, NULL,
+     "where it lowers the error, divide channels by a power of two near sqrt(RMS of activations / "
+     "RMS of weights), if that exceeds this multiple of the median or is below the median divided "
+     "by it, and multiply their weights by it; 0: never"},
     {"scales", QT_PARAM_CHOICE, 0, 0, 2, scales,
      "scales of weights and activations. block: one per 128 channels of a row or token; int: small "
      "integers times one scale per row or token; row: one per row or token, 8-bit activations"},
     QT_PARAM_METHOD,
+    {"rotate", QT_PARAM_CHOICE, 1, 0, 1, rotations,
+     "hadamard: multiply the channels of each block by a Hadamard matrix, in the weights and, "
+     "during inference, in the activations; none: do not"},
     {0},
 };
 
@@ -77,6 +83,7 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
         .group = group(p),
         .multiples = scales_of(p) == QT_ACT_SCALES_INT ? MULTIPLES : 0,
         .order = QT_FRAG_BYTE,
+        .pairs = qt_spec_value(&p->spec, "rotate") == QT_PARAM_ABSENT,
         .search = qt_spec_method(&p->spec) != QT_METHOD_RTN,
         .zero_code = 8,
         .grid = {.low = -8, .high = 7, .max = 7},
@@ -160,6 +167,7 @@ const struct qt_scheme qt_scheme_w4ax = {
     .help = "INT4 weights, activations of 4 and 8 bits in blocks of channels (COMET)",
     .presets = presets,
     .params = params,
+    .added_param = "rotate",
     .needs_data = true,
     .check_spec = check_spec,
     .check_unused = check_unused,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tables of docs/accuracy.md about w4ax: the curve of a8max, granularities, order and smoothing
-# with and without outliers, 4-bit caches.
+# The tables of docs/accuracy.md about w4ax: the curve of a8max, granularities, rotation, order and
+# smoothing with and without outliers, 4-bit caches.
 #   w4ax.sh CKPT IDS CALIBRATION.txt [OUTLIER_CKPT]
 # OUTLIER_CKPT: CKPT through tests/oracle/inject_outliers.py. WINDOWS, SAMPLES: how much of the data.
 # Output: tab-separated model, spec, cache, perplexity, its rise in %, mean KL divergence, share of
@@ -32,9 +32,9 @@ for scheme in none w4ax; do
         measure "$ckpt" plain "$scheme" --kv 4 --kv-keys "$keys"
     done
 done
-for option in scales=int scales=row smooth=0 smooth=0,order=none; do
+for option in scales=int scales=row smooth=0 rotate=none rotate=none,smooth=0,order=none; do
     measure "$ckpt" plain "w4ax:$option"
 done
-[ -z "$outliers" ] || for option in smooth=4 scales=int order=none smooth=0 smooth=0,order=none; do
+[ -z "$outliers" ] || for option in smooth=1 scales=int order=none smooth=0 rotate=none rotate=none,smooth=0; do
     measure "$outliers" outliers "w4ax:$option"
 done

@@ -400,9 +400,9 @@ $ rm -r n
 
 # ---- manifests
 $ qtool quantize "$NANO" -o c --scheme fp6 -q && cp c/qtool.json good.json
-$ sed 's/"format_version": 1/"format_version": 2/' good.json >c/qtool.json && ! cmp -s good.json c/qtool.json && qtool verify c
+$ sed 's/"format_version": 1/"format_version": 3/' good.json >c/qtool.json && ! cmp -s good.json c/qtool.json && qtool verify c
 ? 4
-2 format version 2, but this qtool
+2 format version 3, but this qtool
 $ sed 's/"format": "qtool"/"format": "tool"/' good.json >c/qtool.json && ! cmp -s good.json c/qtool.json && qtool verify c
 ? 3
 2 not a qtool manifest

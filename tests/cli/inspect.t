@@ -69,6 +69,6 @@ $ cp -r nf4 broken && printf '{' >broken/qtool.json && qtool inspect broken
 ? 3
 2 broken/qtool\.json
 
-$ cp -r nf4 newer && sed 's/"format_version": *1/"format_version":2/' nf4/qtool.json >newer/qtool.json && qtool inspect newer
+$ cp -r nf4 newer && sed 's/"format_version": *1/"format_version":3/' nf4/qtool.json >newer/qtool.json && qtool inspect newer
 ? 4
-2 newer/qtool\.json: format version 2
+2 newer/qtool\.json: format version 3

@@ -3,9 +3,9 @@
  * quantizer alone, together with cuBLAS FP16 and the read floor. Weights are cold in the L2
  * (timing.cuh). `qtool bench` measures the planned configurations.
  *
- * usage: bench_w4ax [-s NxK[,NxK]] [-m M[,M]] [-g block,int,row] [-t [-a]] [-p] [-q]
+ * usage: bench_w4ax [-s NxK[,NxK]] [-m M[,M]] [-g block,int,row] [-t [-a]] [-p] [-q [-r]]
  *   -t tries many configurations and prints the best, -a all; -p packed activations for the stream
- *   kernel; -q the quantizer
+ *   kernel; -q the quantizer; -q -r the quantizer with rotated channel blocks
  */
 #include "kernels/include/qtool_w4ax.h"
 #include "tests/gpu/tile_tokens.h"
@@ -19,7 +19,7 @@ static const char *const scale_names[] = {"block", "int", "row"};
 static struct timing timer;
 static void *x, *y, *workspace;
 static const size_t workspace_bytes = 256 << 20, x_bytes = (size_t)4096 * 32768 * 2;
-static bool packed_wanted, tuning;
+static bool packed_wanted, tuning, rotated;
 static size_t shown = 4; /* configurations printed by -t */
 
 static std::vector<std::string> split(const char *text)
@@ -316,7 +316,8 @@ static void bench_quantize(size_t k, size_t m)
                                           what > 1 && what != 4 ? device_perm : NULL,
                                           1,
                                           1,
-                                          packed};
+                                          packed,
+                                          rotated ? QTOOL_W4AX_HADAMARD : QTOOL_W4AX_NO_ROTATION};
             struct qtool_w4ax_norm norm = {what == 3 ? QTOOL_W4AX_LAYER_NORM
                                            : what    ? QTOOL_W4AX_RMS_NORM
                                                      : QTOOL_W4AX_NO_NORM,
@@ -329,8 +330,9 @@ static void bench_quantize(size_t k, size_t m)
                     QTOOL_OK)
                     CHECK(cudaErrorUnknown);
             });
-            printf("quantize %s%s\t%zu\t%zu\t%.2f\t%.2f\t%.2fx\n", names[what],
-                   packed ? " packed" : "", k, m, us, floor_us, us / floor_us);
+            printf("quantize %s%s%s\t%zu\t%zu\t%.2f\t%.2f\t%.2fx\n", names[what],
+                   packed ? " packed" : "", rotated ? " rotated" : "", k, m, us, floor_us,
+                   us / floor_us);
         }
         CHECK(cudaFree(blocks));
     }
@@ -349,6 +351,7 @@ int main(int argc, char **argv)
         char o = argv[i][0] == '-' ? argv[i][1] : 0;
         tuning |= o == 't';
         packed_wanted |= o == 'p';
+        rotated |= o == 'r';
         quantize |= o == 'q';
         shown = o == 'a' ? 1000 : shown;
         if (o == 's' && i + 1 < argc)

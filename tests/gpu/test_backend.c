@@ -388,6 +388,53 @@ static void test_rows(size_t m, size_t n)
     array_free(&all), array_free(&some);
 }
 
+static struct qt_act random_act(size_t k)
+{
+    struct qt_err err = {0};
+    struct qt_act act;
+    must(qt_act_new(&act, k, 8, &err), &err, "description");
+    for (size_t i = k - 1; i > 0; i--) {
+        const size_t j = random_below(i + 1);
+        const uint32_t order = act.order[i];
+        act.order[i] = act.order[j];
+        act.order[j] = order;
+        act.factor[i] = ldexpf(1, 4 - (int)random_below(8));
+    }
+    for (size_t b = 0; b < qt_ceil_div(k, QT_ACT_BLOCK); b++)
+        act.bits[b] = random_below(2) ? 4 : 8;
+    act.clip = 1 - (float)random_below(4) / 16;
+    return act;
+}
+
+/* Bit for bit the reference of pack/, also for tokens with NaN, infinity, zeros and tiny values. */
+static void test_round_inputs(size_t m, size_t k)
+{
+    struct array x = floats(m * k, 3), y = zeros(m * k * sizeof(float));
+    struct qt_act act = random_act(k);
+    float *values = fetch(cpu, x.cpu, x.bytes);
+    struct qt_err err = {0};
+    for (size_t i = 0; i < k; i++) {
+        values[m / 2 * k + i] = 0;
+        values[m / 3 * k + i] *= 1e-37f;
+    }
+    values[random_below(m * k)] = NAN;
+    values[random_below(m * k)] = -INFINITY;
+    must(gpu->upload(gpu, x.gpu, values, x.bytes, &err), &err, "upload");
+    for (int i = 0; i < 6; i++) {
+        char what[80];
+        act.scales = (enum qt_act_scales)(i % 3);
+        act.rotate = i > 2;
+        must(qt_act_apply(y.cpu, values, m, &act, &err), &err, "qt_act_apply");
+        must(gpu->round_inputs(gpu, y.gpu, x.gpu, m, &act, &err), &err, "round_inputs");
+        snprintf(what, sizeof what, "round_inputs, %zu x %zu, scales %d, rotated %d", m, k, i % 3,
+                 act.rotate);
+        compare(&y, 0, what);
+    }
+    free(values);
+    qt_act_free(&act);
+    array_free(&x), array_free(&y);
+}
+
 static void test_score(size_t m, size_t vocab, float softcap)
 {
     struct array a = floats(m * vocab, 12), b = floats(m * vocab, 12);
@@ -712,6 +759,9 @@ int main(int argc, char **argv)
     test_rows(1, 1);
     test_recurrences(3, 17, 2, 5);
     test_rows(700 + random_below(100), 300 + random_below(100));
+    for (size_t k = 1; k < 5000; k = 2 * k + random_below(30))
+        test_round_inputs(1 + random_below(40), k);
+    test_round_inputs(100, 576);
     for (int i = 0; i < 4; i++)
         test_score(1 + random_below(30), 2 + random_below(i % 2 ? 40000 : 300), i < 2 ? 0 : 30);
     test_statistics(1, 3);

@@ -483,6 +483,11 @@ static void w4ax(void)
     struct qtool_w4ax_input odd = in;
     odd.scales = (enum qtool_w4ax_scales)3;
     refuses("other scales", qtool_w4ax_quantize(&acts, &odd, NULL, memory, 8, QTOOL_F16, NULL));
+    odd = in;
+    odd.rotation = QTOOL_W4AX_HADAMARD;
+    takes("rotated rows", qtool_w4ax_quantize(&acts, &odd, NULL, memory, 8, QTOOL_F16, NULL));
+    odd.rotation = (enum qtool_w4ax_rotation)2;
+    refuses("another rotation", qtool_w4ax_quantize(&acts, &odd, NULL, memory, 8, QTOOL_F16, NULL));
     static const float clips[] = {0, -1, NAN};
     for (size_t i = 0; i < sizeof clips / sizeof *clips; i++) {
         odd = in;

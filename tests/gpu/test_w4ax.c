@@ -10,6 +10,7 @@
 #include "kernels/include/qtool_w4ax.h"
 #include "tests/gpu/check.h"
 #include "tests/gpu/tile_tokens.h"
+#include "tests/rotate.h"
 
 #include <math.h>
 
@@ -52,7 +53,8 @@ static void layer_new(struct layer *l, enum qtool_w4ax_scales scales, size_t k, 
                                       .perm = l->perm ? upload(l->perm, k * 4) : NULL,
                                       .clip4 = random_below(2) ? 0.9f : 1,
                                       .clip8 = 1,
-                                      .packed = l->packed};
+                                      .packed = l->packed,
+                                      .rotation = (enum qtool_w4ax_rotation)random_below(2)};
 }
 
 static void layer_free(struct layer *l)
@@ -172,7 +174,7 @@ static void quantize_reference(int *codes, float *scale, const float *v, const s
     }
 }
 
-/* Computes the values of a token after norm and permutation, with zeros beyond k. */
+/* Computes the values of a token after norm, permutation and rotation, with zeros beyond k. */
 static void norm_reference(float *v, const uint16_t *x, const uint16_t *weight,
                            const uint16_t *bias, const struct layer *l,
                            enum qtool_w4ax_norm_kind kind, float eps, int bf16)
@@ -192,6 +194,8 @@ static void norm_reference(float *v, const uint16_t *x, const uint16_t *weight,
             v[i] = (float)((double)v[i] * (double)to_float(weight[i], bf16) +
                            (double)(bias ? to_float(bias[i], bf16) : 0));
     }
+    if (l->in.rotation)
+        rotate_reference(v, l->k);
 }
 
 /* Returns the number of values that differ by more than `slack`, and adds the number of codes that
@@ -251,9 +255,10 @@ static void check_quantize(const struct layer *l, size_t m, int bf16,
         wrong += compare_token(&off, &a, l, t, codes, scale, slack);
     }
     snprintf(what, sizeof what,
-             "quantize scales %d m=%zu k=%zu %s norm %d packed %d perm %d: %zu wrong, %zu off",
+             "quantize scales %d m=%zu k=%zu %s norm %d packed %d perm %d rotate %d: %zu wrong, "
+             "%zu off",
              (int)l->scales, m, l->k, bf16 ? "bf16" : "f16", (int)kind, l->packed, l->perm != NULL,
-             wrong, off);
+             (int)l->in.rotation, wrong, off);
     result(rc == QTOOL_OK && wrong == 0 && off <= 2 + m * l->k / 1000, what);
     acts_free(&a);
     CHECK(cudaFree(dx));
@@ -266,14 +271,14 @@ static void check_quantize(const struct layer *l, size_t m, int bf16,
 
 struct weight {
     struct qtool_w4ax_weight device;
-    size_t n, k, strips, kblocks;
-    int8_t *code;             /* [strips * 16][kblocks * 128] */
-    float *scale, *row_scale; /* [strips * 16][kblocks], [strips * 16] */
+    size_t n, k, strips, kblocks, pitch; /* pitch: fragment blocks of a strip */
+    int8_t *code;                        /* [strips * 16][kblocks * 128] */
+    float *scale, *row_scale;            /* [strips * 16][kblocks], [strips * 16] */
 };
 
 static void *pack_codes(const struct weight *w)
 {
-    size_t cols = w->kblocks * COLS, blocks = 2 * w->kblocks;
+    size_t cols = w->kblocks * COLS, blocks = w->pitch;
     uint32_t *out = calloc(w->strips * blocks * 128, 4);
     for (size_t block = 0; block < w->strips * blocks; block++)
         for (unsigned i = 0; i < 32 * 32; i++) {
@@ -314,6 +319,7 @@ static void weight_new(struct weight *w, const struct layer *l, size_t n, bool o
     w->k = l->k;
     w->strips = (n + 15) / 16;
     w->kblocks = l->kblocks;
+    w->pitch = random_below(2) ? (l->k + 63) / 64 : 2 * l->kblocks;
     size_t rows = w->strips * 16, cols = w->kblocks * COLS;
     w->code = calloc(rows, cols);
     w->scale = calloc(rows * w->kblocks, sizeof(float));
@@ -330,6 +336,8 @@ static void weight_new(struct weight *w, const struct layer *l, size_t n, bool o
     }
     w->device = (struct qtool_w4ax_weight){
         .scales = l->scales, .n = n, .k = l->k, .scale_exp2 = 0, .blocks = l->in.blocks};
+    if (w->pitch != 2 * w->kblocks || random_below(2))
+        w->device.pitch_blocks = w->pitch;
     w->device.plane = pack_codes(w);
     upload_scales(w);
 }

@@ -128,11 +128,29 @@ def pack_scales(scales):
     )
 
 
-def w4ax_case(name, text, w, per_row=False, multiples=0):
-    """As int4, but padded to 128 columns, two's complement, in the order of formats/layouts/layout_frag8.h."""
+def rotated(w):
+    """The rows of w by Hadamard matrices, as docs/schemes.md says: butterflies in FP32."""
+    w, k, at = w.astype(np.float32), w.shape[1], 0
+    while at < k:
+        size = 128
+        while size > k - at or at % 128 + size > 128:
+            size //= 2
+        x, d = w[:, at : at + size], size // 2
+        while d:
+            y = x.reshape(len(w), -1, 2, d)
+            x = np.stack([y[:, :, 0] + y[:, :, 1], y[:, :, 0] - y[:, :, 1]], 2).reshape(len(w), size)
+            d //= 2
+        w[:, at : at + size] = x * np.float32(1 / np.sqrt(size))
+        at += size
+    return w
+
+
+def w4ax_case(name, text, w, per_row=False, multiples=0, version=2):
+    """As int4, but two's complement, in the order of formats/layouts/layout_frag8.h. Version 1 is padded to 128 columns."""
     n, k = w.shape
-    g = k if per_row else 128
-    np_, kp, groups = -(-n // 16) * 16, -(-k // 128) * 128, -(-k // g)
+    source, w = w, rotated(w) if "rotate=hadamard" in text else w
+    g, pad = k if per_row else 128, 128 if version == 1 else 64
+    np_, kp, groups = -(-n // 16) * 16, -(-k // pad) * pad, -(-k // g)
     codes = np.zeros((np_, kp), np.int64)
     scales, subs, units = np.zeros((np_, groups), np.float16), np.zeros((np_, groups), np.uint8), np.zeros(np_, np.float16)
     for r in range(n):
@@ -169,8 +187,8 @@ def w4ax_case(name, text, w, per_row=False, multiples=0):
     data += bytes([8] * (-(-k // 128))) + np.float32(1).tobytes()
     data += np.arange(k, dtype="<u4").tobytes() + bytes(k) + np.arange(n, dtype="<u4").tobytes() + bytes(n)
     (OUT / f"{name}.bin").write_bytes(data)
-    (OUT / f"{name}.w").write_bytes(w.astype("<f4").tobytes())
-    return f"{name} {text} {n} {k} 0\n"
+    (OUT / f"{name}.w").write_bytes(source.astype("<f4").tobytes())
+    return f"{name} {text} {n} {k} 0 {version}\n"
 
 
 def int_case(name, text, w, bits, group=None, asymmetric=False):
@@ -209,7 +227,7 @@ def int_case(name, text, w, bits, group=None, asymmetric=False):
                 data += bytes(z if bits == 8 else [a | b << 4 for a, b in zip(z[::2], z[1::2])])
     (OUT / f"{name}.bin").write_bytes(data)
     (OUT / f"{name}.w").write_bytes(w.astype("<f4").tobytes())
-    return f"{name} {text} {n} {k} 0\n"
+    return f"{name} {text} {n} {k} 0 1\n"
 
 
 IQ4NL = np.float32([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]) / 128
@@ -264,7 +282,7 @@ def case(name, text, w, bits, group=None, e=None, table=None, scales=None):
         data += table.astype("<f2").tobytes()
     (OUT / f"{name}.bin").write_bytes(data)
     (OUT / f"{name}.w").write_bytes(w.astype("<f4").tobytes())
-    return f"{name} {text} {n} {k} {exp2}\n"
+    return f"{name} {text} {n} {k} {exp2} 1\n"
 
 
 def mix_case(name, options, w):
@@ -272,7 +290,7 @@ def mix_case(name, options, w):
     data, exp2 = mix24(w, **options)
     (OUT / f"{name}.bin").write_bytes(data)
     (OUT / f"{name}.w").write_bytes(w.astype("<f4").tobytes())
-    return f"{name} mix24:{keys + ',' if keys else ''}method=rtn {w.shape[0]} {w.shape[1]} {exp2}\n"
+    return f"{name} mix24:{keys + ',' if keys else ''}method=rtn {w.shape[0]} {w.shape[1]} {exp2} 1\n"
 
 
 def main():
@@ -314,15 +332,18 @@ def main():
         mix_case("mix24_g8", {"g": 8, "four": 0.4, "outliers": 0.01}, w(17, 130)),
         mix_case("mix24_g2", {"g2": 8, "four": 1}, w(24, 150)),
         mix_case("mix24_none", {"four": 0, "outliers": 0.02}, w(16, 128)),
-        w4ax_case("w4ax", "w4ax:method=rtn", w4(17, 200)),
-        w4ax_case("w4ax_int", "w4ax:scales=int,method=rtn", w4(19, 300) * np.float32(8), multiples=15),
-        w4ax_case("w4ax_row", "w4ax:scales=row,method=rtn", w4(16, 130), per_row=True),
+        w4ax_case("w4ax", "w4ax:method=rtn,rotate=none", w4(17, 200)),
+        w4ax_case("w4ax_int", "w4ax:scales=int,method=rtn,rotate=none", w4(19, 300) * np.float32(8), multiples=15),
+        w4ax_case("w4ax_row", "w4ax:scales=row,method=rtn,rotate=none", w4(16, 130), per_row=True),
         case("fp8e5", "fp8:e=5,method=rtn", w4(17, 66), 8, e=5),
         case("int3", "int3:method=rtn", w5(17, 130), 3, group=128, table=integers(3)),
         case("int2", "int2:g=64,method=rtn", w5(16, 66), 2, group=64, table=integers(2)),
         case("iq4nl", "iq4nl:g=32,method=rtn", w5(9, 96), 4, group=32, table=IQ4NL),
         case("mxfp4", "mxfp4:g=32,method=rtn", w5(18, 70), 4, group=32, table=E2M1, scales=nearest_power),
         case("nvfp4", "nvfp4:g=16,method=rtn", w5(17, 72), 4, group=16, table=E2M1, scales=nearest_e4m3_8),
+        w4ax_case("w4ax_rotated", "w4ax:method=rtn,rotate=hadamard", w4(17, 248)),
+        w4ax_case("w4ax_int_rotated", "w4ax:scales=int,method=rtn,rotate=hadamard", w4(19, 296), multiples=15),
+        w4ax_case("w4ax_version1", "w4ax:method=rtn", w4(17, 180), version=1),
     ]
     (OUT / "cases.txt").write_text("".join(lines))
 

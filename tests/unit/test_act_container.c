@@ -4,6 +4,7 @@
 
 #include "kernels/kernels.h"
 #include "pack/schemes/scheme.h"
+#include "tests/rotate.h"
 
 #include <math.h>
 #include <time.h>
@@ -112,13 +113,17 @@ static int reference_input(void *ctx, struct qt_backend *be, float *y, const flo
     memcpy(&clip, data_of(&p, "clip"), sizeof clip);
     for (size_t t = 0; t < m; t++) {
         float all = 0;
-        for (size_t i = 0; i < k; i++) {
+        for (size_t i = 0; i < k; i++)
             stored[i] = ldexpf(x[t * k + order[i]], -exp2[i]);
+        if (qt_spec_value(&p.spec, "rotate") != 0)
+            rotate_reference(stored, k);
+        for (size_t i = 0; i < k; i++)
             all = fmaxf(all, fabsf(stored[i]));
-        }
         for (size_t at = 0; at < k; at += QT_ACT_BLOCK)
             round_block(stored + at, qt_min_size(QT_ACT_BLOCK, k - at), bits[at / QT_ACT_BLOCK],
                         clip, all, qt_spec_value(&p.spec, "scales"));
+        if (qt_spec_value(&p.spec, "rotate") != 0)
+            rotate_reference(stored, k);
         for (size_t i = 0; i < k; i++)
             y[t * k + order[i]] = ldexpf(stored[i], exp2[i]);
     }
@@ -147,7 +152,8 @@ static float *run_model(struct world *w, const struct qt_weights *weights)
 static void models_round_as_documented(void **state)
 {
     static const struct qt_rule rule = {"[qkv]_proj", "nf4:g=32"};
-    static const char *const schemes[] = {"w4ax:a8max=0.5", "w4ax:scales=int", "w4ax:scales=row"};
+    static const char *const schemes[] = {"w4ax:a8max=0.5", "w4ax:scales=int", "w4ax:scales=row",
+                                          "w4ax:rotate=none"};
     (void)state;
     for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
         struct world w;
@@ -164,6 +170,53 @@ static void models_round_as_documented(void **state)
         free(c);
         world_close(&w);
     }
+}
+
+/* Sets the format version of a manifest and replaces `from` in the scheme of every tensor. */
+static void edit_manifest(const char *path, int version, const char *from, const char *to)
+{
+    json_t *root = json_load_file(path, 0, NULL), *entry;
+    const char *name;
+    assert_non_null(root);
+    assert_int_equal(json_object_set_new(root, "format_version", json_integer(version)), 0);
+    json_object_foreach (json_object_get(root, "tensors"), name, entry) {
+        char text[QT_SPEC_TEXT];
+        const char *scheme = json_string_value(json_object_get(entry, "scheme"));
+        const char *at = strstr(scheme, from);
+        assert_non_null(at);
+        snprintf(text, sizeof text, "%.*s%s%s", (int)(at - scheme), scheme, to, at + strlen(from));
+        assert_int_equal(json_object_set_new(entry, "scheme", json_string(text)), 0);
+    }
+    assert_int_equal(json_dump_file(root, path, 0), 0);
+    json_decref(root);
+}
+
+static void format_versions_are_checked(void **state)
+{
+    static const char rotate[] = ",rotate=hadamard";
+    static const struct {
+        int version;
+        const char *from, *to, *message;
+    } cases[] = {{1, rotate, rotate, "format version 1 has no parameter 'rotate'"},
+                 {2, rotate, "", "lacks the parameter 'rotate'"},
+                 {2, "=gptq", "=gptq,rotate=fourier", "'fourier'"},
+                 {1, "fourier", "none", "format version 1 has no parameter 'rotate'"},
+                 {1, ",rotate=none", "", "does not match scheme"}};
+    struct world w;
+    (void)state;
+    world_open(&w, "w4ax", NULL);
+    assert_int_equal(qt_container_version(w.c), 2);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct qt_container *c;
+        struct qt_packed p;
+        edit_manifest(fixture_path(w.dir, "out/qtool.json"), cases[i].version, cases[i].from,
+                      cases[i].to);
+        expect_ok("open", qt_container_open(&c, fixture_path(w.dir, "out"), &w.err), &w.err);
+        int rc = qt_packed_open(&p, c, qt_container_find(c, down), &w.err);
+        expect_error(cases[i].message, rc, QT_E_INPUT, cases[i].message, &w.err);
+        qt_container_close(c);
+    }
+    world_close(&w);
 }
 
 static void other_schemes_are_left_alone(void **state)
@@ -408,6 +461,7 @@ int main(void)
     printf("QT_SEED=%llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(models_round_as_documented),
+        cmocka_unit_test(format_versions_are_checked),
         cmocka_unit_test(other_schemes_are_left_alone),
         cmocka_unit_test(hostile_inputs_are_refused),
         cmocka_unit_test(hostile_orders_are_refused),

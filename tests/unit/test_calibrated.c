@@ -200,9 +200,9 @@ static void same_bytes_for_any_threads(void **state)
 }
 
 /* Number of polls for interruption while the activations of two layers are planned: a pass over the
- * layers and their four inputs; then, for each of four windows, inputs and variants of each layer,
- * and logits. */
-enum { ACT_STEPS = 2 * 5 + 4 * ((4 + 1) + (4 + 5) + 1) };
+ * layers and their four inputs; then, for each window, inputs and variants of each layer, and
+ * logits. */
+enum { ACT_STEPS = 2 * 5 + SAMPLES * ((4 + 1) + (4 + 5) + 1) };
 
 static int stops_left;
 static bool stop_soon(void)
@@ -285,7 +285,7 @@ static void interrupted_runs_resume(void **state)
     struct qt_ckpt *ckpt = make_model(f, NULL);
     struct qt_quantize_options b = options(f, "b", "nf4:g=32");
     check_resume(f, ckpt, "nf3:g=32", 20, 3);
-    check_resume(f, ckpt, "w4ax:a8max=0.5", ACT_STEPS + 14, 7);
+    check_resume(f, ckpt, "w4ax:a8max=0.5", ACT_STEPS + 14, 17);
     stops_left = reads(ckpt) + 5;
     b.interrupted = stop_soon;
     b.resume = false;

@@ -17,7 +17,7 @@ static void check_contents(const char *dir)
     assert_string_equal(qt_container_dir(c), dir);
     assert_int_equal(
         json_integer_value(json_object_get(qt_container_manifest(c), "format_version")),
-        QT_FORMAT_VERSION);
+        qt_container_version(c));
     assert_int_equal(qt_container_count(c), 2);
     const struct qt_entry *e = qt_container_entry(c, 1);
     assert_ptr_equal(e, qt_container_find(c, "layers.1.weight"));
@@ -143,7 +143,7 @@ static const struct {
     {"format_version", "\"1\"", QT_E_INPUT, "'format_version'"},
     {"format_version", "-1", QT_E_INPUT, "'format_version'"},
     {"format_version", "0", QT_E_UNSUPPORTED, "format version 0"},
-    {"format_version", "2", QT_E_UNSUPPORTED, "format version 2, but this qtool"},
+    {"format_version", "3", QT_E_UNSUPPORTED, "format version 3, but this qtool"},
     {"tensors", NULL, QT_E_INPUT, "'tensors' must be an object"},
     {"tensors", "[]", QT_E_INPUT, "'tensors' must be an object"},
     {"copied", NULL, QT_E_INPUT, "'copied' must be an object"},

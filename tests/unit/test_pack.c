@@ -12,16 +12,22 @@ static float *random_matrix(size_t n, size_t k)
     return w;
 }
 
-static struct qt_packed quantize(const char *text, const float *w, size_t n, size_t k,
-                                 struct qt_error *error)
+static struct qt_packed quantize_as(const struct qt_spec *spec, const float *w, size_t n, size_t k,
+                                    struct qt_error *error)
 {
     struct qt_packed p;
     struct qt_err err = {0};
-    struct qt_spec spec = spec_of(text);
     struct qt_matrix m = matrix_of(w, n, k);
-    if (qt_packed_quantize(&p, &spec, &m, NULL, error, &err) < 0)
-        fail_msg("%s: %s", text, err.reason);
+    if (qt_packed_quantize(&p, spec, &m, NULL, error, &err) < 0)
+        fail_msg("%s: %s", spec->text, err.reason);
     return p;
+}
+
+static struct qt_packed quantize(const char *text, const float *w, size_t n, size_t k,
+                                 struct qt_error *error)
+{
+    const struct qt_spec spec = spec_of(text);
+    return quantize_as(&spec, w, n, k, error);
 }
 
 /* ---- layout --------------------------------------------------------------------------------- */
@@ -344,14 +350,17 @@ static void golden_bytes(void **state)
     FILE *f = fopen("tests/golden/pack/cases.txt", "r");
     char name[64], text[128];
     size_t n, k;
-    int exp2, cases = 0;
+    int exp2, version, cases = 0;
     assert_non_null(f);
-    while (fscanf(f, "%63s %127s %zu %zu %d", name, text, &n, &k, &exp2) == 5) {
+    while (fscanf(f, "%63s %127s %zu %zu %d %d", name, text, &n, &k, &exp2, &version) == 6) {
+        struct qt_spec spec;
         size_t wsize, size, at = 0;
+        assert_int_equal(qt_spec_read(&spec, text, NULL), QT_OK);
+        assert_int_equal(qt_spec_format_version(&spec), version);
         float *w = read_all(name, "w", &wsize);
         unsigned char *golden = read_all(name, "bin", &size);
         assert_int_equal(wsize, n * k * sizeof *w);
-        struct qt_packed p = quantize(text, w, n, k, NULL);
+        struct qt_packed p = quantize_as(&spec, w, n, k, NULL);
         assert_int_equal(p.scale_exp2, exp2);
         assert_int_equal(qt_packed_bytes(&p), size);
         for (size_t i = 0; i < p.nsections; i++) {
@@ -365,7 +374,7 @@ static void golden_bytes(void **state)
         cases++;
     }
     fclose(f);
-    assert_int_equal(cases, 28);
+    assert_int_equal(cases, 31);
 }
 
 /* ---- matrices ------------------------------------------------------------------------------- */
@@ -720,6 +729,15 @@ static void spec_text(void **state)
     }
     /* Older containers may have parameters without effect. */
     assert_int_equal(qt_spec_read(&spec, "w4ax:scales=row,a8max=0", &err), QT_OK);
+    /* The text of format version 1 lacks `rotate`. */
+    static const char old[] =
+        "w4ax:a8max=0.2,bound=0,order=outliers,smooth=4,scales=int,method=gptq";
+    assert_int_equal(qt_spec_read(&spec, old, &err), QT_OK);
+    assert_string_equal(spec.text, old);
+    assert_int_equal(qt_spec_format_version(&spec), 1);
+    spec = spec_of(old);
+    assert_int_equal(qt_spec_format_version(&spec), 2);
+    assert_string_equal(spec.text + strlen(old), ",rotate=hadamard");
     assert_int_equal(qt_spec_read(&spec, "nf4:g=48", &err), QT_E_USAGE);
 }
 

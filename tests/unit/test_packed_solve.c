@@ -4,10 +4,17 @@
 #include "pack/schemes/scheme.h"
 #include "pack_fixture.h"
 
-static const char *const specs[] = {
-    "nf4:g=64", "nf3:g=128", "nf2:g=32",       "lut3:g=64",
-    "fp6",      "fp4",       "int4:g=64",      "int4:g=128,zero=group",
-    "int8:g=0", "w4ax",      "w4ax:scales=int"};
+static const char *const specs[] = {"nf4:g=64",
+                                    "nf3:g=128",
+                                    "nf2:g=32",
+                                    "lut3:g=64",
+                                    "fp6",
+                                    "fp4",
+                                    "int4:g=64",
+                                    "int4:g=128,zero=group",
+                                    "int8:g=0",
+                                    "w4ax:rotate=none",
+                                    "w4ax:scales=int,rotate=none"};
 enum { SPECS = sizeof specs / sizeof *specs };
 
 /* The factor for a spec's groups, with damping 0.01. */
@@ -284,6 +291,35 @@ static void allocation_failures(void **state)
     free(w);
 }
 
+/* w4ax with rotated channel blocks, under the Hessian of the stored channels: the error under the
+ * source Hessian, of the decoded weights, is the one that the solver reports. */
+static void rotated_blocks(void **state)
+{
+    enum { N = 40, K = 200 };
+    static const char *const texts[] = {"w4ax", "w4ax:scales=int", "w4ax:scales=row"};
+    float *w = random_weights(N, K);
+    double *h = random_hessian(K, 4 * K), *stored = must_alloc(K * K, sizeof *stored);
+    struct qt_act act;
+    (void)state;
+    assert_int_equal(qt_act_new(&act, K, 8, NULL), QT_OK);
+    act.rotate = true;
+    qt_arrange_gram(stored, h, &act);
+    for (size_t i = 0; i < 3; i++) {
+        struct solved s = solve(texts[i], w, stored, N, K);
+        double *d = damped(h, K, 0.01);
+        float *q = decode(&s.p);
+        expect_close(texts[i], s.report.after_descent, naive_error(d, w, q, N, K), s.report.before);
+        assert_true(s.report.after_descent < 0.6 * s.report.before);
+        free(d);
+        free(q);
+        solved_free(&s);
+    }
+    qt_act_free(&act);
+    free(stored);
+    free(h);
+    free(w);
+}
+
 int main(void)
 {
     seed_init();
@@ -295,6 +331,7 @@ int main(void)
         cmocka_unit_test(awkward_data),
         cmocka_unit_test(same_bytes_for_any_threads),
         cmocka_unit_test(allocation_failures),
+        cmocka_unit_test(rotated_blocks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -179,7 +179,7 @@ static int make_act(struct qt_act *out, const struct qt_spec *spec, size_t k, st
     int rc = qt_act_new(out, k, 8, err);
     if (rc < 0)
         return rc;
-    out->scales = (enum qt_act_scales)gpu_w4ax_scales_of(spec);
+    qt_act_set_spec(out, spec);
     for (size_t i = 0; i < qt_ceil_div(k, QT_ACT_BLOCK); i++)
         if (i % 5 && out->scales != QT_ACT_SCALES_ROW)
             out->bits[i] = 4;

@@ -1,8 +1,8 @@
 /*
  * verify --device: checks the kernels of qtool_w4ax.h. The reference of activation codes is
- * qt_act_apply; the reference of products is FP64 over the GPU's codes and the decoded weights. The
- * synthetic activations count as already multiplied by the factors of col_exp2, as an inference
- * engine fuses them into the preceding norm or linear.
+ * qt_act_apply_stored; the reference of products is FP64 over the GPU's codes and the decoded
+ * weights. The synthetic activations count as already multiplied by the factors of col_exp2, as an
+ * inference engine fuses them into the preceding norm or linear.
  */
 #include "verify/gpu/device.h"
 
@@ -30,7 +30,6 @@ struct check {
     struct device *d;
     struct qt_device_tensor *out;
     const struct qt_packed *packed;
-    const int8_t *col_exp2, *row_exp2;
     struct qt_act act;
     struct gpu_copies copies;
     struct gpu_w4ax_input input[2];
@@ -38,9 +37,9 @@ struct check {
     struct qtool_w4ax_acts acts;         /* addresses in these three */
     struct image image, second_image;
     struct reference reference; /* activations only */
-    float *rounded;      /* [REFERENCE_TOKENS][k] of the set after qt_act_apply, source channels */
-    double *x;           /* [k][REFERENCE_TOKENS] codes, packed channels */
-    double *want, *size; /* [REFERENCE_TOKENS][n] products; sums of absolute terms */
+    float *rounded;             /* [REFERENCE_TOKENS][k] of the set after qt_act_apply_stored */
+    double *x;                  /* [k][REFERENCE_TOKENS] codes, packed channels */
+    double *want, *size;        /* [REFERENCE_TOKENS][n] products; sums of absolute terms */
 };
 
 /* ---- input ---------------------------------------------------------------------------------- */
@@ -59,12 +58,10 @@ static int open_input(struct check *c, struct qt_err *err)
     struct qt_gpu *gpu = c->d->gpu;
     int rc;
     QT_TRY(qt_act_new(&c->act, p->k, 8, err));
-    c->act.scales = (enum qt_act_scales)gpu_w4ax_scales_of(&p->spec);
+    qt_act_set_spec(&c->act, &p->spec);
     memcpy(c->act.order, section(p, "col_order"), p->k * sizeof *c->act.order);
     memcpy(c->act.bits, section(p, "bits"), qt_ceil_div(p->k, QT_ACT_BLOCK));
     memcpy(&c->act.clip, section(p, "clip"), sizeof c->act.clip);
-    c->col_exp2 = (const int8_t *)section(p, "col_exp2");
-    c->row_exp2 = (const int8_t *)section(p, "row_exp2");
     QT_TRY(gpu_w4ax_input_new(&c->input[BYTES], gpu, &c->act, false, err));
     if (c->act.scales == QT_ACT_SCALES_BLOCK)
         QT_TRY(gpu_w4ax_input_new(&c->input[PACKED], gpu, &c->act, true, err));
@@ -72,12 +69,6 @@ static int open_input(struct check *c, struct qt_err *err)
         c->copies.w4ax[i].blocks = c->input[BYTES].in.blocks;
 done:
     return rc;
-}
-
-/* Weight of packed channel p in decoded row r, with the scaling that the kernel multiplies. */
-static double packed_weight(const struct check *c, const float *row, size_t r, size_t p)
-{
-    return ldexp((double)row[c->act.order[p]], c->col_exp2[p] - c->row_exp2[r]);
 }
 
 static int make_activations(struct check *c, uint64_t seed, struct qt_err *err)
@@ -88,12 +79,9 @@ static int make_activations(struct check *c, uint64_t seed, struct qt_err *err)
     float *w = NULL;
     int rc;
     QT_TRY(qt_array_new(&w, rows * p->k, sizeof *w, err));
-    QT_TRY(qt_packed_decode(w, p, 0, rows, err));
-    for (size_t r = 0; r < rows; r++)
-        for (size_t i = 0; i < p->k; i++) {
-            double v = packed_weight(c, w + r * p->k, r, i);
-            sum2 += v * v;
-        }
+    QT_TRY(qt_packed_decode_stored(w, p, 0, rows, err));
+    for (size_t i = 0; i < rows * p->k; i++)
+        sum2 += (double)w[i] * (double)w[i];
     QT_TRY(reference_activations(&c->reference, p->n, p->k, sqrt(sum2 / (double)(rows * p->k)),
                                  seed, err));
     QT_TRY(qt_array_new(&c->rounded, REFERENCE_TOKENS * p->k, sizeof *c->rounded, err));
@@ -174,9 +162,9 @@ struct compared {
     size_t sums, sum_token;       /* number of wrong code sums; token of the first */
 };
 
-/* Code times scale must equal the value of qt_act_apply. With INT, pack multiplies by the product
- * of scale and factor, whose rounding allows a difference. Padding must be zero; with INT the sum
- * of all codes is stored too. */
+/* Code times scale must equal the value of qt_act_apply_stored. With INT, pack multiplies by the
+ * product of scale and factor, whose rounding allows a difference. Padding must be zero; with INT
+ * the sum of all codes is stored too. */
 static void compare_token(struct compared *out, const struct check *c, const struct run *r,
                           size_t token)
 {
@@ -186,7 +174,7 @@ static void compare_token(struct compared *out, const struct check *c, const str
     for (size_t p = 0; p < in->blocks * QT_ACT_BLOCK; p++) {
         int code = code_at(&c->image, in, r->m, token, p);
         size_t channel = p < c->act.k ? c->act.order[p] : p;
-        float want = p < c->act.k ? c->rounded[token * c->act.k + channel] : 0;
+        float want = p < c->act.k ? c->rounded[token * c->act.k + p] : 0;
         float got = (float)code * scale_at(&c->image, in, r->m, token, p / QT_ACT_BLOCK);
         sum += code;
         if (!(fabsf(got - want) <= (scaled ? 0x1p-22f * fabsf(want) : 0)) && out->wrong++ == 0) {
@@ -232,7 +220,7 @@ static int round_set(struct check *c, const struct reference_set *set, struct qt
 {
     for (size_t i = 0; i < REFERENCE_TOKENS * c->act.k; i++)
         c->rounded[i] = gpu_to_f32(set->x[i], set->dtype);
-    return qt_act_apply(c->rounded, c->rounded, REFERENCE_TOKENS, &c->act, err);
+    return qt_act_apply_stored(c->rounded, c->rounded, REFERENCE_TOKENS, &c->act, err);
 }
 
 /* ---- reference products --------------------------------------------------------------------- */
@@ -256,8 +244,7 @@ static void multiply_row(void *ctx, size_t item)
     for (size_t b = 0; b < in->blocks; b++) {
         memset(sum, 0, sizeof sum);
         for (size_t p = b * QT_ACT_BLOCK; p < qt_min_size((b + 1) * QT_ACT_BLOCK, c->act.k); p++) {
-            double v = packed_weight(c, w, row, p);
-            const double *x = c->x + p * REFERENCE_TOKENS;
+            const double v = (double)w[p], *x = c->x + p * REFERENCE_TOKENS;
             for (size_t t = 0; t < REFERENCE_TOKENS; t++)
                 sum[t] += v * x[t];
         }
@@ -294,7 +281,7 @@ static int make_products(struct check *c, struct qt_err *err)
     }
     for (; job.row0 < n; job.row0 += rows) {
         rows = qt_min_size(rows, n - job.row0);
-        QT_TRY(qt_packed_decode(w, c->packed, job.row0, rows, err));
+        QT_TRY(qt_packed_decode_stored(w, c->packed, job.row0, rows, err));
         qt_parallel_for(rows, multiply_row, &job);
     }
 done:

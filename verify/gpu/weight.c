@@ -161,6 +161,8 @@ int qt_gpu_w4ax_weight(struct qtool_w4ax_weight *out, const struct qt_packed *p,
                        qt_scheme_name(p->spec.scheme), p->layout);
     for (size_t i = 0; i < gpu_sections(p); i++) {
         const char *name = p->section[i].name;
+        if (strcmp(name, "plane0") == 0)
+            out->pitch_blocks = p->section[i].shape[1];
         *(strcmp(name, "sub") == 0     ? &sub
           : strcmp(name, "scale") == 0 ? &scale
                                        : &plane) = section[i];

@@ -20,7 +20,9 @@ int gpu_w4ax_input_new(struct gpu_w4ax_input *out, struct qt_gpu *gpu, const str
                                         .perm = out->order.data,
                                         .clip4 = a->clip,
                                         .clip8 = 1,
-                                        .packed = packed};
+                                        .packed = packed,
+                                        .rotation = a->rotate ? QTOOL_W4AX_HADAMARD
+                                                              : QTOOL_W4AX_NO_ROTATION};
 done:
     if (rc < 0)
         gpu_w4ax_input_free(out, gpu);

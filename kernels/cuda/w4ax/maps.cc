@@ -30,30 +30,32 @@ bool qt_w4ax_token_scale_map(const struct qtool_matmul_plan *p, CUtensorMap *map
     return qt_tensor_map(p, map, &t);
 }
 
-/* A section with `bytes` per channel block and `pitch` bytes from strip to strip. */
+/* A section with `row` bytes per strip, `bytes` per channel block, and `pitch` bytes from strip to
+ * strip. */
 static bool strip_map(const struct qtool_matmul_plan *p, CUtensorMap *map, const void *base,
-                      size_t pitch, size_t bytes, const struct qt_w4ax_box *box)
+                      size_t pitch, size_t row, size_t bytes, const struct qt_w4ax_box *box)
 {
     const struct qt_tensor t = {base,
                                 2,
-                                {blocks_of(p) * bytes / 8, ceil_div(p->n, QT_STRIP_ROWS)},
+                                {row / 8, ceil_div(p->n, QT_STRIP_ROWS)},
                                 {pitch},
                                 {box->blocks * (int)bytes / 8, box->strips},
                                 false};
     return qt_tensor_map(p, map, &t);
 }
 
+/* Of a last channel block of up to 64 channels the second half is outside of the map: zeros. */
 bool qt_w4ax_code_map(const struct qtool_matmul_plan *p, CUtensorMap *map,
                       const struct qtool_w4ax_weight *w, const struct qt_w4ax_box *box)
 {
-    const size_t blocks64 = w->pitch_blocks ? w->pitch_blocks : 2 * blocks_of(p);
-    return strip_map(p, map, w->plane, blocks64 * (QT_W4AX_STRIP_BYTES / 2), QT_W4AX_STRIP_BYTES,
-                     box);
+    const size_t half = QT_W4AX_STRIP_BYTES / 2, row = ceil_div(p->k, QTOOL_W4AX_BLOCK_COLS / 2);
+    const size_t pitch = w->pitch_blocks ? w->pitch_blocks : 2 * blocks_of(p);
+    return strip_map(p, map, w->plane, pitch * half, row * half, QT_W4AX_STRIP_BYTES, box);
 }
 
 bool qt_w4ax_scale_map(const struct qtool_matmul_plan *p, CUtensorMap *map,
                        const struct qtool_w4ax_weight *w, const struct qt_w4ax_box *box)
 {
     const size_t bytes = (size_t)qt_w4ax_scale_bytes(w->scales);
-    return strip_map(p, map, w->scale, blocks_of(p) * bytes, bytes, box);
+    return strip_map(p, map, w->scale, blocks_of(p) * bytes, blocks_of(p) * bytes, bytes, box);
 }

@@ -10,6 +10,9 @@
  *                 blocks ]. With BLOCK scales and neither permutation nor layer norm (template
  *                 parameter DIRECT) each value is read once and in order, so the row is not copied
  *
+ * The rotation of a channel block has seven stages of butterflies: three between the registers of a
+ * lane, four between lanes.
+ *
  * The factor of an RMS norm scales all values of a token alike, so it does not change the codes and
  * goes into the scales. The sum of squares is accumulated while codes are made, and the scales are
  * stored last.
@@ -148,6 +151,10 @@ static __device__ __forceinline__ lane_values load_block(const quantize_args &a,
     l.squares = 0;
     load_four<BF16, NORM, DIRECT>(l.v, &l.squares, a, n, at);
     load_four<BF16, NORM, DIRECT>(l.v + 4, &l.squares, a, n, at + 16);
+    if (a.rotate && a.k % COLS == 0)
+        rotate_block<true>(l.v, COLS);
+    else if (a.rotate)
+        rotate_block<false>(l.v, min(a.k - block * COLS, (int)COLS));
     l.absmax = absmax_of_block(l.v);
     return l;
 }
@@ -348,14 +355,14 @@ static unsigned threads_of(size_t k, size_t m)
     return (unsigned)(m > 256 ? 256 : limit > 512 ? 512 : limit);
 }
 
-int qt_w4ax_launch_quantize(const void *kernel, int blocks, int threads, size_t smem,
+int qt_w4ax_launch_quantize(const void *kernel, dim3 grid, int threads, size_t smem,
                             const quantize_args *a, int cc, void *stream)
 {
     const size_t usual = 48 << 10; /* shared memory of any kernel without qt_allow_smem */
     char reason[160];
     struct qt_kernel_launch launch = {};
     launch.kernel = kernel;
-    launch.grid = dim3((unsigned)blocks);
+    launch.grid = grid;
     launch.threads = threads;
     launch.smem = smem;
     launch.dependent = a->dependent && cc == 90;
@@ -371,7 +378,7 @@ int qtool_w4ax_quantize(const struct qtool_w4ax_acts *out, const struct qtool_w4
     if (in->k == 0 || in->k % 8 || in->k > MAX_K || m > 1u << 24 || !aligned(x, 16) ||
         !aligned(out->codes, 128) || !aligned(out->scale, 16) || !aligned(in->perm, 16) ||
         !in->blocks || (unsigned)dtype > QTOOL_BF16 || (unsigned)in->scales > QTOOL_W4AX_ROW ||
-        !(in->clip4 > 0 && in->clip8 > 0) ||
+        (unsigned)in->rotation > QTOOL_W4AX_HADAMARD || !(in->clip4 > 0 && in->clip8 > 0) ||
         (norm && (unsigned)norm->kind > QTOOL_W4AX_LAYER_NORM) ||
         (in->packed && in->scales != QTOOL_W4AX_BLOCK) ||
         (in->scales == QTOOL_W4AX_INT && !out->sum))
@@ -409,11 +416,13 @@ int qtool_w4ax_quantize(const struct qtool_w4ax_acts *out, const struct qtool_w4
     a.scales_at = direct ? 0 : a.k * 2;
     size_t smem = (size_t)a.scales_at + (size_t)a.blocks_n * 4;
     int status = QTOOL_OK;
+    a.rotate = in->rotation == QTOOL_W4AX_HADAMARD;
     a.dependent = in->dependent_launch;
     const int cc = a.dependent ? cc_of_current_device() : 0;
     if (qt_w4ax_quantize_rows(&status, &a, kind, dtype == QTOOL_BF16, cc, stream))
         return status;
     const void *kernel =
         dtype == QTOOL_BF16 ? kernel_of<true>(kind, direct) : kernel_of<false>(kind, direct);
-    return qt_w4ax_launch_quantize(kernel, (int)m, (int)threads_of(in->k, m), smem, &a, cc, stream);
+    return qt_w4ax_launch_quantize(kernel, dim3((unsigned)m), (int)threads_of(in->k, m), smem, &a,
+                                   cc, stream);
 }

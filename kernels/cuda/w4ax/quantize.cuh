@@ -24,6 +24,7 @@ struct quantize_args {
     int clamp;                 /* 1 if a clip factor is below 1 */
     float eps, per_k;          /* epsilon of the norm; 1 / k */
     float per7, per127, clip4; /* clip4 / 7; clip8 / 127; clip4 */
+    int rotate;                /* 1: channel blocks are multiplied by Hadamard matrices */
     int dependent;             /* launched before the previous kernel has ended */
 };
 
@@ -102,6 +103,47 @@ static __device__ __forceinline__ int first_channel()
 {
     const int i = (int)threadIdx.x % 16;
     return i / 4 * 32 + i % 4 * 4;
+}
+
+/* ---- rotation ------------------------------------------------------------------------------- */
+
+/* 1 / sqrt(2^log2), rounded to FP32. */
+static __device__ __forceinline__ float piece_norm(int log2)
+{
+    return __uint_as_float((uint32_t)(127 - log2 / 2) << 23) * (log2 % 2 ? 0x1.6a09e6p-1f : 1);
+}
+
+/*
+ * Rotates a channel block (qtool_w4ax.h), of which half a warp has 8 values per lane. channels: of
+ * the block. FULL: 128. The piece of position p has 2^i channels, where i is the highest bit in
+ * which p and `channels` differ.
+ */
+template <bool FULL> static __device__ __forceinline__ void rotate_block(float v[8], int channels)
+{
+    const int at = first_channel();
+    const int piece[2] = {at ^ channels, (at + 16) ^ channels};
+#pragma unroll
+    for (int d = COLS / 2; d; d /= 2) {
+        /* Bit of the lane, of those 16, in which the two channels of a butterfly differ. */
+        const int lane = d >= 32 ? d / 8 : d == 8 || d == 4 ? d / 4 : 0;
+        const float sign = at & d ? -1 : 1;
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const int other = d == 16 ? j ^ 4 : j ^ d;
+            const bool in_piece = FULL || piece[j / 4] >= 2 * d;
+            if (lane) {
+                const float sum = fmaf(v[j], sign, __shfl_xor_sync(~0u, v[j], lane));
+                v[j] = in_piece ? sum : v[j];
+            } else if (j < other && in_piece) {
+                const float a = v[j], b = v[other];
+                v[j] = __fadd_rn(a, b); /* not contracted with the product of a norm */
+                v[other] = __fsub_rn(a, b);
+            }
+        }
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        v[j] *= piece_norm(FULL ? 7 : 31 - __clz(piece[j / 4]));
 }
 
 /* ---- codes ---------------------------------------------------------------------------------- */
@@ -224,7 +266,7 @@ static __device__ __forceinline__ float int_factor(const quantize_args &a, float
 bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool bf16, int cc,
                            void *stream);
 /* Launches a quantize kernel with `smem` bytes of dynamic shared memory. */
-int qt_w4ax_launch_quantize(const void *kernel, int blocks, int threads, size_t smem,
+int qt_w4ax_launch_quantize(const void *kernel, dim3 grid, int threads, size_t smem,
                             const quantize_args *a, int cc, void *stream);
 
 #endif

@@ -9,7 +9,9 @@
  *                                       +--> statistics of a norm
  *
  *   grid          two tokens: as many thread blocks as are resident; each loops over pairs of
- *                 tokens; one token: one thread block per token
+ *                 tokens; one token: one thread block per token, or with BLOCK scales up to four
+ *                 (y), each for every fourth warp's channels, while thread blocks are fewer than
+ *                 half of the multiprocessors
  *   thread block  k / 16 threads; each half warp has two channel blocks, one after the other; a
  *                 lane has 8 channels of each, as in quantize.cu
  *   smem          rows as stored, FP16 or BF16 [tokens][k]. Two tokens: also two buffers of value
@@ -28,7 +30,7 @@
 #include "kernels/cuda/common/plan.h"
 #include "kernels/cuda/w4ax/norm_sums.cuh"
 
-enum { ROUND_CHANNELS = 8, ROUNDS = THREAD_CHANNELS / ROUND_CHANNELS };
+enum { ROUND_CHANNELS = 8, ROUNDS = THREAD_CHANNELS / ROUND_CHANNELS, TOKEN_SPLITS = 4 };
 
 /* ---- per-thread state ----------------------------------------------------------------------- */
 
@@ -229,7 +231,8 @@ iteration_open(const row_norm &mine, uint32_t values, int token, int count)
     return u;
 }
 
-/* Loads the values of a round and normalizes them, without the factor of an RMS norm. */
+/* Loads the values of a round, normalizes them, without the factor of an RMS norm, and rotates
+ * them. */
 template <bool BF16, int NORM, int TOKENS>
 static __device__ __forceinline__ void load_normalized(float v[TOKENS][8], const quantize_args &a,
                                                        const iteration_state<TOKENS> &u,
@@ -244,6 +247,10 @@ static __device__ __forceinline__ void load_normalized(float v[TOKENS][8], const
 #pragma unroll
     for (int i = 0; i < 2 * TOKENS && NORM; i++)
         normalize<BF16, NORM>(v[i / 2] + i % 2 * 4, u.n[i / 2], s->norm[i % 2]);
+    if (a.rotate)
+#pragma unroll
+        for (int t = 0; t < TOKENS; t++)
+            rotate_block<true>(v[t], COLS);
 }
 
 /* Returns the value of token t. With two tokens, each thread has that of token threadIdx.x % 2. */
@@ -405,7 +412,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
         const auto u = iteration_open<NORM, TOKENS>(n, values, token, min(TOKENS, a.m - token));
         if (BY_TOKEN)
             quantize_by_token<BF16, NORM, TOKENS>(a, u, rounds, &tops, token >= step ? step : 0);
-        else
+        else if (TOKENS == 2 || threadIdx.x / 32 % gridDim.y == blockIdx.y)
             quantize_by_block<BF16, NORM, TOKENS>(a, u, rounds);
 #pragma unroll
         for (int r = 0; r < ROUNDS; r++)
@@ -461,6 +468,10 @@ bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool b
     const void *kernel =
         bf16 ? kernel_for<true>(norm, tokens, by_token) : kernel_for<false>(norm, tokens, by_token);
     const int blocks = tokens == 1 || units < resident * sms ? units : resident * sms;
-    *status = qt_w4ax_launch_quantize(kernel, blocks, threads, smem, a, cc, stream);
+    int splits = 1;
+    while (tokens == 1 && !by_token && splits < TOKEN_SPLITS && 2 * splits * blocks <= sms)
+        splits *= 2;
+    *status = qt_w4ax_launch_quantize(kernel, dim3((unsigned)blocks, (unsigned)splits), threads,
+                                      smem, a, cc, stream);
     return true;
 }

@@ -76,11 +76,14 @@ static __device__ __forceinline__ void w4ax_copy_next(const w4ax_args &a, w4ax_s
     typedef w4ax_stream_stage<MT, S> L;
     if (c->unit < end) {
         const int strip0 = c->group * S;
+        /* A last channel block of up to 64 channels has one fragment block. It is copied twice: any
+         * codes will do, because the activations are zeros. */
+        const int second = 2 * c->kb + 1 < a.blocks64 ? 512 : 0;
 #pragma unroll
         for (int s = 0; s < S && PARTS & W4AX_WEIGHTS; s++) {
             const unsigned char *codes = w4ax_codes(a, min(strip0 + s, a.strips - 1), c->kb);
             ptx_copy_16(stage + s * 1024 + lane * 16, codes + lane * 16);
-            ptx_copy_16(stage + s * 1024 + 512 + lane * 16, codes + 512 + lane * 16);
+            ptx_copy_16(stage + s * 1024 + 512 + lane * 16, codes + second + lane * 16);
         }
         enum { SCALE_CHUNKS = SCALES == QTOOL_W4AX_BLOCK ? 2 : SCALES == QTOOL_W4AX_INT ? 1 : 0 };
         if (PARTS & W4AX_WEIGHTS && SCALE_CHUNKS && lane < S * SCALE_CHUNKS) {

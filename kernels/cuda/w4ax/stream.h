@@ -20,7 +20,7 @@ struct w4ax_args {
     unsigned *arrivals;         /* [row groups], 0 between launches */
     int m, n, strips, kblocks, x_pitch;
     int token0, x_tokens;  /* first token of this pass; tokens of X */
-    int blocks64;          /* fragment blocks of 64 channels from strip to strip */
+    int blocks64, pitch64; /* fragment blocks of 64 channels: number, and from strip to strip */
     int cta_units, groups; /* work units per thread block; row groups; groups * kblocks < 2^31 */
     uint32_t nibbles;      /* W4AX_NIBBLES */
     float factor;          /* power of two that multiplies every result */

@@ -127,7 +127,8 @@ static w4ax_args args_of(const struct qtool_w4ax_plan *p, const struct qtool_w4a
     a.n = (int)p->n;
     a.strips = (int)ceil_div(p->n, QT_STRIP_ROWS);
     a.kblocks = (int)kblocks_of(p);
-    a.blocks64 = (int)(w->pitch_blocks ? w->pitch_blocks : 2 * kblocks_of(p));
+    a.blocks64 = (int)ceil_div(p->k, QTOOL_W4AX_BLOCK_COLS / 2);
+    a.pitch64 = (int)(w->pitch_blocks ? w->pitch_blocks : 2 * kblocks_of(p));
     a.x_pitch = (int)((p->m + 3) / 4 * 4);
     a.cta_units = p->config.stream.cta_units;
     a.groups = (int)groups_of(p);

@@ -26,7 +26,7 @@ static const char *weight_fault(const struct qtool_w4ax_weight *w)
     if (w->scales != QTOOL_W4AX_BLOCK && !aligned(w->row_scale, 4))
         return "row_scale must be 4-byte aligned and not NULL";
     if (w->pitch_blocks &&
-        (w->pitch_blocks < 2 * ceil_div(w->k, QTOOL_W4AX_BLOCK_COLS) || w->pitch_blocks > INT_MAX))
+        (w->pitch_blocks < ceil_div(w->k, QTOOL_W4AX_BLOCK_COLS / 2) || w->pitch_blocks > INT_MAX))
         return "pitch_blocks is smaller than the matrix, or 2^31 or more";
     return NULL;
 }

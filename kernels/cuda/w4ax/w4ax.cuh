@@ -18,7 +18,7 @@
 static __device__ __forceinline__ const unsigned char *w4ax_codes(const w4ax_args &a, int strip,
                                                                   int kb)
 {
-    return a.plane + ((size_t)strip * a.blocks64 + 2 * kb) * 512;
+    return a.plane + ((size_t)strip * a.pitch64 + 2 * kb) * 512;
 }
 
 /* Constants of w4ax_unpack. Making them depend on a value orders the unpacking after that value. */

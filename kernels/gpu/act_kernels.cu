@@ -1,0 +1,139 @@
+/*
+ * Simulated quantization of activations (base/act.h), bit for bit as pack/activations/act.c: a warp
+ * per token. A lane has the channels lane + 32 i of a channel block. Products that the host rounds
+ * are not contracted with sums.
+ */
+#include "kernels/gpu/internal.h"
+
+#include <cuda_runtime.h>
+
+enum { THREADS = 256, BLOCK = 128, PER_LANE = BLOCK / 32 };
+
+struct channel_block {
+    float v[PER_LANE];
+};
+
+/* NaN if either is NaN. */
+static __device__ __forceinline__ float larger(float a, float b)
+{
+    return isnan(a) || b <= a ? a : b;
+}
+
+static __device__ __forceinline__ float absmax(const channel_block &x)
+{
+    float top = 0;
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++)
+        top = larger(top, fabsf(x.v[i]));
+    for (int mask = 16; mask; mask /= 2)
+        top = larger(top, __shfl_xor_sync(~0u, top, mask));
+    return top;
+}
+
+/* 1 / sqrt(size) for a power of two, rounded to FP32. */
+static __device__ __forceinline__ float piece_norm(int size)
+{
+    const int log2 = 31 - __clz(size);
+    return __uint_as_float((uint32_t)(127 - log2 / 2) << 23) * (log2 % 2 ? 0x1.6a09e6p-1f : 1);
+}
+
+/* Hadamard matrices of the pieces of a channel block (pack/activations/rotate.c). The piece of
+ * channel p has 2^i channels, where i is the highest bit in which p and `channels` differ. */
+static __device__ __forceinline__ void rotate(channel_block &x, int channels)
+{
+    const int lane = (int)threadIdx.x % 32;
+    int piece[PER_LANE];
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++)
+        piece[i] = 1 << (31 - __clz(((32 * i + lane) ^ channels) | 1)); /* `| 1`: beyond the last */
+#pragma unroll
+    for (int d = BLOCK / 2; d; d /= 2) {
+        float other[PER_LANE];
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++)
+            other[i] = d >= 32 ? x.v[i ^ (d / 32)] : __shfl_xor_sync(~0u, x.v[i], d);
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+            const bool second = (32 * i + lane) & d;
+            if (piece[i] > d)
+                x.v[i] = second ? __fsub_rn(other[i], x.v[i]) : __fadd_rn(x.v[i], other[i]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++)
+        x.v[i] = __fmul_rn(x.v[i], piece_norm(piece[i]));
+}
+
+/* Channel block at channel `at` of the token x[k], in packed order, scale and rotation; zeros
+ * beyond k. */
+static __device__ __forceinline__ channel_block load(const gpu_input &a, const float *x, size_t at)
+{
+    channel_block out;
+    const int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++) {
+        const size_t p = at + 32 * i + lane;
+        out.v[i] = p < a.k ? __fmul_rn(x[a.order[p]], a.factor[p]) : 0;
+    }
+    if (a.rotate)
+        rotate(out, (int)min(a.k - at, (size_t)BLOCK));
+    return out;
+}
+
+static __device__ __forceinline__ float scale_of(const gpu_input &a, bool narrow, float top,
+                                                 float token_top)
+{
+    enum { SCALES_BLOCK, SCALES_INT, SCALES_ROW };
+    const float unit = __fmul_rn(token_top, (float)(1.0 / 127));
+    if (a.scales == SCALES_BLOCK)
+        return __fmul_rn(top, narrow ? a.clip_by_7 : (float)(1.0 / 127));
+    if (a.scales == SCALES_ROW || !narrow || unit == 0)
+        return unit;
+    const float multiple = rintf(__fdiv_rn(__fmul_rn(top, a.clip), __fmul_rn(7, unit)));
+    return __fmul_rn(unit, fminf(fmaxf(multiple, 1), 18));
+}
+
+/* The product in double is exact; adding 1.5 * 2^52 rounds to an integer, ties to even. */
+static __device__ __forceinline__ float round_to(float x, float s, float inverse, float limit)
+{
+    double q = (double)x * inverse;
+    q = q < -limit ? -limit : q > limit ? limit : q;
+    return __fmul_rn(s, (float)((q + 0x1.8p52) - 0x1.8p52));
+}
+
+static __global__ void __launch_bounds__(THREADS) round_inputs_kernel(gpu_input a)
+{
+    const size_t token = blockIdx.x * (size_t)(THREADS / 32) + threadIdx.x / 32;
+    const int lane = (int)threadIdx.x % 32;
+    if (token >= a.m)
+        return;
+    const float *x = a.x + token * a.k;
+    float *y = a.y + token * a.k, token_top = 0;
+    for (size_t at = 0; a.scales && at < a.k; at += BLOCK) /* scales of blocks do not need it */
+        token_top = larger(token_top, absmax(load(a, x, at)));
+    for (size_t at = 0; at < a.k; at += BLOCK) {
+        channel_block v = load(a, x, at);
+        const bool narrow = a.bits[at / BLOCK] == 4;
+        const float s = scale_of(a, narrow, absmax(v), token_top);
+        const bool zero = s < 0x1p-120f;
+        const float inverse = zero ? 0 : __fdiv_rn(1, s);
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++)
+            v.v[i] = zero ? 0 : round_to(v.v[i], s, inverse, narrow ? 7 : 127);
+        if (a.rotate)
+            rotate(v, (int)min(a.k - at, (size_t)BLOCK));
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+            const size_t p = at + 32 * i + lane;
+            if (p < a.k)
+                y[a.order[p]] = __fdiv_rn(v.v[i], a.factor[p]);
+        }
+    }
+}
+
+int gpu_round_inputs(const struct gpu_input *a, void *stream)
+{
+    const unsigned blocks = (unsigned)((a->m + THREADS / 32 - 1) / (THREADS / 32));
+    round_inputs_kernel<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(*a);
+    return cudaGetLastError();
+}
