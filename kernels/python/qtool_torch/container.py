@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from . import schemes
 
-FORMAT_VERSION = 1
+FORMAT_VERSIONS = (1, 2)
 DTYPES = {"U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "U32": torch.uint32,
           "F16": torch.float16, "F32": torch.float32}
 
@@ -35,6 +35,11 @@ class Container(NamedTuple):
     copied: dict  # name: tensor
 
 
+def check_version(path, version):
+    if type(version) is not int or version not in FORMAT_VERSIONS:
+        raise ContainerError(path, "", f"format version {version}: this package reads 1 and 2")
+
+
 def _no_duplicates(pairs):
     out = dict(pairs)
     if len(out) != len(pairs):
@@ -57,9 +62,7 @@ def read_manifest(directory) -> dict:
     if not isinstance(manifest, dict) or manifest.get("format") != "qtool":
         raise ContainerError(path, "", "not the manifest of a qtool container")
     version = manifest.get("format_version")
-    if version != FORMAT_VERSION:
-        raise ContainerError(path, "", f"format version {version}: this package reads "
-                                       f"{FORMAT_VERSION}")
+    check_version(path, version)
     for member in ("tensors", "copied"):
         if not isinstance(manifest.get(member), dict):
             raise ContainerError(path, "", f"'{member}' is no object")
@@ -70,9 +73,10 @@ def read_formats(directory) -> dict:
     """{name: Format} of the quantized tensors, from the manifest alone."""
     path = os.path.join(directory, "qtool.json")
     formats = {}
-    for name, entry in read_manifest(directory)["tensors"].items():
+    manifest = read_manifest(directory)
+    for name, entry in manifest["tensors"].items():
         try:
-            formats[name] = _format(entry)
+            formats[name] = _format(entry, manifest["format_version"])
         except KeyError as e:
             raise ContainerError(path, name, f"{e} is missing") from None
         except (TypeError, ValueError, AttributeError, IndexError) as e:
@@ -80,7 +84,7 @@ def read_formats(directory) -> dict:
     return formats
 
 
-def _format(entry):
+def _format(entry, version):
     n, k = entry["shape"]
     exp2 = entry["scale_exp2"]
     if not all(_integer(x, 1, 1 << 32) for x in (n, k)) or not _integer(exp2, -1000, 1000):
@@ -91,7 +95,10 @@ def _format(entry):
             raise ValueError(f"section {s['name']}: {s['dtype']} {s['shape']}")
         stored[s["name"]] = (DTYPES[s["dtype"]], s["shape"])
     f = schemes.parse(entry["scheme"], n, k, exp2, stored)
-    layout = schemes.scheme_of(f).stored_layout(f)
+    scheme = schemes.scheme_of(f)
+    if hasattr(scheme, "version") and scheme.version(f) != version:
+        raise ValueError(f"'{entry['scheme']}' in format version {version}")
+    layout = scheme.stored_layout(f)
     if entry["layout"] != layout:
         raise ValueError(f"layout '{entry['layout']}' instead of '{layout}'")
     wanted = schemes.sections(f)

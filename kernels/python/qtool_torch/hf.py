@@ -9,7 +9,7 @@ from transformers.utils import cached_file
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import library
-from .container import FORMAT_VERSION, ContainerError, read_formats
+from .container import ContainerError, check_version, read_formats
 from .linear import QtoolLinear
 
 
@@ -17,12 +17,10 @@ from .linear import QtoolLinear
 class QtoolConfig(QuantizationConfigMixin):
     """quantization_config of a container's config.json; what is quantized is in qtool.json."""
 
-    def __init__(self, format_version=FORMAT_VERSION, **kwargs):
+    def __init__(self, format_version=1, **kwargs):
         self.quant_method = "qtool"
         self.format_version = format_version
-        if format_version != FORMAT_VERSION:
-            raise ContainerError("config.json", "", f"format version {format_version}: this "
-                                                    f"package reads {FORMAT_VERSION}")
+        check_version("config.json", format_version)
 
 
 @register_quantizer("qtool")

@@ -56,7 +56,7 @@ class W4axActs(Structure):
 class W4axInput(Structure):
     _fields_ = [("scales", c_int), ("k", c_size_t), ("blocks", c_void_p), ("perm", c_void_p),
                 ("clip4", c_float), ("clip8", c_float), ("packed", c_int),
-                ("dependent_launch", c_int)]
+                ("rotation", c_int), ("dependent_launch", c_int)]
 
 
 class W4axWeight(Structure):

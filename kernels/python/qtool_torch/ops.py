@@ -225,7 +225,8 @@ def _w4ax_cuda(x, operands, format, clip):
         return y
     address = {name: t.data_ptr() for name, t in _w4ax_named(f, operands).items()}
     perm = address.pop("perm")
-    w = library.W4axWeight(scales=f.scales, n=f.n, k=f.k, scale_exp2=f.exp2, **address)
+    w = library.W4axWeight(scales=f.scales, n=f.n, k=f.k, scale_exp2=f.exp2,
+                           pitch_blocks=operands[0].shape[1], **address)
     library_ = library.require(device)
     with torch.cuda.device(x.device):
         key = (f, m, x.dtype, device)
@@ -246,7 +247,8 @@ def _w4ax_cuda(x, operands, format, clip):
         acts = library.W4axActs(scale=scale, sum=scale + sizes[1],
                                 codes=scale + sizes[1] + sizes[2])
         given = library.W4axInput(scales=f.scales, k=f.k, blocks=address["blocks"], perm=perm,
-                                  clip4=clip, clip8=1.0, dependent_launch=1)
+                                  clip4=clip, clip8=1.0, rotation=f.rotate,
+                                  dependent_launch=1)
         library.ran(library_.qtool_w4ax_quantize(
             byref(acts), byref(given), None, x.data_ptr(), m, library.DTYPES[x.dtype], stream),
             "qtool_w4ax_quantize")

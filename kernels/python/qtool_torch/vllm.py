@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from . import ops, schemes, slices
-from .container import FORMAT_VERSION, ContainerError, read_formats
+from .container import ContainerError, check_version, read_formats
 
 _registered = False
 
@@ -51,10 +51,7 @@ def _define():
 
         @classmethod
         def from_config(cls, config):
-            version = config.get("format_version", FORMAT_VERSION)
-            if version != FORMAT_VERSION:
-                raise ContainerError("config.json", "", f"format version {version}: this package "
-                                                        f"reads {FORMAT_VERSION}")
+            check_version("config.json", config.get("format_version", 1))
             return cls()
 
         def maybe_update_config(self, model_name, hf_config=None, revision=None):

@@ -30,7 +30,7 @@ def first(manifest):
 
 
 @pytest.mark.parametrize("edit, message", [
-    (lambda m: m.update(format_version=2), "format version 2"),
+    (lambda m: m.update(format_version=3), "format version 3"),
     (lambda m: m.update(format="other"), "not the manifest"),
     (lambda m: m.pop("tensors"), "'tensors' is no object"),
     (lambda m: first(m).update(scheme="nf5:g=128"), "scheme 'nf5' is not known"),

@@ -135,8 +135,8 @@ def test_layers_of_vllm(container, monkeypatch):
     vllm.register()
     vllm.register()
     config_class = get_quantization_config("qtool")
-    with pytest.raises(ContainerError, match="format version 2"):
-        config_class.from_config({"quant_method": "qtool", "format_version": 2})
+    with pytest.raises(ContainerError, match="format version 3"):
+        config_class.from_config({"quant_method": "qtool", "format_version": 3})
     config = config_class.from_config({"quant_method": "qtool", "format_version": 1})
     config.maybe_update_config(str(container("lut4")))
     config.packed_modules_mapping = PACKED

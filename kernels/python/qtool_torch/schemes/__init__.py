@@ -38,6 +38,8 @@ class Format(NamedTuple):
     rows: int = 0  # mix24: rows that share a second-order scale
     outliers: int = 0  # mix24
     scales: int = 0  # w4ax: index in w4ax.SCALES
+    rotate: int = 0  # w4ax: 1: channel blocks are rotated by Hadamard matrices
+    padded: int = 0  # w4ax: K is padded to multiples of this
 
 
 FIELDS = len(Format._fields)

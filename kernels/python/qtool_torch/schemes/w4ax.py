@@ -9,7 +9,15 @@ SCALES = ["block", "int", "row"]
 
 
 def parse(name, params, k, stored):
-    return {"bits": 4, "scales": SCALES.index(params["scales"])}
+    rotate = params.get("rotate")  # absent: format version 1, see `version`
+    return {"bits": 4, "scales": SCALES.index(params["scales"]),
+            "rotate": 0 if rotate is None else ["none", "hadamard"].index(rotate),
+            "padded": 128 if rotate is None else 64}
+
+
+def version(f):
+    """The format version of containers with such matrices."""
+    return 1 if f.padded == 128 else 2
 
 
 def stored_layout(f):
@@ -22,7 +30,7 @@ def _blocks(f):
 
 def sections(f):
     strips, blocks = layout.strips(f.n), _blocks(f)
-    out = {"plane0": (torch.uint32, [strips, 2 * blocks, 32, 4]),
+    out = {"plane0": (torch.uint32, [strips, -(-f.k // f.padded) * f.padded // 64, 32, 4]),
            "scale": (torch.float16, [strips, blocks if SCALES[f.scales] == "block" else 1, 16])}
     if SCALES[f.scales] == "int":
         out["sub"] = (torch.uint8, [strips, blocks, 16])
@@ -55,13 +63,38 @@ def packed(f, s):
     return scale * q
 
 
+def _hadamard(x):
+    """x [...][s] times the Hadamard matrix of s channels."""
+    s = x.shape[-1]
+    shape, distance = x.shape, s // 2
+    while distance:
+        a, b = x.unflatten(-1, (-1, 2, distance)).unbind(-2)
+        x = torch.stack([a + b, a - b], -2).reshape(shape)
+        distance //= 2
+    return x * s**-0.5
+
+
+def rotate(x):
+    """Rotates the channel blocks of x FP32 [m][k]."""
+    whole = x.shape[1] // BLOCK * BLOCK
+    out = [_hadamard(x[:, :whole].unflatten(1, (-1, BLOCK))).flatten(1)] if whole else []
+    at = whole
+    for size in (64, 32, 16, 8, 4, 2, 1):
+        if (x.shape[1] - whole) & size:
+            out.append(_hadamard(x[:, at : at + size]))
+            at += size
+    return torch.cat(out, 1)
+
+
 def _power(exponents):
     return torch.exp2(exponents.float())
 
 
 def decode(f, s):
     """W [n][k] in the order of the source."""
-    w = packed(f, s) * _power(s["row_exp2"])[:, None] / _power(s["col_exp2"])
+    w = packed(f, s)
+    w = rotate(w) if f.rotate else w
+    w = w * _power(s["row_exp2"])[:, None] / _power(s["col_exp2"])
     out = torch.empty_like(w)
     out[s["row_order"].long()[:, None], s["col_order"].long()] = w
     return out
@@ -97,6 +130,7 @@ def quantize(f, x, bits, clip):
     """Rounds activations x FP32 [m][k] in packed order as the runtime does. Factors are numbers of
     Python, rounded once to FP32: GPUs divide a tensor by a number by way of its reciprocal."""
     m, k = x.shape
+    x = rotate(x) if f.rotate else x
     v = torch.nn.functional.pad(x, (0, -k % BLOCK)).unflatten(1, (-1, BLOCK))
     four = (bits == 4)[None, :, None]
     a, t = v.abs().amax(2, keepdim=True), v.abs().amax((1, 2), keepdim=True)
