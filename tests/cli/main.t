@@ -35,7 +35,7 @@ $ qtool help evall
 
 $ qtool version
 > ^qtool [0-9]+\.[0-9]+\.[0-9]+$
-> ^container format 1$
+> ^container format 2$
 
 $ qtool -V
 > ^qtool [0-9]

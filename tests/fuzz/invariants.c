@@ -104,7 +104,8 @@ static void check_activations(const struct qt_packed *p)
 }
 
 /* Rounds inputs as an accepted matrix describes. The error is at most half a step, and a step is at
- * most a seventh of the token's largest value. */
+ * most a seventh of the token's largest value. A rotation, and that back, multiply the largest value
+ * by at most the square root of the block's size each. */
 void fuzz_check_input(const struct qt_container *c, const struct qt_entry *e,
                       const struct qt_packed *p)
 {
@@ -117,6 +118,7 @@ void fuzz_check_input(const struct qt_container *c, const struct qt_entry *e,
         return;
     fuzz_ok(qt_act_open(&act, c, e, &err), &err);
     FUZZ_CHECK(act.k == p->k && memcmp(act.order, order, p->k * sizeof *order) == 0);
+    const float limit = 1.1f * (act.rotate ? QT_ACT_BLOCK : 1);
     float *x = calloc(TOKENS * p->k, sizeof *x), *y = calloc(TOKENS * p->k, sizeof *y);
     FUZZ_CHECK(x && y);
     for (size_t i = 0; i < TOKENS * p->k; i++)
@@ -128,7 +130,7 @@ void fuzz_check_input(const struct qt_container *c, const struct qt_entry *e,
             top = fmaxf(top, fabsf(ldexpf(x[t + order[i]], -exp2[i])));
         for (size_t i = 0; i < p->k; i++) {
             FUZZ_CHECK(act.factor[i] == ldexpf(1, -exp2[i]));
-            FUZZ_CHECK(fabsf(ldexpf(y[t + order[i]], -exp2[i])) <= 1.1f * top);
+            FUZZ_CHECK(fabsf(ldexpf(y[t + order[i]], -exp2[i])) <= limit * top);
         }
     }
     free(x);

@@ -419,7 +419,7 @@ static void source_changed_before_resume(void **state)
 {
     int refused = 0, resumed = 0;
     (void)state;
-    for (long n = 20; n < 80; n += 4) {
+    for (long n = 40; n < 120; n += 4) {
         fault = FAIL;
         fault_at = n;
         calls = 0;

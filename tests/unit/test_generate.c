@@ -131,7 +131,7 @@ static void test_bad_decoders(void **state)
 {
     static const char *const bad[] = {
         "3",
-        "{\"type\": \"WordPiece\"}",
+        "{\"type\": \"Nothing\"}",
         "{\"type\": \"Sequence\", \"decoders\": {}}",
         "{\"type\": \"Sequence\", \"decoders\": [3]}",
         "{\"type\": \"Replace\", \"pattern\": {\"Regex\": \"a\"}, \"content\": \"\"}",
