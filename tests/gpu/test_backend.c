@@ -503,7 +503,7 @@ static void test_statistics(size_t m, size_t k)
     compare_doubles(&h, k * k, m >= 128 && k >= 256 ? 1e-5 : 2e-6, what);
     compare(&most, 0, "largest of channels");
     compare_doubles(&sum2, k, 1e-13, "squares of channels");
-#define CALL(be) be->add_f64(be, h.be, h.be, k * k, &err)
+#define CALL(be) be->add_f64(be, h.be, h.be, k *k, &err)
     BOTH(CALL);
 #undef CALL
     compare_doubles(&h, k * k, m >= 128 && k >= 256 ? 1e-5 : 2e-6, "add_f64");

@@ -285,7 +285,7 @@ static void interrupted_runs_resume(void **state)
     struct qt_ckpt *ckpt = make_model(f, NULL);
     struct qt_quantize_options b = options(f, "b", "nf4:g=32");
     check_resume(f, ckpt, "nf3:g=32", 20, 3);
-    check_resume(f, ckpt, "w4ax:a8max=0.5", ACT_STEPS + 14, 17);
+    check_resume(f, ckpt, "w4ax:a8max=0.5", ACT_STEPS + 14, 31);
     stops_left = reads(ckpt) + 5;
     b.interrupted = stop_soon;
     b.resume = false;
