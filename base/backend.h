@@ -25,8 +25,8 @@ enum qt_norm_kind {
     QT_NORM_LAYER, /* (x - mean) / std * w + b (OPT)  */
 };
 
-/* RELU2: the square of the rectifier. NONE: act(x) = x. CLAMPED (gpt-oss; needs `up`): g sigmoid(1.702 g) (u + 1) with
- * g = min(gate, 7) and u = up within -7 and 7; no gradient. */
+/* RELU2: the square of the rectifier. NONE: act(x) = x. CLAMPED (gpt-oss; needs `up`):
+ * g sigmoid(1.702 g) (u + 1) with g = min(gate, 7) and u = up within -7 and 7; no gradient. */
 enum qt_act_kind {
     QT_ACT_SILU,
     QT_ACT_GELU_TANH,

@@ -6,11 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a rank brings to a meeting. */
-struct status {
-    int rc;
-};
-
 /* Puts the number of the rank before the reason. */
 static void name_rank(struct qt_err *err, size_t rank)
 {
@@ -22,8 +17,7 @@ static void name_rank(struct qt_err *err, size_t rank)
 int qt_comm_meet(struct qt_comm *c, int rc, struct qt_err *err)
 {
     struct qt_err record = {.status = QT_E_INTERNAL};
-    const struct status mine = {rc};
-    struct status *all;
+    int *all;
     size_t failed = 0, first = 0;
     if (!c || c->size == 1 || c->over)
         return rc;
@@ -33,14 +27,14 @@ int qt_comm_meet(struct qt_comm *c, int rc, struct qt_err *err)
     if (qt_array_new(&all, c->size, sizeof *all, &record) < 0)
         abort();
     const double start = qt_clock();
-    c->gather(c, all, &mine, sizeof mine);
+    c->gather(c, all, &rc, sizeof rc);
     c->waited += qt_clock() - start;
     for (size_t i = c->size; i-- > 0;)
-        if (all[i].rc < 0) {
+        if (all[i] < 0) {
             failed++;
             first = i;
         }
-    rc = all[first].rc;
+    rc = all[first];
     qt_free(all);
     if (failed == 0)
         return QT_OK;

@@ -9,7 +9,7 @@
 static const char *const share_names[QT_RUNTIME_SHARES] = {
     "products", "head", "attention", "heads", "norms", "activation", "other"};
 
-/* What one row's figures are computed from. */
+/* The figures of one row are computed from these. */
 struct view {
     const struct bench_model_options *o;
     const struct qt_bench_model_row *row, *fp16; /* fp16: of the same batch size */
@@ -134,7 +134,7 @@ static struct view view_of(const struct bench_model_options *o,
                                              : "container"};
 }
 
-/* What a report is made of. */
+/* A report is made of these. */
 struct results {
     const struct bench_model_options *o;
     const struct qt_bench_model_report *report;

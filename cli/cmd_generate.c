@@ -249,7 +249,7 @@ static struct qt_sampling sampling_of(const struct generate_options *o)
         .temperature = o->temperature, .top_p = o->top_p, .top_k = o->top_k, .seed = o->seed};
 }
 
-/* What runs the model: a decoder over a backend, or the fused runtime. */
+/* The model runs on a decoder over a backend, or on the fused runtime. */
 struct engine {
     struct qt_backend *be;
     struct qt_decoder *decoder;

@@ -133,7 +133,8 @@ int environment_check(struct qt_err *err)
 
 bool comm_wanted(void)
 {
-    /* Of Open MPI; of MPICH and Slurm's PMI-2; of PMIx, which does not tell the size. */
+    /* Open MPI sets the first, MPICH and Slurm's PMI-2 the second. PMIx sets the third, which does
+     * not tell the number of ranks. */
     static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *value = getenv(names[i]);

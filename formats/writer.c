@@ -322,28 +322,35 @@ static int continue_earlier(struct qt_writer *w, struct qt_err *err)
     return rc < 0 ? rc : qt_outdir_clear(&w->out, keep_progress, w, err);
 }
 
+/* Gives all ranks the text of rank 0, whose status is rc. The caller frees *text, in every rank. */
+static int share_text(struct qt_writer *w, char **text, size_t *size, int rc, struct qt_err *err)
+{
+    struct qt_comm *comm = w->opt.comm;
+    QT_TRY(qt_comm_meet(comm, rc, err));
+    QT_TRY(qt_comm_broadcast(comm, size, sizeof *size, 0, err));
+    if (!owns(w))
+        rc = qt_array_new(text, *size + 1, 1, err);
+    QT_TRY(qt_comm_meet(comm, rc, err));
+    rc = qt_comm_broadcast(comm, *text, *size, 0, err);
+done:
+    return rc;
+}
+
 /* QT_E_INPUT, naming the rank and the difference, unless all ranks would write the same. */
-static int check_same(const struct qt_writer *w, const char *digest, const json_t *identity,
+static int check_same(struct qt_writer *w, const char *digest, const json_t *identity,
                       struct qt_err *err)
 {
-    const size_t rank = qt_comm_rank(w->opt.comm);
-    char *text = NULL, *first = NULL;
-    size_t size, first_size;
+    char *text = NULL;
+    size_t size = 0;
     struct qt_err why = {0};
     json_t *here = NULL, *there = NULL;
     int rc;
     here = json_pack("{s:O, s:s}", "identity", identity, "plan", digest);
-    rc = here ? qt_json_text(&text, &size, here, JSON_COMPACT, err)
-              : qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory");
-    QT_TRY(qt_comm_meet(w->opt.comm, rc, err));
-    first_size = size;
-    QT_TRY(qt_comm_broadcast(w->opt.comm, &first_size, sizeof first_size, 0, err));
-    rc = qt_array_new(&first, first_size + 1, 1, err);
-    if (rc == QT_OK && rank == 0)
-        memcpy(first, text, size);
-    QT_TRY(qt_comm_meet(w->opt.comm, rc, err));
-    QT_TRY(qt_comm_broadcast(w->opt.comm, first, first_size, 0, err));
-    rc = qt_json_parse(&there, first, first_size, w->out.dir, err);
+    rc = here ? QT_OK : qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory");
+    if (rc == QT_OK && owns(w))
+        rc = qt_json_text(&text, &size, here, JSON_COMPACT, err);
+    QT_TRY(share_text(w, &text, &size, rc, err));
+    rc = qt_json_parse(&there, text, size, w->out.dir, err);
     if (rc == QT_OK && qt_identity_check(there, here, NULL, &why) < 0)
         rc = qt_fail(err, QT_E_INPUT, w->out.dir, NULL, "has another input than rank 0: %s",
                      strchr(why.reason, ':') ? strchr(why.reason, ':') + 2 : why.reason);
@@ -352,7 +359,6 @@ done:
     json_decref(here);
     json_decref(there);
     qt_free(text);
-    qt_free(first);
     return rc;
 }
 
@@ -364,12 +370,7 @@ static int share_units(struct qt_writer *w, struct qt_err *err)
     int rc = QT_OK;
     if (owns(w))
         rc = qt_json_text(&text, &size, w->journal.units, JSON_COMPACT, err);
-    QT_TRY(qt_comm_meet(w->opt.comm, rc, err));
-    QT_TRY(qt_comm_broadcast(w->opt.comm, &size, sizeof size, 0, err));
-    if (!owns(w))
-        rc = qt_array_new(&text, size + 1, 1, err);
-    QT_TRY(qt_comm_meet(w->opt.comm, rc, err));
-    QT_TRY(qt_comm_broadcast(w->opt.comm, text, size, 0, err));
+    QT_TRY(share_text(w, &text, &size, rc, err));
     QT_TRY(qt_comm_broadcast(w->opt.comm, &w->resumed, sizeof w->resumed, 0, err));
     if (!owns(w)) {
         json_decref(w->journal.units);

@@ -36,8 +36,8 @@
 
 struct qt_tokenizer;
 
-/* Reads the first of tokenizer.json, tekken.json, tiktoken.model (of tiktoken) and tokenizer.model (of
- * SentencePiece or tiktoken) in DIR. Texts of special tokens become these tokens in all of them.
+/* Reads the first of tokenizer.json, tekken.json, tiktoken.model (of tiktoken) and tokenizer.model
+ * (of SentencePiece or tiktoken) in DIR. Texts of special tokens become these tokens in all of them.
  * tokenizer.json: if the file has no post-processor template, add_bos_token is read from
  * DIR/tokenizer_config.json for Llama tokenizers. *out is freed by qt_tokenizer_close.
  * QT_E_INPUT: broken file. QT_E_UNSUPPORTED: names a component that qtool does not implement. */
@@ -383,6 +383,8 @@ struct qt_sampling {
     size_t top_k; /* of so many most probable tokens; 0: all */
     uint64_t seed;
 };
+/* The token with the largest logit (ties: lowest id). */
+uint32_t qt_most_probable(const float *logits, size_t vocab);
 /* *id = the next token, by logits[vocab] (host memory). The random number depends on seed, stream
  * (the sequence) and index (the token) alone. QT_E_INPUT: a logit is not finite. */
 int qt_sample(uint32_t *id, const float *logits, size_t vocab, const struct qt_sampling *how,

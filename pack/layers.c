@@ -342,10 +342,10 @@ static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt
             QT_TRY(quantize_from_file(&l, layer, input, err));
 done:
     for (size_t i = 0; l.packed && i < l.count; i++) {
-        if (l.packed[i].nsections && rc == QT_OK)
-            rc = qt_run_settle(run, err);
-        else if (l.packed[i].nsections)
-            qt_run_settle(run, NULL);
+        if (l.packed[i].nsections) { /* the background thread may still read it */
+            const int settled = qt_run_settle(run, rc < 0 ? NULL : err);
+            rc = rc < 0 ? rc : settled;
+        }
         qt_packed_free(&l.packed[i]);
     }
     qt_free(l.packed);

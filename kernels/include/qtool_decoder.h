@@ -47,7 +47,7 @@ struct qtool_decoder_norm {
     float eps;
 };
 
-/* What is added to hidden states: factor * norm(x + bias). */
+/* Hidden states grow by factor * norm(x + bias). */
 struct qtool_decoder_addend {
     const void *x;     /* F16 [rows of hidden][n]; NULL: nothing */
     const float *bias; /* [n], or NULL */

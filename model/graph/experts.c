@@ -186,7 +186,7 @@ done:
 
 /* ---- running -------------------------------------------------------------------------------- */
 
-/* What follows an expert whose output is in experts.out, and precedes the sum over experts. */
+/* Finishes the output of an expert, in experts.out, before it is added to the sum over experts. */
 static int finish_expert(const struct layer_run *r, size_t expert, size_t tokens,
                          struct qt_err *err)
 {

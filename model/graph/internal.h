@@ -20,8 +20,8 @@
  * width.
  *
  * Other mixers than attention have their parts between ATTN_IN and ATTN_OUT: latent.c, delta.c and
- * short.c draw them. SINKS adds a term to the softmax of each attention head; with gates, Q also computes a
- * factor for each channel in front of O, or ATTN_GATE does.
+ * short.c draw them. SINKS adds a term to the softmax of each attention head; with gates, Q also
+ * computes a factor for each channel in front of O, or ATTN_GATE does.
  *
  * With grouped_qkv, QKV has for each KV head the rows of its queries, key and value.
  *

@@ -34,7 +34,7 @@ static double uniform(uint64_t seed, uint64_t stream, uint64_t index)
     return (double)(z >> 11) * 0x1p-53;
 }
 
-static uint32_t most_probable(const float *logits, size_t vocab)
+uint32_t qt_most_probable(const float *logits, size_t vocab)
 {
     size_t best = 0;
     for (size_t i = 1; i < vocab; i++)
@@ -54,7 +54,7 @@ int qt_sample(uint32_t *id, const float *logits, size_t vocab, const struct qt_s
         if (!isfinite(logits[i]))
             return qt_fail(err, QT_E_INPUT, NULL, NULL, "the logit of token %zu is not finite", i);
     if (how->temperature <= 0) {
-        *id = most_probable(logits, vocab);
+        *id = qt_most_probable(logits, vocab);
         return QT_OK;
     }
     QT_TRY(qt_array_new(&list, vocab, sizeof *list, err));

@@ -61,9 +61,9 @@ int qt_act_plan_arrange(struct qt_arrange *out, const struct qt_act_plan *p,
                         struct qt_err *err);
 void qt_act_plan_arrange_free(struct qt_arrange *a);
 
-/* agree.c: true if w4ax matrices with these specs may be in one model: all parameters are equal except
- * `method`, which only says how codes were found (a matrix without a usable Hessian is quantized by
- * search). The planner and qt_act_agree both use it. */
+/* agree.c: true if w4ax matrices with these specs may be in one model: all parameters are equal
+ * except `method`, which only says how codes were found (a matrix without a usable Hessian is
+ * quantized by search). The planner and qt_act_agree both use it. */
 bool qt_act_same_params(const struct qt_spec *a, const struct qt_spec *b);
 
 /* act.c: the steps of qt_act_apply_stored. Host memory; y may be x. */

@@ -6,14 +6,6 @@
 
 enum { PROMPT = 16, CHECKED = 64 };
 
-static size_t most_probable(const float *logits, size_t n)
-{
-    size_t best = 0;
-    for (size_t i = 1; i < n; i++)
-        best = logits[i] > logits[best] ? i : best;
-    return best;
-}
-
 /* Compares one choice; *next = the reference's. */
 static void compare(struct qt_model_check *out, uint32_t *next, const float *want, const float *got,
                     size_t n)
@@ -26,10 +18,10 @@ static void compare(struct qt_model_check *out, uint32_t *next, const float *wan
         high = fmaxf(high, want[i]);
         worst = d > worst || isnan(d) ? d : worst;
     }
-    const size_t a = most_probable(want, n), b = most_probable(got, n);
+    const uint32_t a = qt_most_probable(want, n), b = qt_most_probable(got, n);
     const double range = (double)(high - low), error = worst / range;
     const double gap = (double)(want[a] - want[b]) / range;
-    *next = (uint32_t)a;
+    *next = a;
     out->error = error > out->error || isnan(error) ? error : out->error;
     out->gap = gap > out->gap ? gap : out->gap;
     out->equal += a == b;

@@ -36,14 +36,7 @@ static __device__ __forceinline__ void load_act_values(float out[ACT_EACH], cons
                                                        int n, bool wide)
 {
     if (wide) {
-        const uint4 v = *(const uint4 *)(x + i);
-        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float2 f = __half22float2(*(const __half2 *)&words[j]);
-            out[2 * j] = f.x;
-            out[2 * j + 1] = f.y;
-        }
+        unpack_8_halves(out, *(const uint4 *)(x + i));
     } else {
 #pragma unroll
         for (int j = 0; j < ACT_EACH; j++)

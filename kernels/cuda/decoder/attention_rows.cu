@@ -26,14 +26,7 @@ static __device__ __forceinline__ void load_8_halves(float out[8], const __half 
             out[i] = i < count ? __half2float(p[i]) : 0;
         return;
     }
-    const uint4 v = count > 0 ? *(const uint4 *)p : make_uint4(0, 0, 0, 0);
-    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float2 f = __half22float2(*(const __half2 *)&words[i]);
-        out[2 * i] = f.x;
-        out[2 * i + 1] = f.y;
-    }
+    unpack_8_halves(out, count > 0 ? *(const uint4 *)p : make_uint4(0, 0, 0, 0));
 }
 
 template <int L>

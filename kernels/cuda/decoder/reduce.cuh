@@ -27,6 +27,17 @@ static __device__ __forceinline__ float sum_of_block(float v, float *parts)
     return sum_of_warp(v);
 }
 
+static __device__ __forceinline__ void unpack_8_halves(float out[8], uint4 v)
+{
+    const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const float2 f = __half22float2(*(const __half2 *)&words[i]);
+        out[2 * i] = f.x;
+        out[2 * i + 1] = f.y;
+    }
+}
+
 /* FP16 of v, within its range; NaN stays NaN. */
 static __device__ __forceinline__ __half to_half(float v)
 {

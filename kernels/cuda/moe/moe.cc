@@ -2,6 +2,7 @@
 #include "kernels/cuda/moe/moe.h"
 #include "kernels/cuda/common/device.h"
 #include "kernels/cuda/common/prepare.h"
+#include "kernels/cuda/matmul/instances.h"
 #include "kernels/cuda/matmul/shape.h"
 
 #include <stdarg.h>
@@ -166,7 +167,7 @@ static size_t layout(struct qt_moe_product_args *a, const struct product *p, boo
     a->stage_bytes = (int)round_up((size_t)((tile_tokens(kind) * 128 << log2_wk) +
                                             QT_MOE_WARPS * a->warp_bytes + QT_MOE_HEADER),
                                    128);
-    a->ring_at = qt_moe_table_bytes(s->format) * (down ? 1 : 2);
+    a->ring_at = qt_mma_tile_table_bytes(s->format) * (down ? 1 : 2);
     a->sums_at = a->ring_at + stages * a->stage_bytes;
     const int sums = log2_wk ? QT_MOE_WARPS * QT_MOE_STRIPS * tile_tokens(kind) / 8 * 512 : 0;
     return (size_t)(a->sums_at + sums);

@@ -87,7 +87,5 @@ const void *qt_moe_route_instance(void);
 const void *qt_moe_combine_instance(void);
 /* NULL if the format has no kernel of this kind; all formats have FEW. */
 const void *qt_moe_product_instance(enum qt_format format, int kind);
-/* Bytes of a look-up table in shared memory, one for down, two for gate and up. */
-int qt_moe_table_bytes(enum qt_format format);
 
 #endif

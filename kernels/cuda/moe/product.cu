@@ -21,9 +21,3 @@ const void *qt_moe_product_instance(enum qt_format format, int kind)
 #undef FIELD
 #undef GROUP
 }
-
-int qt_moe_table_bytes(enum qt_format format)
-{
-    static const int bytes[] = {QT_MMA_TILE_GROUP_FORMATS(QT_TABLE_BYTES)};
-    return format <= QT_FORMAT_LAST_GROUPED ? bytes[format] : 0;
-}

@@ -44,7 +44,8 @@ static bool strip_map(const struct qtool_matmul_plan *p, CUtensorMap *map, const
     return qt_tensor_map(p, map, &t);
 }
 
-/* Of a last channel block of up to 64 channels the second half is outside of the map: zeros. */
+/* If the last channel block has up to 64 channels, its second half is outside of the map and is read
+ * as zeros. */
 bool qt_w4ax_code_map(const struct qtool_matmul_plan *p, CUtensorMap *map,
                       const struct qtool_w4ax_weight *w, const struct qt_w4ax_box *box)
 {
