@@ -17,7 +17,10 @@ quick=
 [ $# -gt 0 ] || { echo "usage: tests/determinism.sh [--quick] QTOOL..." >&2; exit 2; }
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
-passed=0 failed=0 repeats="1 2"
+jobs=$(nproc)
+repeats="1 2"
+# Waiting threads sleep: there are more threads than processors.
+export OMP_WAIT_POLICY=passive
 
 # Copies, so that nothing changes under way.
 copies=()
@@ -55,14 +58,15 @@ for scheme in json.load(sys.stdin)["schemes"]:
 
 # hash QTOOL THREADS ISA SPEC: of one run's container, or of its refusal.
 hash() {
-    rm -rf "$dir/out"
-    if ! QTOOL_ISA=$3 "$1" quantize $model -o "$dir/out" --scheme "$4" --threads "$2" "${data[@]}" \
-        --quiet >/dev/null 2>"$dir/err"; then
-        echo "refused: $(head -n 1 "$dir/err")"
+    local out=$dir/$BASHPID
+    if ! QTOOL_ISA=$3 "$1" quantize $model -o "$out" --scheme "$4" --threads "$2" "${data[@]}" \
+        --quiet >/dev/null 2>"$out.err"; then
+        echo "refused: $(head -n 1 "$out.err")"
         return
     fi
-    rm -f "$dir/out/qtool-report.json"
-    (cd "$dir/out" && sha256sum -- *) | sha256sum | cut -d' ' -f1
+    rm -f "$out/qtool-report.json"
+    (cd "$out" && sha256sum -- *) | sha256sum | cut -d' ' -f1
+    rm -rf "$out"
 }
 
 # check SPEC QTOOL...
@@ -78,20 +82,29 @@ check() {
                     first=${first:-$got} runs=$((runs + 1))
                     [ "$got" = "$first" ] && continue
                     echo "FAIL $spec: ${qtool##*/}, $count threads, path '${isa:-best}': $got, not $first"
-                    failed=$((failed + 1))
                     return
                 done
             done
         done
     done
     case $first in
-    refused*) echo "FAIL $spec: $first" && failed=$((failed + 1)) ;;
-    *) printf '%-26s %.16s  %d runs\n' "$spec" "$first" "$runs" && passed=$((passed + 1)) ;;
+    refused*) echo "FAIL $spec: $first" ;;
+    *) printf '%-26s %.16s  %d runs\n' "$spec" "$first" "$runs" ;;
     esac
+}
+
+# start SPEC QTOOL...: check in the background, as many at a time as there are processors.
+start() {
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs" ]; do wait -n; done
+    check "$@" | tee -a "$dir/lines" &
 }
 
 # The summary and the exit status.
 finish() {
+    local failed passed
+    wait
+    failed=$(grep -c '^FAIL' "$dir/lines")
+    passed=$(grep -vc '^FAIL' "$dir/lines")
     echo "$passed passed, $failed failed, 0 skipped"
     [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
     exit
@@ -99,10 +112,10 @@ finish() {
 
 small
 if [ -n "$quick" ]; then
-    threads="1 2 3 5 16" isas= repeats=1
+    threads="1 2 3 5 16" isas= repeats=1 jobs=1
     data+=(--kv 4 --kv-keys static)
     for spec in fp6 fp4:method=gptq nf4 nf3:method=gptq lut3 lut2:method=gptq mix24 int4 int8 w4ax; do
-        check "$spec" "$@"
+        start "$spec" "$@"
     done
     finish
 fi
@@ -111,11 +124,11 @@ while read -r name methods; do
         [ "$method" != auto ] || continue
         spec=$name
         [ "$method" = - ] || spec=$name:method=$method
-        check "$spec" "$@"
+        start "$spec" "$@"
     done
 done < <(presets "$1")
 large
 while read -r name _; do
-    check "$name" "$@"
+    start "$name" "$@"
 done < <(presets "$1" first)
 finish
