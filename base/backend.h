@@ -57,6 +57,10 @@ struct qt_attention {
     const float *exact_keys; /* like k, numbers that FP16 can hold; or NULL */
     const float *sinks;      /* [heads]: e^sink is added to the softmax's denominator; NULL: none */
     size_t past;             /* positions before the first query */
+    /* bias[head * bias_step + j] is added to the score of every query with the key at position j,
+     * after the softcap (ALiBi, arXiv 2108.12409); NULL: none */
+    const float *bias;
+    size_t bias_step; /* at least past + seqlen */
 };
 
 /*
@@ -240,6 +244,8 @@ struct qt_backend {
                       const float *rate, size_t m, const struct qt_delta *d, struct qt_err *err);
     /* y *= factor */
     int (*scale)(struct qt_backend *be, float *y, float factor, size_t count, struct qt_err *err);
+    /* y = the nearest number in [-limit, limit] */
+    int (*clip)(struct qt_backend *be, float *y, float limit, size_t count, struct qt_err *err);
     /* Scores logits[m][vocab] against targets[m] and, if ref is not NULL, against the reference
      * logits ref[m][vocab]. Applies softcap first if it is > 0. scores[m] and targets are host
      * memory. */

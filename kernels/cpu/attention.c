@@ -63,6 +63,8 @@ static double softmax_row(float *s, float *caps, const struct qt_attention *a, s
         cpu_softcap(s + from, s + from, a->softcap, n);
     if (caps)
         memcpy(caps + from, s + from, n * sizeof *caps);
+    for (size_t j = from; a->bias && j < from + n; j++)
+        s[j] += a->bias[head * a->bias_step + lo + j];
     const double sink = a->sinks ? sink_share(s + from, n, a->sinks[head]) : 0;
     return cpu_softmax(s + from, n) + sink;
 }
@@ -194,8 +196,8 @@ struct grad_job {
 
 /* Computes P and dS of a query tile into p and ds. caps: scratch of the same size, NULL without
  * softcap. */
-static void grad_scores(float *p, float *ds, float *caps, const struct grad_job *job, size_t r0,
-                        size_t r1, size_t lo, size_t at_q, size_t at_k)
+static void grad_scores(float *p, float *ds, float *caps, const struct grad_job *job, size_t head,
+                        size_t r0, size_t r1, size_t lo, size_t at_q, size_t at_k)
 {
     const struct qt_attention *a = job->a;
     int rows = (int)(r1 - r0), keys = (int)(r1 - lo), dim = (int)a->head_dim;
@@ -205,7 +207,7 @@ static void grad_scores(float *p, float *ds, float *caps, const struct grad_job 
                 (int)job->ldq, job->v + at_k, (int)job->ldk, 0.0f, ds, keys);
     for (size_t i = r0; i < r1; i++) {
         size_t at = (i - r0) * (r1 - lo);
-        double sum = softmax_row(p + at, caps ? caps + at : NULL, a, 0, i, lo, r1);
+        double sum = softmax_row(p + at, caps ? caps + at : NULL, a, head, i, lo, r1);
         cpu_scale(p + at, (float)(1.0 / sum), r1 - lo);
         cpu_softmax_grad(ds + at, p + at, r1 - lo);
         if (caps) /* masked keys have dS = 0 already */
@@ -225,7 +227,7 @@ static void grad_tile(const struct grad_job *job, float *scratch, size_t seq, si
     int rows = (int)(r1 - r0), keys = (int)(r1 - lo), dim = (int)a->head_dim;
     int ldq = (int)job->ldq, ldk = (int)job->ldk;
     float *p = scratch, *ds = p + area, *caps = a->softcap > 0.0f ? ds + area : NULL;
-    grad_scores(p, ds, caps, job, r0, r1, lo, at_q, at_k);
+    grad_scores(p, ds, caps, job, head, r0, r1, lo, at_q, at_k);
     cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, keys, dim, rows, 1.0f, p, keys,
                 job->dy + at_q, ldq, 1.0f, job->dv + at_k, ldk);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, dim, keys, a->scale, ds, keys,

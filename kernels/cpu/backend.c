@@ -176,7 +176,7 @@ static int cpu_attention_op(struct qt_backend *be, float *y, const float *q, con
     return cpu_attention(&cpu->scratch, y, q, k, v, m, a, err);
 }
 
-enum element_op { OP_ACTIVATE, OP_ADD, OP_SCALE };
+enum element_op { OP_ACTIVATE, OP_ADD, OP_SCALE, OP_CLIP };
 
 struct element_job {
     enum element_op op;
@@ -200,6 +200,10 @@ static void element_item(void *ctx, size_t item)
         break;
     case OP_SCALE:
         cpu_scale(job->y + at, job->factor, n);
+        break;
+    case OP_CLIP:
+        for (float *y = job->y + at; y < job->y + at + n; y++)
+            *y = *y > job->factor ? job->factor : *y < -job->factor ? -job->factor : *y;
         break;
     }
 }
@@ -234,6 +238,15 @@ static int cpu_scale_op(struct qt_backend *be, float *y, float factor, size_t co
     (void)err;
     return run_elements(
         (struct element_job){.op = OP_SCALE, .y = y, .factor = factor, .count = count});
+}
+
+static int cpu_clip_op(struct qt_backend *be, float *y, float limit, size_t count,
+                       struct qt_err *err)
+{
+    (void)be;
+    (void)err;
+    return run_elements(
+        (struct element_job){.op = OP_CLIP, .y = y, .factor = limit, .count = count});
 }
 
 struct sum_job {
@@ -555,6 +568,7 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
         .convolve = cpu_convolve,
         .delta_rule = cpu_delta_rule_op,
         .scale = cpu_scale_op,
+        .clip = cpu_clip_op,
         .score = cpu_score,
         .gram = cpu_gram_op,
         .add_f64 = cpu_add_f64,

@@ -2,7 +2,7 @@
  * The CUDA backend. Matrix products use cuBLAS (product.c), Hessians and rounding have files of
  * their own (factor.c, round.c), everything else is in the kernels of math.cu. Attention is computed
  * by products of panels, with the scores in scratch memory. Gradients that are not matrix products
- * are needed for learning only and are computed on the CPU.
+ * are needed for learning only and are computed on the CPU, and so are operations of few models.
  */
 #include "kernels/gpu/product.h"
 
@@ -294,9 +294,10 @@ done:
     return rc;
 }
 
-static int cuda_attention(struct qt_backend *be, float *y, const float *q, const float *k,
-                          const float *v, size_t m, const struct qt_attention *a,
-                          struct qt_err *err)
+/* Attention without a bias. */
+static int attention_panels(struct qt_backend *be, float *y, const float *q, const float *k,
+                            const float *v, size_t m, const struct qt_attention *a,
+                            struct qt_err *err)
 {
     int rc;
     QT_TRY(check_sizes(a->heads * a->head_dim, a->past + a->seqlen, a->heads, err));
@@ -542,7 +543,7 @@ static int cuda_group_range(struct qt_backend *be, float *largest, float *smalle
     return gpu_group_range(self(be)->gpu, largest, smallest, w, n, k, group, err);
 }
 
-/* ---- gradients on the CPU ------------------------------------------------------------------- */
+/* ---- gradients and operations on the CPU ---------------------------------------------------- */
 
 /* *out: copy of x[count] in host memory, owned by the caller; NULL if x is NULL. */
 static int fetch(float **out, struct qt_backend *be, const float *x, size_t count,
@@ -641,14 +642,72 @@ done:
     return rc;
 }
 
+static int cuda_clip(struct qt_backend *be, float *y, float limit, size_t count, struct qt_err *err)
+{
+    struct qt_backend *cpu = self(be)->cpu;
+    float *host = NULL;
+    int rc;
+    QT_TRY(fetch(&host, be, y, count, err));
+    QT_TRY(cpu->clip(cpu, host, limit, count, err));
+    QT_TRY(put(be, y, host, count, err));
+done:
+    qt_free(host);
+    return rc;
+}
+
+static int biased_attention(struct qt_backend *be, float *y, const float *q, const float *k,
+                            const float *v, size_t m, const struct qt_attention *a,
+                            struct qt_err *err)
+{
+    struct qt_backend *cpu = self(be)->cpu;
+    const size_t wide = m * a->heads * a->head_dim;
+    const size_t keys = m / a->seqlen * (a->past + a->seqlen) * a->kv_heads * a->head_dim;
+    struct qt_attention host = *a;
+    float *hy = NULL, *hq = NULL, *hk = NULL, *hv = NULL, *exact = NULL, *bias = NULL;
+    float *sinks = NULL;
+    int rc;
+    QT_TRY(fetch(&hq, be, q, wide, err));
+    QT_TRY(fetch(&hk, be, k, keys, err));
+    QT_TRY(fetch(&hv, be, v, keys, err));
+    QT_TRY(fetch(&exact, be, a->exact_keys, keys, err));
+    QT_TRY(fetch(&sinks, be, a->sinks, a->heads, err));
+    QT_TRY(fetch(&bias, be, a->bias, a->heads * a->bias_step, err));
+    QT_TRY(qt_array_new(&hy, wide, sizeof *hy, err));
+    host.exact_keys = exact;
+    host.sinks = sinks;
+    host.bias = bias;
+    QT_TRY(cpu->attention(cpu, hy, hq, hk, hv, m, &host, err));
+    QT_TRY(put(be, y, hy, wide, err));
+done:
+    qt_free(hy);
+    qt_free(hq);
+    qt_free(hk);
+    qt_free(hv);
+    qt_free(exact);
+    qt_free(sinks);
+    qt_free(bias);
+    return rc;
+}
+
+static int cuda_attention(struct qt_backend *be, float *y, const float *q, const float *k,
+                          const float *v, size_t m, const struct qt_attention *a,
+                          struct qt_err *err)
+{
+    return (a->bias ? biased_attention : attention_panels)(be, y, q, k, v, m, a, err);
+}
+
 static int cuda_attention_grad(struct qt_backend *be, float *dq, float *dk, float *dv,
                                const float *dy, const float *q, const float *k, const float *v,
                                size_t m, const struct qt_attention *a, struct qt_err *err)
 {
     struct qt_backend *cpu = self(be)->cpu;
     const size_t wide = m * a->heads * a->head_dim, narrow = m * a->kv_heads * a->head_dim;
+    struct qt_attention host = *a;
     float *hdy = NULL, *hq = NULL, *hk = NULL, *hv = NULL, *hdq = NULL, *hdk = NULL, *hdv = NULL;
+    float *bias = NULL;
     int rc;
+    QT_TRY(fetch(&bias, be, a->bias, a->heads * a->bias_step, err));
+    host.bias = bias;
     QT_TRY(fetch(&hdy, be, dy, wide, err));
     QT_TRY(fetch(&hq, be, q, wide, err));
     QT_TRY(fetch(&hk, be, k, narrow, err));
@@ -656,7 +715,7 @@ static int cuda_attention_grad(struct qt_backend *be, float *dq, float *dk, floa
     QT_TRY(qt_array_new(&hdq, wide, sizeof *hdq, err));
     QT_TRY(qt_array_new(&hdk, narrow, sizeof *hdk, err));
     QT_TRY(qt_array_new(&hdv, narrow, sizeof *hdv, err));
-    QT_TRY(cpu->attention_grad(cpu, hdq, hdk, hdv, hdy, hq, hk, hv, m, a, err));
+    QT_TRY(cpu->attention_grad(cpu, hdq, hdk, hdv, hdy, hq, hk, hv, m, &host, err));
     QT_TRY(put(be, dq, hdq, wide, err));
     QT_TRY(put(be, dk, hdk, narrow, err));
     QT_TRY(put(be, dv, hdv, narrow, err));
@@ -668,6 +727,7 @@ done:
     qt_free(hdq);
     qt_free(hdk);
     qt_free(hdv);
+    qt_free(bias);
     return rc;
 }
 
@@ -764,6 +824,7 @@ static const struct qt_backend functions = {
     .convolve = cuda_convolve,
     .delta_rule = cuda_delta_rule,
     .scale = cuda_scale,
+    .clip = cuda_clip,
     .score = cuda_score,
     .gram = cuda_gram,
     .add_f64 = cuda_add_f64,

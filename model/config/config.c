@@ -234,12 +234,15 @@ static int read_flags(struct config *cfg, const struct source *src, struct qt_er
                  : arch->eps > 0                             ? arch->eps
                  : arch->eps_key                             ? 1e-6
                                                              : 1e-5;
+    double clip = 0;
     int rc = QT_OK;
     QT_TRY(config_read_flag(&cfg->qkv_bias, src, &arch->qkv_bias, err));
     QT_TRY(config_read_flag(&cfg->o_bias, src, &arch->o_bias, err));
     QT_TRY(config_read_flag(&cfg->mlp_bias, src, &arch->mlp_bias, err));
     QT_TRY(config_read_flag(&cfg->parallel, src, &arch->parallel, err));
     QT_TRY(config_read_flag(&cfg->head_bias, src, &arch->head_bias, err));
+    QT_TRY(config_read_flag(&cfg->alibi, src, &arch->alibi, err));
+    cfg->parallel_norms = arch->parallel_norms;
     QT_TRY(read_tied(cfg, src, err));
     QT_TRY(config_read_flag(&cfg->head_norms, src, &head_norms, err));
     if (arch->eps_key)
@@ -250,7 +253,9 @@ static int read_flags(struct config *cfg, const struct source *src, struct qt_er
     cfg->attn_scale = (float)(1.0 / sqrt((double)(arch->latent ? cfg->latent.nope + cfg->latent.rope
                                                                : cfg->info.head_dim)));
     if (config_given(src->json, "clip_qkv"))
-        QT_TRY(config_unsupported(src, "clip_qkv", "a number", err));
+        QT_TRY(arch->clips ? config_read_positive(&clip, src, "clip_qkv", err)
+                           : config_unsupported(src, "clip_qkv", "a number", err));
+    cfg->clip_qkv = (float)clip;
     if (config_given(src->json, QT_QUANTIZATION_KEY) ||
         config_given(src->root, QT_QUANTIZATION_KEY))
         rc = config_unsupported(src, QT_QUANTIZATION_KEY, "an already quantized checkpoint", err);
@@ -425,8 +430,7 @@ static json_t *one_of_all(json_t *value)
     return json_is_integer(first) ? first : value;
 }
 
-/* *out = a copy of src->json in which the family's own names of keys are replaced by the usual
- * ones. */
+/* *out = a copy of src->json in which the family's own keys are replaced by the usual ones. */
 static int rename_keys(json_t **out, const struct config *cfg, const struct source *src,
                        struct qt_err *err)
 {
@@ -438,7 +442,7 @@ static int rename_keys(json_t **out, const struct config *cfg, const struct sour
         if (value && !json_object_get(*out, a->key) && json_object_set(*out, a->key, value) < 0)
             return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     }
-    return QT_OK;
+    return cfg->arch->adapt ? cfg->arch->adapt(*out, src, err) : QT_OK;
 }
 
 static int read_all(struct config *cfg, struct source *src, struct qt_err *err)
@@ -452,7 +456,7 @@ static int read_all(struct config *cfg, struct source *src, struct qt_err *err)
     QT_TRY(read_windows(cfg, src, err));
     QT_TRY(config_read_layer_heads(cfg, src, err));
     QT_TRY(read_no_rope(cfg, src, err));
-    if (cfg->arch->rope)
+    if (cfg->arch->rope && !cfg->alibi)
         QT_TRY(config_read_rope(cfg, src, err));
     if (cfg->arch->read)
         QT_TRY(cfg->arch->read(cfg, src, err));

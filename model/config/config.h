@@ -33,6 +33,10 @@ int config_unsupported(const struct source *src, const char *key, const char *va
 int config_read_flag(bool *out, const struct source *src, const struct arch_flag *flag,
                      struct qt_err *err);
 
+/* See arch.adapt. */
+int config_adapt_falcon(json_t *out, const struct source *src, struct qt_err *err);
+int config_adapt_mpt(json_t *out, const struct source *src, struct qt_err *err);
+
 /* Readers of options that only some families have: see arch.read. */
 int config_read_opt(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_gemma(struct config *cfg, const struct source *src, struct qt_err *err);
@@ -55,6 +59,10 @@ int config_read_stablelm(struct config *cfg, const struct source *src, struct qt
 int config_read_gpt2(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_minimax_m2(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_granite4(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_codegen(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_falcon(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_bloom(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_mpt(struct config *cfg, const struct source *src, struct qt_err *err);
 
 /* Reads cfg->heads; cfg->windows is read before. */
 int config_read_layer_heads(struct config *cfg, const struct source *src, struct qt_err *err);

@@ -29,20 +29,22 @@ done:
     return rc;
 }
 
-/* Queries, keys and values of x by one linear, whose outputs for all of them are stored in all[m][KV
- * heads][queries | key | value]. */
+/* Queries, keys and values of x by one linear, whose outputs are stored in all[m]: [KV heads]
+ * [queries | key | value], or [shards][queries | values | keys]. */
 static int make_grouped(float *q, float *k, float *v, float *all, const float *x,
                         const struct layer_run *r, struct qt_err *err)
 {
     const struct heads *heads = &r->layer->def->heads;
     struct qt_backend *be = r->layer->be;
-    const size_t n = r->layer->model->cfg.info.heads / heads->kv * heads->dim, dim = heads->dim;
-    const size_t rows = r->m * heads->kv, ld = n + 2 * dim;
+    const size_t shards = r->layer->model->cfg.arch->qkv_shards;
+    const size_t groups = shards ? shards : heads->kv, rows = r->m * groups;
+    const size_t n = r->layer->model->cfg.info.heads * heads->dim / groups;
+    const size_t kv = heads->kv * heads->dim / groups, ld = n + 2 * kv;
     int rc;
     QT_TRY(layer_linear(r, ROLE_QKV, all, x, err));
     QT_TRY(be->copy_columns(be, q, n, all, ld, n, rows, err));
-    QT_TRY(be->copy_columns(be, k, dim, all + n, ld, dim, rows, err));
-    QT_TRY(be->copy_columns(be, v, dim, all + n + dim, ld, dim, rows, err));
+    QT_TRY(be->copy_columns(be, shards ? v : k, kv, all + n, ld, kv, rows, err));
+    QT_TRY(be->copy_columns(be, shards ? k : v, kv, all + n + kv, ld, kv, rows, err));
 done:
     return rc;
 }
@@ -83,6 +85,8 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
         QT_TRY(l->be->copy(l->be, v, k, r->m * kv_width * sizeof *v, err));
     else if (!grouped)
         QT_TRY(layer_linear(r, ROLE_V, v, x, err));
+    if (l->model->cfg.clip_qkv > 0) /* q, k and v follow each other */
+        QT_TRY(l->be->clip(l->be, q, l->model->cfg.clip_qkv, r->m * (width + 2 * kv_width), err));
     if (l->model->cfg.arch->value_norm)
         QT_TRY(l->be->norm(l->be, v, v, l->work.ones, NULL, QT_NORM_RMS, l->model->cfg.eps,
                            r->m * heads->kv, heads->dim, err));

@@ -36,6 +36,7 @@ static int load_outer_parts(struct qt_embed_head *e, float *staging, const struc
     int rc = QT_OK;
     QT_TRY(check_tied_head(m, staging, w, err));
     QT_TRY(layer_load_part(&e->embed, &m->embed, staging, w, be, err));
+    QT_TRY(layer_load_part(&e->embed_norm, &m->embed_norm, staging, w, be, err));
     QT_TRY(layer_load_part(&e->positions, &m->positions, staging, w, be, err));
     QT_TRY(layer_load_part(&e->project_in, &m->project_in, staging, w, be, err));
     QT_TRY(layer_load_part(&e->project_out, &m->project_out, staging, w, be, err));
@@ -77,6 +78,7 @@ void qt_embed_head_close(struct qt_embed_head *e)
         return;
     struct qt_backend *be = e->be;
     layer_free_part(&e->embed, be);
+    layer_free_part(&e->embed_norm, be);
     layer_free_part(&e->positions, be);
     layer_free_part(&e->project_in, be);
     layer_free_part(&e->project_out, be);
@@ -123,6 +125,9 @@ static int embed_chunk(struct qt_embed_head *e, float *hidden, const uint32_t *i
         QT_TRY(be->linear(be, hidden, e->projected, e->project_in.weight, NULL, m, n, width, err));
     if (cfg->embed_scale != 1.0f)
         QT_TRY(be->scale(be, hidden, cfg->embed_scale, m * n, err));
+    if (e->embed_norm.weight)
+        QT_TRY(be->norm(be, hidden, hidden, e->embed_norm.weight, e->embed_norm.bias,
+                        cfg->arch->norm, cfg->eps, m, n, err));
 done:
     return rc;
 }

@@ -75,7 +75,7 @@ static int run_parallel(const struct layer_run *r, struct qt_err *err)
         if (stop)
             goto done;
     }
-    if (l->model->cfg.arch->parallel_norms)
+    if (l->model->cfg.parallel_norms)
         QT_TRY(sublayer_input(&x, r, ROLE_MLP_IN, err));
     QT_TRY(layer_mlp(&stop, l->work.x, x, r, 0, err));
     if (stop)

@@ -23,7 +23,8 @@
  * short.c draw them. SINKS adds a term to the softmax of each attention head; with gates, Q also
  * computes a factor for each channel in front of O, or ATTN_GATE does.
  *
- * With grouped_qkv, QKV has for each KV head the rows of its queries, key and value.
+ * With grouped_qkv, QKV has for each KV head the rows of its queries, key and value; with
+ * qkv_shards (CodeGen), for each shard the rows of its queries, values and keys.
  *
  * Fused tensors: some families store Q, K, V as one tensor QKV, and GATE, UP as GATE_UP. The fused
  * tensors are then the linears, and Q, K, V, GATE, UP are row ranges of them.
@@ -142,6 +143,8 @@ struct arch {
     /* Tensor names without the decoder's prefix ("model.") and ".weight" or ".bias". The names of a
      * layer follow `layers` and the layer number. */
     const char *layers, *embed, *positions, *final_norm, *project_in, *project_out;
+    const char *embed_norm; /* of a norm of the embedding; NULL: none */
+    const char *head; /* name of the head without ".weight"; NULL: as in graph/model.c, `naming` */
     const char *parts[ROLE_COUNT]; /* NULL: the family has no such part */
     /* Name prefixes of MLP parts in families with experts: `experts` precedes the expert number,
      * `shared` a part of the shared expert, `dense` a part of a dense MLP. NULL: there are none. */
@@ -185,8 +188,17 @@ struct arch {
     struct arch_flag head_bias; /* the head has one */
     bool grows;                 /* the default of intermediate_size is 4 times hidden_size */
     bool parallel_norms;        /* with `parallel`: the MLP has MLP_IN */
-    bool grouped_qkv;           /* rows of QKV: for each KV head its queries, key and value */
-    struct arch_flag parallel;  /* attention and MLP have the same input: see the drawing */
+    /* Names of ATTN_IN and MLP_IN in such a layer; NULL: those in `parts`. */
+    const char *parallel_attn_in, *parallel_mlp_in;
+    bool grouped_qkv;  /* rows of QKV: for each KV head its queries, key and value */
+    size_t qkv_shards; /* with grouped_qkv: see the drawing; 0: none */
+    bool clips;        /* reads clip_qkv, the largest magnitude of queries, keys and values */
+    /* ALiBi: the bias of a key's score is its position times the head's slope, instead of a rotary
+     * embedding. alibi_scaled (Falcon): slopes and products are BF16 numbers, and attn_scale
+     * multiplies them, too. */
+    struct arch_flag alibi;
+    bool alibi_scaled;
+    struct arch_flag parallel; /* attention and MLP have the same input: see the drawing */
     struct arch_flag qkv_bias, o_bias, mlp_bias, tied;
     enum window_rule window;
     const char *window_period_key; /* NULL: window_period is fixed */
@@ -230,6 +242,9 @@ struct arch {
      * is LongRoPE (also called su or yarn). 0: the key is among the rope options. */
     size_t original_positions;
     size_t position_offset;
+    /* Writes options of src->json that the family expresses differently into `out`, its copy, by
+     * their usual keys, before all others are read; NULL: there are none. */
+    int (*adapt)(json_t *out, const struct source *src, struct qt_err *err);
     /* Reads options that only this family and its relatives have, after all others; NULL: none. */
     int (*read)(struct config *cfg, const struct source *src, struct qt_err *err);
 };
@@ -301,7 +316,8 @@ struct config {
     float eps, attn_softcap;
     enum qt_act_kind act;
     bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm, head_norms, parallel, bare_norms,
-        head_bias;
+        head_bias, parallel_norms, alibi;
+    float clip_qkv;                           /* 0: none */
     const struct arch_multimodal *multimodal; /* the decoder is part of such a model; or NULL */
     /* Set if a multimodal config.json has no tie_word_embeddings, or different ones for the decoder
      * and the whole model. The head is then tied if no head tensor is stored. */
@@ -345,7 +361,7 @@ struct layer_def {
 struct qt_model {
     struct config cfg;
     struct layer_def *layers;
-    struct part embed, positions, project_in, project_out, final_norm;
+    struct part embed, embed_norm, positions, project_in, project_out, final_norm;
     struct part head;    /* absent if tied to embed */
     char *tied_head;     /* name of a head that is stored although it is tied; NULL: none */
     struct qt_norm last; /* final_norm, for qt_model_norms */

@@ -252,6 +252,7 @@ static void free_work(struct qt_layer *l)
     be->free(be, l->work.quantized_input);
     be->free(be, l->work.exact_keys);
     be->free(be, l->work.ones);
+    be->free(be, l->work.bias);
     free_rope(&l->work.rope, be);
     free_rope(&l->work.local_rope, be);
     free_rope(&l->work.query_rope, be);
@@ -385,6 +386,43 @@ done:
     return rc;
 }
 
+static float to_bf16(float x)
+{
+    return qt_bf16_to_f32(qt_f32_to_bf16(x));
+}
+
+/* ALiBi: slopes are powers of 2^(-8 / n) for the largest power of two n up to the number of heads.
+ * Further heads have every second slope of 2 n heads. */
+static float slope_of(size_t head, size_t heads)
+{
+    size_t n = 1;
+    while (2 * n <= heads)
+        n *= 2;
+    return (float)(head < n ? exp2(-8.0 * (double)(head + 1) / (double)n)
+                            : exp2(-4.0 * (double)(2 * (head - n) + 1) / (double)n));
+}
+
+static int make_bias(struct qt_layer *l, size_t positions, struct qt_err *err)
+{
+    const struct config *cfg = &l->model->cfg;
+    const size_t heads = cfg->info.heads;
+    float *bias = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&bias, heads, positions * sizeof *bias, err));
+    for (size_t h = 0; h < heads; h++) {
+        const float slope = slope_of(h, heads);
+        for (size_t j = 0; j < positions; j++)
+            bias[h * positions + j] = cfg->arch->alibi_scaled
+                                          ? to_bf16(to_bf16(slope) * (float)j) * cfg->attn_scale
+                                          : slope * (float)j;
+    }
+    QT_TRY(qt_backend_floats(&l->work.bias, l->be, heads, positions, err));
+    QT_TRY(l->be->upload(l->be, l->work.bias, bias, heads * positions * sizeof *bias, err));
+done:
+    qt_free(bias);
+    return rc;
+}
+
 int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err *err)
 {
     const struct config *cfg = &l->model->cfg;
@@ -409,6 +447,8 @@ int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err 
         QT_TRY(new_experts(l, rows, err));
     if (cfg->arch->value_norm || cfg->bare_norms)
         QT_TRY(make_ones(l, info->head_dim, err));
+    if (cfg->alibi)
+        QT_TRY(make_bias(l, seqlen, err));
     QT_TRY(make_rope(&l->work.rope, l, &cfg->rope, false, seqlen, err));
     if (cfg->query_beta > 0)
         QT_TRY(make_rope(&l->work.query_rope, l, &cfg->rope, true, seqlen, err));
@@ -509,7 +549,9 @@ struct qt_attention layer_attention(const struct layer_run *r)
                                  .softcap = cfg->attn_softcap,
                                  .sinks = r->layer->parts[ROLE_SINKS].weight,
                                  .window = r->layer->window,
-                                 .past = r->past};
+                                 .past = r->past,
+                                 .bias = r->layer->work.bias,
+                                 .bias_step = r->layer->work.seqlen};
 }
 
 int layer_input(const float **x, bool *stop, const struct layer_run *r, size_t part,

@@ -55,6 +55,7 @@ struct layer_work {
     float *quantized_input;       /* linear input after simulated quantization */
     float *exact_keys;            /* keys before simulated quantization */
     float *ones;                  /* [info.head_dim], weights of the norm of values */
+    float *bias;                  /* [heads][seqlen], ALiBi; NULL: none */
     struct rope rope, local_rope; /* local: for layers with a window, if they differ */
     struct rope query_rope;       /* for queries, if they are scaled by position */
     struct layer_experts experts;
@@ -77,7 +78,7 @@ struct qt_layer {
 struct qt_embed_head {
     const struct qt_model *model;
     struct qt_backend *be;
-    struct loaded embed, positions, project_in, project_out, final_norm, head;
+    struct loaded embed, embed_norm, positions, project_in, project_out, final_norm, head;
     float *normed, *projected;  /* [HEAD_TOKENS][hidden], [HEAD_TOKENS][embed_dim] */
     float *logits, *ref_logits; /* [HEAD_TOKENS][vocab], allocated by the first backward pass */
 };

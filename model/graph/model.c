@@ -275,6 +275,9 @@ static const char *role_name(const struct config *cfg, const struct layer_def *l
 {
     const struct arch *arch = cfg->arch;
     const bool shared = layer->experts && expert >= cfg->routed && role >= ROLE_GATE_UP;
+    if (cfg->parallel && cfg->parallel_norms && arch->parallel_attn_in &&
+        (role == ROLE_ATTN_IN || role == ROLE_MLP_IN))
+        return role == ROLE_ATTN_IN ? arch->parallel_attn_in : arch->parallel_mlp_in;
     if (!shared || !arch->shared_gate_up)
         return arch->parts[role];
     return role == ROLE_GATE_UP ? arch->shared_gate_up
@@ -342,7 +345,7 @@ static bool layer_has(const struct config *cfg, const struct layer_def *layer, e
                       size_t expert)
 {
     return role_name(cfg, layer, role, expert) && mixer_has(cfg, layer->mixer, role) &&
-           (role != ROLE_MLP_IN || !cfg->parallel || cfg->arch->parallel_norms) &&
+           (role != ROLE_MLP_IN || !cfg->parallel || cfg->parallel_norms) &&
            (layer->experts || role < ROLE_ROUTER || role > ROLE_SHARED_OUT) &&
            (role != ROLE_V || !layer->heads.keys_are_values) &&
            (cfg->head_norms || (role != ROLE_Q_NORM && role != ROLE_K_NORM));
@@ -489,10 +492,12 @@ static struct naming find_naming(const struct arch *arch, const struct qt_weight
         {"transformer.", "lm_head"},
         {"gpt_neox.", "embed_out"},
     };
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+    struct naming naming = known[0];
+    for (size_t i = sizeof known / sizeof *known; i-- > 0;)
         if (has_part(w, known[i].prefix, arch->embed))
-            return known[i];
-    return known[0];
+            naming = known[i];
+    naming.head = arch->head ? arch->head : naming.head;
+    return naming;
 }
 
 static int outer_part_set(struct part *out, const char *prefix, const char *name, size_t n,
@@ -515,6 +520,9 @@ static int set_outer_parts(struct qt_model *m, const struct naming *naming,
     size_t hidden = cfg->info.hidden, vocab = cfg->info.vocab, embed = cfg->embed_dim;
     int rc = QT_OK;
     QT_TRY(outer_part_set(&m->embed, prefix, arch->embed, vocab, embed, false, w, err));
+    if (arch->embed_norm)
+        QT_TRY(outer_part_set(&m->embed_norm, prefix, arch->embed_norm, hidden, 0,
+                              arch->norm == QT_NORM_LAYER, w, err));
     if (arch->positions)
         QT_TRY(outer_part_set(&m->positions, prefix, arch->positions,
                               cfg->info.max_positions + arch->position_offset, hidden, false, w,
@@ -575,6 +583,7 @@ void qt_model_close(struct qt_model *model)
     for (size_t i = 0; model->layers && i < model->cfg.info.layers; i++)
         layer_free(&model->layers[i], layer_parts(&model->cfg));
     part_free(&model->embed);
+    part_free(&model->embed_norm);
     part_free(&model->positions);
     part_free(&model->project_in);
     part_free(&model->project_out);
@@ -634,7 +643,10 @@ float qt_model_output_scale(const struct qt_model *model, size_t layer, int inpu
 
 const char *qt_model_cannot(const struct qt_model *model, enum qt_use use)
 {
-    return arch_cannot(model->cfg.arch, model->cfg.info.experts > 0, model->cfg.parallel, use);
+    return use == QT_USE_LEARN && model->cfg.clip_qkv > 0
+               ? "clipped queries, keys and values"
+               : arch_cannot(model->cfg.arch, model->cfg.info.experts > 0, model->cfg.parallel,
+                             use);
 }
 
 bool qt_model_scales_expert_inputs(const struct qt_model *model)

@@ -48,6 +48,8 @@ int qt_model_outer(struct qt_outer *out, const struct qt_model *model, struct qt
     out->final_norm.eps = cfg->eps;
     if (model->project_in.weight)
         return refuse("a projection of the embedding", err);
+    if (model->embed_norm.weight)
+        return refuse("a norm of the embedding", err);
     if (out->norm_all_heads && out->norm_last)
         return refuse("a norm of all heads after the rotary embedding", err);
     return QT_OK;
@@ -74,6 +76,10 @@ int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t la
     if (def->heads.kv != cfg->info.kv_heads || def->heads.dim != cfg->info.head_dim ||
         def->heads.keys_are_values)
         return refuse("attention heads that differ between layers", err);
+    if (cfg->alibi)
+        return refuse("biases of attention scores (ALiBi)", err);
+    if (cfg->clip_qkv > 0)
+        return refuse("clipped queries, keys and values", err);
     if (cfg->arch->value_norm || cfg->bare_norms)
         return refuse("norms without weights", err);
     if (cfg->floor_beta > 0)

@@ -231,6 +231,15 @@ static void test_attention(size_t sequences, const struct qt_attention *a)
 #undef CALL
     compare(&again, 5e-6, "attention of the last queries");
     array_free(&sinks);
+    struct array bias = floats(a->heads * a->seqlen, 2);
+#define CALL(be)                                                                                   \
+    (with.bias = bias.be, with.bias_step = a->seqlen,                                              \
+     be->attention(be, again.be, q.be, k.be, v.be, sequences * with.seqlen, &with, &err))
+    with.sinks = NULL;
+    BOTH(CALL);
+#undef CALL
+    compare(&again, 5e-6, "attention with biases");
+    array_free(&bias);
 #define CALL(be) be->attention(be, again.be, q.be, k.be, v.be, m, a, &err)
     BOTH(CALL);
 #undef CALL
@@ -333,6 +342,10 @@ static void test_elements(size_t count)
     BOTH(CALL);
 #undef CALL
     compare(&y, 0, "add");
+#define CALL(be) be->clip(be, y.be, 0.5f, count, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&y, 0, "clip");
 #define CALL(be) be->scale(be, y.be, 0.3f, count, &err)
     BOTH(CALL);
 #undef CALL
@@ -659,7 +672,7 @@ static void test_not_finite(void)
     result(same, "score of NaN and infinity");
     array_free(&a), array_free(&b), array_free(&y);
     /* A query before the key that is not finite, and one at its position. */
-    const struct qt_attention one = {2, 1, 1, 8, 1, 0, 0, NULL, NULL, 0};
+    const struct qt_attention one = {2, 1, 1, 8, 1, 0, 0, NULL, NULL, 0, NULL, 0};
     struct array q = floats(16, 1), k = floats(16, 1), v = array_of(x, 16 * sizeof *x);
     struct array z = zeros(16 * sizeof *x);
 #define CALL(be) be->attention(be, z.be, q.be, k.be, v.be, 2, &one, &err)
@@ -726,14 +739,15 @@ int main(int argc, char **argv)
 {
     static const size_t shapes[][3] = {{1, 1, 1},      {1, 17, 33},   {5, 64, 100}, {130, 257, 96},
                                        {513, 40, 384}, {64, 1000, 7}, {2, 3, 5000}};
-    static const struct qt_attention kinds[] = {{1, 1, 1, 8, 0.3f, 0, 0, NULL, NULL, 0},
-                                                {33, 4, 2, 16, 0.25f, 0, 0, NULL, NULL, 0},
-                                                {100, 6, 6, 40, 0.2f, 5, 0, NULL, NULL, 0},
-                                                {257, 8, 1, 64, 0.1f, 0, 50, NULL, NULL, 0},
-                                                {64, 2, 2, 128, 0.1f, 30, 1, NULL, NULL, 0},
-                                                {1500, 4, 2, 32, 0.2f, 0, 0, NULL, NULL, 0},
-                                                {300, 3, 1, 300, 0.1f, 0, 0, NULL, NULL, 0},
-                                                {2100, 2, 1, 64, 0.1f, 20, 700, NULL, NULL, 0}};
+    static const struct qt_attention kinds[] = {
+        {1, 1, 1, 8, 0.3f, 0, 0, NULL, NULL, 0, NULL, 0},
+        {33, 4, 2, 16, 0.25f, 0, 0, NULL, NULL, 0, NULL, 0},
+        {100, 6, 6, 40, 0.2f, 5, 0, NULL, NULL, 0, NULL, 0},
+        {257, 8, 1, 64, 0.1f, 0, 50, NULL, NULL, 0, NULL, 0},
+        {64, 2, 2, 128, 0.1f, 30, 1, NULL, NULL, 0, NULL, 0},
+        {1500, 4, 2, 32, 0.2f, 0, 0, NULL, NULL, 0, NULL, 0},
+        {300, 3, 1, 300, 0.1f, 0, 0, NULL, NULL, 0, NULL, 0},
+        {2100, 2, 1, 64, 0.1f, 20, 700, NULL, NULL, 0, NULL, 0}};
     const bool quick = check_begin(argc, argv);
     struct qt_err err = {0};
     must(qt_backend_cpu_open(&cpu, &err), &err, "CPU backend");

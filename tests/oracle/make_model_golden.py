@@ -485,8 +485,39 @@ MODELS |= {
     "gpt_neox_sequential": ("gpt_neox", NEOX | dict(
         num_hidden_layers=1, use_parallel_residual=False, attention_bias=False), {}),
 }
-# Compared by --check only: the same decoders with the names of other multimodal models.
+FALCON = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, vocab_size=53,
+              ffn_hidden_size=24)
+MODELS |= {
+    "codegen": ("codegen", dict(n_embd=16, n_layer=1, n_head=2, n_positions=44, vocab_size=53,
+                                rotary_dim=4), {}),
+    "falcon": ("falcon", FALCON | dict(
+        new_decoder_architecture=True, num_kv_heads=2, tie_word_embeddings=False), {
+            "layer_norm_epsilon": None, "rope_parameters": None, "rope_theta": 300.0,
+            "max_position_embeddings": None}),
+    "bloom": ("bloom", dict(n_layer=2, n_head=4, hidden_size=16, vocab_size=53), {
+        "layer_norm_epsilon": None, "hidden_size": None, "n_embed": 16, "seq_length": 64}),
+    "mpt": ("mpt", dict(d_model=18, n_layers=1, n_heads=6, max_seq_len=64, vocab_size=53,
+                        attn_config=dict(clip_qkv=0.7, softmax_scale=0.4)), {}),
+}
+# Compared by --check only: the same decoders with other options or the names of multimodal models.
 CHECKED = {
+    "codegen_many": ("codegen", dict(n_embd=32, n_layer=2, n_head=8, n_positions=44, vocab_size=53,
+                                     rotary_dim=4, n_inner=24), {}),
+    "falcon_old": ("falcon", FALCON, {"num_kv_heads": None, "max_position_embeddings": None}),
+    "falcon_heads": ("falcon", FALCON | dict(multi_query=False, bias=True, parallel_attn=False,
+                                             num_attention_heads=2), {}),
+    "falcon_alibi": ("falcon", FALCON | dict(
+        hidden_size=24, num_attention_heads=6, multi_query=False, bias=True, parallel_attn=False,
+        alibi=True), {}),
+    "falcon_alibi_old": ("falcon", FALCON | dict(alibi=True, num_hidden_layers=1), {}),
+    "falcon_one_norm": ("falcon", FALCON | dict(
+        new_decoder_architecture=True, num_kv_heads=1, num_ln_in_parallel_attn=1), {}),
+    "falcon_all_heads": ("falcon", FALCON | dict(new_decoder_architecture=True), {
+        "num_kv_heads": None}),
+    "bloom_heads": ("bloom", dict(n_layer=1, n_head=12, hidden_size=24, vocab_size=53), {
+        "seq_length": 64}),
+    "mpt_plain": ("mpt", dict(d_model=16, n_layers=2, n_heads=4, max_seq_len=64, vocab_size=53),
+                  {"attn_config": None}),
     "llava": ("llava", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP), {}),
     "llava_next": ("llava_next", dict(text_config=TINY | dict(model_type="mistral"),
                                       vision_config=CLIP), {}),
@@ -515,7 +546,8 @@ MULTIMODAL = {kind for kind, options, _ in (MODELS | CHECKED).values() if "text_
 
 
 # Families that qtool does not differentiate, or (GPT-2) whose matrices are stored transposed.
-NO_GRADS = {"cohere", "cohere2", "gpt2", "gptj", "gpt_neox", "phi", "stablelm"}
+NO_GRADS = {"bloom", "codegen", "cohere", "cohere2", "falcon", "gpt2", "gptj", "gpt_neox", "phi",
+            "stablelm"}
 
 
 def published(model):
@@ -585,8 +617,10 @@ def auto_class(kind):
 
 
 def load(directory, kind):
+    # The eager attention of Falcon adds the ALiBi biases twice.
     return auto_class(kind).from_pretrained(
-        directory, dtype=torch.float32, attn_implementation="eager").eval()
+        directory, dtype=torch.float32,
+        attn_implementation="sdpa" if kind == "falcon" else "eager").eval()
 
 
 def write_grads(path, model, ids):

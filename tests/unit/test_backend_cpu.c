@@ -352,6 +352,63 @@ static void test_sinks(void **state)
     be->close(be);
 }
 
+/* Queries of zeros: probabilities are proportional to the exponentials of the biases. */
+static void test_bias(void **state)
+{
+    enum { SEQ = 70, PAST = 9, ALL = SEQ + PAST, HEADS = 4, KV = 2, DIM = 3, STEP = 81 };
+    struct qt_backend *be = open_cpu();
+    float *q = random_floats((size_t)2 * SEQ * HEADS * DIM, 0),
+          *bias = random_floats(HEADS * STEP, 2);
+    float *k = random_floats((size_t)2 * ALL * KV * DIM, 1);
+    float *v = random_floats((size_t)2 * ALL * KV * DIM, 1);
+    float *y = random_floats((size_t)2 * SEQ * HEADS * DIM, 1);
+    (void)state;
+    for (size_t window = 0; window < 12; window += 11) {
+        const struct qt_attention a = {.seqlen = SEQ,
+                                       .heads = HEADS,
+                                       .kv_heads = KV,
+                                       .head_dim = DIM,
+                                       .scale = 1,
+                                       .window = window,
+                                       .past = PAST,
+                                       .bias = bias,
+                                       .bias_step = STEP};
+        assert_int_equal(be->attention(be, y, q, k, v, (size_t)2 * SEQ, &a, NULL), QT_OK);
+        for (size_t e = 0; e < (size_t)2 * SEQ * HEADS * DIM; e++) {
+            const size_t token = e / (HEADS * DIM), head = e / DIM % HEADS;
+            const size_t last = PAST + token % SEQ, first = token / SEQ * ALL;
+            double want = 0, sum = 0;
+            for (size_t j = window && last >= window ? last + 1 - window : 0; j <= last; j++) {
+                const double p = exp((double)bias[head * STEP + j]);
+                want += p * (double)v[((first + j) * KV + head / 2) * DIM + e % DIM];
+                sum += p;
+            }
+            assert_true(fabs((double)y[e] - want / sum) < 1e-6);
+        }
+    }
+    qt_free(q);
+    qt_free(k);
+    qt_free(v);
+    qt_free(y);
+    qt_free(bias);
+    be->close(be);
+}
+
+static void test_clip(void **state)
+{
+    enum { N = 5000 };
+    struct qt_backend *be = open_cpu();
+    float *y = random_floats(N, 1), *x = copy_floats(y, N);
+    (void)state;
+    y[3] = x[3] = NAN;
+    assert_int_equal(be->clip(be, y, 0.25f, N, NULL), QT_OK);
+    for (size_t i = 0; i < N; i++)
+        assert_true(i == 3 ? isnan(y[i]) : y[i] == fmaxf(-0.25f, fminf(0.25f, x[i])));
+    qt_free(x);
+    qt_free(y);
+    be->close(be);
+}
+
 /* ---- recurrences ---------------------------------------------------------------------------- */
 
 static void test_convolve(void **state)
@@ -531,11 +588,12 @@ static void test_attention_with_cached_keys(void **state)
     (void)state;
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++)
         for (int round = 0; round < 3; round++) {
-            struct qt_attention a = {lengths[l], 4, 2, 16, 0.25f, 0, 0, NULL, NULL, 0};
+            struct qt_attention a = {lengths[l], 4, 2, 16, 0.25f, 0, 0, NULL, NULL, 0, NULL, 0};
             if (round == 1)
-                a = (struct qt_attention){lengths[l], 3, 1, 7, 0.3f, 5, 70, NULL, NULL, 0};
+                a = (struct qt_attention){lengths[l], 3, 1, 7, 0.3f, 5, 70, NULL, NULL, 0, NULL, 0};
             if (round == 2)
-                a = (struct qt_attention){lengths[l], 2, 2, 64, 0.125f, 0, 10, NULL, NULL, 0};
+                a = (struct qt_attention){lengths[l], 2,    2,    64, 0.125f, 0,
+                                          10,         NULL, NULL, 0,  NULL,   0};
             size_t m = 2 * a.seqlen, ldq = a.heads * a.head_dim, ldk = a.kv_heads * a.head_dim;
             float *q = random_floats(m * ldq, 1), *v = random_floats(m * ldk, 1);
             float *exact = random_exact_keys(m, ldk, 1), *y = random_floats(m * ldq, 1);
@@ -562,12 +620,18 @@ static void test_attention(void **state)
     (void)state;
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
         size_t s = lengths[l];
-        attention_case(be, 2, (struct qt_attention){s, 4, 2, 16, 0.25f, 0, 0, NULL, NULL, 0}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 3, 3, 7, 0.3f, 0, 1, NULL, NULL, 0}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 6, 2, 64, 0.125f, 0, 64, NULL, NULL, 0}, 1);
-        attention_case(be, 3, (struct qt_attention){s, 2, 1, 33, 0.2f, 5.0f, 65, NULL, NULL, 0}, 2);
-        attention_case(be, 1, (struct qt_attention){s, 4, 1, 1, 1.0f, 50.0f, 10, NULL, NULL, 0}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 1, 1, 8, 1.0f, 0, 1000, NULL, NULL, 0}, 3);
+        attention_case(be, 2,
+                       (struct qt_attention){s, 4, 2, 16, 0.25f, 0, 0, NULL, NULL, 0, NULL, 0}, 1);
+        attention_case(be, 1, (struct qt_attention){s, 3, 3, 7, 0.3f, 0, 1, NULL, NULL, 0, NULL, 0},
+                       1);
+        attention_case(
+            be, 1, (struct qt_attention){s, 6, 2, 64, 0.125f, 0, 64, NULL, NULL, 0, NULL, 0}, 1);
+        attention_case(
+            be, 3, (struct qt_attention){s, 2, 1, 33, 0.2f, 5.0f, 65, NULL, NULL, 0, NULL, 0}, 2);
+        attention_case(
+            be, 1, (struct qt_attention){s, 4, 1, 1, 1.0f, 50.0f, 10, NULL, NULL, 0, NULL, 0}, 1);
+        attention_case(be, 1,
+                       (struct qt_attention){s, 1, 1, 8, 1.0f, 0, 1000, NULL, NULL, 0, NULL, 0}, 3);
     }
     be->close(be);
 }
@@ -688,7 +752,7 @@ static size_t all_operations(struct qt_backend *be, unsigned char *out, float *c
     struct qt_score scores[M];
     uint32_t targets[M];
     unsigned char *p = out;
-    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL, NULL, 0};
+    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL, NULL, 0, NULL, 0};
     for (size_t i = 0; i < M; i++)
         targets[i] = (uint32_t)(i % N);
     memset(scores, 0, sizeof scores);
@@ -740,7 +804,7 @@ static void test_threads(void **state)
 static void test_out_of_memory(void **state)
 {
     struct qt_backend *be;
-    struct qt_attention a = {64, 1, 1, 8, 1, 0, 0, NULL, NULL, 0};
+    struct qt_attention a = {64, 1, 1, 8, 1, 0, 0, NULL, NULL, 0, NULL, 0};
     float *x = random_floats(64 * 8, 1), *y = random_floats(64 * 8, 1);
     void *p;
     (void)state;
@@ -772,6 +836,8 @@ int main(void)
         cmocka_unit_test(test_rows),
         cmocka_unit_test(test_columns),
         cmocka_unit_test(test_sinks),
+        cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_clip),
         cmocka_unit_test(test_convolve),
         cmocka_unit_test(test_delta_rule),
         cmocka_unit_test(test_add_scale_copy),

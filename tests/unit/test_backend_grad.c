@@ -257,7 +257,7 @@ static void test_activate(void **state)
 /* ---- attention ------------------------------------------------------------------------------ */
 
 static void attend(double *y, const double *q, const double *k, const double *v, size_t i,
-                   const struct qt_attention *a)
+                   size_t head, const struct qt_attention *a)
 {
     size_t ldk = a->kv_heads * a->head_dim,
            lo = a->window && i >= a->window ? i + 1 - a->window : 0;
@@ -268,7 +268,8 @@ static void attend(double *y, const double *q, const double *k, const double *v,
         double s = 0, cap = (double)a->softcap;
         for (size_t d = 0; d < a->head_dim; d++)
             s += q[d] * k[j * ldk + d] * (double)a->scale;
-        double e = exp(cap > 0 ? cap * tanh(s / cap) : s);
+        const double bias = a->bias ? (double)a->bias[head * a->bias_step + j] : 0;
+        double e = exp((cap > 0 ? cap * tanh(s / cap) : s) + bias);
         sum += e;
         for (size_t d = 0; d < a->head_dim; d++)
             y[d] += e * v[j * ldk + d];
@@ -285,7 +286,7 @@ static void attention(double *y, double *const *x, const struct op *op)
         for (size_t h = 0; h < a->heads; h++) {
             size_t first = i / a->seqlen * a->seqlen, kv = h / (a->heads / a->kv_heads);
             size_t at = i * ldq + h * a->head_dim, at_k = first * ldk + kv * a->head_dim;
-            attend(y + at, x[0] + at, x[1] + at_k, x[2] + at_k, i - first, a);
+            attend(y + at, x[0] + at, x[1] + at_k, x[2] + at_k, i - first, h, a);
         }
 }
 
@@ -310,14 +311,20 @@ static void test_attention(void **state)
 {
     static const size_t lengths[] = {1, 2, 7, 64, 65, 90};
     struct qt_backend *be = open_cpu();
+    float *bias = random_floats((size_t)2 * 90, 2);
     (void)state;
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
         size_t s = lengths[l];
-        attention_case(be, 2, (struct qt_attention){s, 2, 1, 4, 0.5f, 0, 0, NULL, NULL, 0}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 2, 2, 3, 0.6f, 0, 1, NULL, NULL, 0}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 4, 2, 2, 0.7f, 0, 5, NULL, NULL, 0}, 1);
-        attention_case(be, 2, (struct qt_attention){s, 2, 1, 5, 0.4f, 2.0f, 66, NULL, NULL, 0}, 2);
+        attention_case(be, 2, (struct qt_attention){s, 2, 1, 4, 0.5f, 0, 0, NULL, NULL, 0, NULL, 0},
+                       1);
+        attention_case(be, 1, (struct qt_attention){s, 2, 2, 3, 0.6f, 0, 1, NULL, NULL, 0, NULL, 0},
+                       1);
+        attention_case(be, 1, (struct qt_attention){s, 4, 2, 2, 0.7f, 0, 5, NULL, NULL, 0, NULL, 0},
+                       1);
+        attention_case(
+            be, 2, (struct qt_attention){s, 2, 1, 5, 0.4f, 2.0f, 66, NULL, NULL, 0, bias, 90}, 2);
     }
+    qt_free(bias);
     be->close(be);
 }
 
@@ -444,7 +451,7 @@ enum { M = 600, N = 260, K = 192, SEQ = 150 };
 
 static void all_operations(struct qt_backend *be, float *out, float *const *in)
 {
-    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL, NULL, 0};
+    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL, NULL, 0, NULL, 0};
     float *dx = out, *dw = dx + M * K, *dn = dw + N * K, *dq = dn + K, *dk = dq + M * K;
     float *dv = dk + M * 64, *dl = dv + M * 64;
     double losses[M], sum;
@@ -487,7 +494,7 @@ static void test_threads(void **state)
 static void test_out_of_memory(void **state)
 {
     struct qt_backend *be = open_cpu();
-    struct qt_attention a = {8, 1, 1, 4, 1, 0, 0, NULL, NULL, 0};
+    struct qt_attention a = {8, 1, 1, 4, 1, 0, 0, NULL, NULL, 0, NULL, 0};
     float *x = random_floats(32, 1), *y = random_floats(32, 1);
     (void)state;
     qt_mem_fail_after(0);

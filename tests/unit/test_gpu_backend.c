@@ -582,17 +582,62 @@ static void attention(void **state)
 {
     (void)state;
     for (int exact = 0; exact < 2; exact++) {
-        attention_case(3, (struct qt_attention){1, 4, 2, 8, 0.5f, 0, 0, NULL, NULL, 0}, exact);
-        attention_case(2, (struct qt_attention){300, 8, 2, 16, 0.5f, 0, 0, NULL, NULL, 0}, exact);
-        attention_case(1, (struct qt_attention){513, 6, 6, 8, 0.5f, 5, 0, NULL, NULL, 0},
+        attention_case(3, (struct qt_attention){1, 4, 2, 8, 0.5f, 0, 0, NULL, NULL, 0, NULL, 0},
+                       exact);
+        attention_case(2, (struct qt_attention){300, 8, 2, 16, 0.5f, 0, 0, NULL, NULL, 0, NULL, 0},
+                       exact);
+        attention_case(1, (struct qt_attention){513, 6, 6, 8, 0.5f, 5, 0, NULL, NULL, 0, NULL, 0},
                        exact); /* a KV head per query head */
-        attention_case(2, (struct qt_attention){270, 6, 1, 8, 0.5f, 0, 100, NULL, NULL, 0},
+        attention_case(2, (struct qt_attention){270, 6, 1, 8, 0.5f, 0, 100, NULL, NULL, 0, NULL, 0},
                        exact); /* one KV head */
-        attention_case(1, (struct qt_attention){600, 2, 1, 128, 0.2f, 0, 257, NULL, NULL, 0},
+        attention_case(1,
+                       (struct qt_attention){600, 2, 1, 128, 0.2f, 0, 257, NULL, NULL, 0, NULL, 0},
                        exact); /* one head at a time, in parts */
-        attention_case(1, (struct qt_attention){257, 1100, 550, 2, 1, 0, 0, NULL, NULL, 0},
+        attention_case(1, (struct qt_attention){257, 1100, 550, 2, 1, 0, 0, NULL, NULL, 0, NULL, 0},
                        exact); /* too many heads for one batch */
     }
+}
+
+/* The CPU computes it. */
+static void biased_attention(void **state)
+{
+    enum { M = 60, KV = 2, DIM = 8, WIDE = 2 * KV * DIM, LIMIT = 1 };
+    struct qt_backend *be = open_simulated(), *cpu = open_cpu();
+    float *exact = random_exact_keys(M, KV * DIM, 1), *k = cached_keys(exact, M, KV * DIM, M / 2);
+    float *q = random_floats(M * WIDE, 2), *v = random_floats(M * KV * DIM, 1);
+    float *want = random_floats(M * WIDE, 1), *y = random_floats(M * WIDE, 1);
+    float *bias = random_floats(2 * KV * M, 2), *sinks = random_floats(2 * KV, 2);
+    struct qt_attention a = {.seqlen = M / 2,
+                             .heads = 2 * KV,
+                             .kv_heads = KV,
+                             .head_dim = DIM,
+                             .scale = 0.5f,
+                             .bias = bias,
+                             .bias_step = M,
+                             .sinks = sinks,
+                             .exact_keys = exact};
+    (void)state;
+    assert_int_equal(cpu->attention(cpu, want, q, k, v, M, &a, NULL), QT_OK);
+    assert_int_equal(be->attention(be, y, q, k, v, M, &a, NULL), QT_OK);
+    assert_memory_equal(want, y, M * WIDE * sizeof *y);
+    a.past = M / 2 - 5; /* the last queries */
+    a.seqlen = 5;
+    assert_int_equal(cpu->attention(cpu, want, q, k, v, 2 * a.seqlen, &a, NULL), QT_OK);
+    assert_int_equal(be->attention(be, y, q, k, v, 2 * a.seqlen, &a, NULL), QT_OK);
+    assert_memory_equal(want, y, 2 * a.seqlen * WIDE * sizeof *y);
+    assert_int_equal(be->clip(be, y, LIMIT, M * WIDE, NULL), QT_OK);
+    assert_int_equal(cpu->clip(cpu, want, LIMIT, M * WIDE, NULL), QT_OK);
+    assert_memory_equal(want, y, M * WIDE * sizeof *y);
+    qt_free(exact);
+    qt_free(k);
+    qt_free(q);
+    qt_free(v);
+    qt_free(want);
+    qt_free(y);
+    qt_free(bias);
+    qt_free(sinks);
+    be->close(be);
+    cpu->close(cpu);
 }
 
 /* ---- rounding ------------------------------------------------------------------------------- */
@@ -797,9 +842,10 @@ int main(void)
 {
     seed_init();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products),     cmocka_unit_test(halves),
-        cmocka_unit_test(panels),       cmocka_unit_test(gram_matrices),
-        cmocka_unit_test(attention),    cmocka_unit_test(rounding),
-        cmocka_unit_test(round_inputs), cmocka_unit_test(without_cublas)};
+        cmocka_unit_test(products),      cmocka_unit_test(halves),
+        cmocka_unit_test(panels),        cmocka_unit_test(gram_matrices),
+        cmocka_unit_test(attention),     cmocka_unit_test(biased_attention),
+        cmocka_unit_test(rounding),      cmocka_unit_test(round_inputs),
+        cmocka_unit_test(without_cublas)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,132 @@
+/* Options of families whose config.json is older than the usual keys. */
+#include "model/config/config.h"
+
+#include <stdio.h>
+
+/* ---- usual keys ----------------------------------------------------------------------------- */
+
+/* out[key] = value, whose reference is taken over. */
+static int put(json_t *out, const char *key, json_t *value, struct qt_err *err)
+{
+    return value && json_object_set_new(out, key, value) == 0
+               ? QT_OK
+               : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+}
+
+/* The old decoder has one KV head with multi_query, and else one for each query head. */
+int config_adapt_falcon(json_t *out, const struct source *src, struct qt_err *err)
+{
+    bool renewed = false, one = true;
+    int rc;
+    QT_TRY(qt_json_get_bool(&renewed, out, "new_decoder_architecture", src->path, err));
+    QT_TRY(qt_json_get_bool(&one, out, "multi_query", src->path, err));
+    json_object_del(out, "num_key_value_heads");
+    if (renewed && config_given(out, "num_kv_heads"))
+        QT_TRY(put(out, "num_key_value_heads", json_incref(json_object_get(out, "num_kv_heads")),
+                   err));
+    if (!renewed && one)
+        QT_TRY(put(out, "num_key_value_heads", json_integer(1), err));
+done:
+    return rc;
+}
+
+/* Options of attention are in an object of their own. clip_qkv 0 means none. */
+int config_adapt_mpt(json_t *out, const struct source *src, struct qt_err *err)
+{
+    json_t *inner = json_object_get(out, "attn_config");
+    const json_t *clip = json_object_get(inner, "clip_qkv");
+    if (config_no_object(out, "attn_config"))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'attn_config' is not an object");
+    if (json_is_number(clip) && json_number_value(clip) == 0)
+        return QT_OK;
+    return config_given(inner, "clip_qkv")
+               ? put(out, "clip_qkv", json_incref(json_object_get(inner, "clip_qkv")), err)
+               : QT_OK;
+}
+
+/* ---- other options -------------------------------------------------------------------------- */
+
+/* Refuses a flag that is set, or one that is not. */
+static int refuse_flag(const struct source *src, const char *key, bool refused, struct qt_err *err)
+{
+    bool value = !refused;
+    int rc = qt_json_get_bool(&value, src->json, key, src->path, err);
+    return rc == QT_OK && value == refused
+               ? config_unsupported(src, key, refused ? "true" : "false", err)
+               : rc;
+}
+
+/* Refuses any number but `only`. */
+static int expect_number(const struct source *src, const char *key, double only, struct qt_err *err)
+{
+    double value = only;
+    char text[64];
+    int rc = qt_json_get_real(&value, src->json, key, src->path, err);
+    if (rc < 0 || value == only)
+        return rc;
+    snprintf(text, sizeof text, "a number other than %g", only);
+    return config_unsupported(src, key, text, err);
+}
+
+int config_read_codegen(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const size_t shards = cfg->arch->qkv_shards, width = cfg->info.heads * cfg->info.head_dim;
+    return width % shards ? qt_fail(err, QT_E_INPUT, src->path, NULL,
+                                    "'n_embd' %zu is not a multiple of the %zu shards of attention",
+                                    width, shards)
+                          : config_read_gptj(cfg, src, err);
+}
+
+/* The new decoder is always parallel, and has two norms unless num_ln_in_parallel_attn is 1. */
+int config_read_falcon(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const char norms_key[] = "num_ln_in_parallel_attn";
+    bool renewed = false;
+    size_t norms;
+    int rc;
+    QT_TRY(qt_json_get_bool(&renewed, src->json, "new_decoder_architecture", src->path, err));
+    norms = renewed ? 2 : 1;
+    QT_TRY(config_read_size(&norms, src, norms_key, 2, err));
+    if (renewed && !cfg->parallel)
+        QT_TRY(config_unsupported(src, "parallel_attn", "false in the new decoder", err));
+    if (!renewed && norms == 2)
+        QT_TRY(config_unsupported(src, norms_key, "2 in the old decoder", err));
+    cfg->parallel_norms = norms == 2;
+done:
+    return rc;
+}
+
+int config_read_bloom(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    int rc;
+    (void)cfg;
+    QT_TRY(refuse_flag(src, "apply_residual_connection_post_layernorm", true, err));
+    QT_TRY(refuse_flag(src, "slow_but_exact", true, err));
+done:
+    return rc;
+}
+
+/* transformers ignores these options, the authors' code does not. */
+int config_read_mpt(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const struct source attention = {json_object_get(src->json, "attn_config"), src->root,
+                                     src->path};
+    const char *norm = "low_precision_layernorm";
+    double scale = (double)cfg->attn_scale;
+    int rc;
+    QT_TRY(refuse_flag(&attention, "alibi", false, err));
+    QT_TRY(refuse_flag(&attention, "qk_ln", true, err));
+    QT_TRY(refuse_flag(&attention, "prefix_lm", true, err));
+    QT_TRY(refuse_flag(src, "no_bias", false, err));
+    QT_TRY(expect_number(&attention, "alibi_bias_max", 8, err));
+    QT_TRY(expect_number(src, "expansion_ratio", 4, err));
+    if (config_given(src->json, "logit_scale"))
+        QT_TRY(config_unsupported(src, "logit_scale", "a value", err));
+    QT_TRY(qt_json_get_string(&norm, src->json, "norm_type", src->path, err));
+    if (strcmp(norm, "low_precision_layernorm") != 0 && strcmp(norm, "layernorm") != 0)
+        QT_TRY(config_unsupported(src, "norm_type", norm, err));
+    QT_TRY(config_read_positive(&scale, &attention, "softmax_scale", err));
+    cfg->attn_scale = (float)scale;
+done:
+    return rc;
+}
