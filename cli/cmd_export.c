@@ -8,7 +8,7 @@ struct export_options {
     const char *out, *format;
     size_t max_shard;
     int dtype; /* enum qt_export_dtype */
-    bool lossy, force, dry_run;
+    bool lossy, fp8_inputs, force, dry_run;
 };
 
 static int find_format(const struct qt_export_format **out, const char *name, struct qt_err *err)
@@ -61,6 +61,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         .out_dir = o->out,
         .dtype = (enum qt_export_dtype)o->dtype,
         .lossy = o->lossy,
+        .fp8_inputs = o->fp8_inputs,
         .force = o->force,
         .dry_run = o->dry_run,
         .max_shard_bytes = (uint64_t)o->max_shard << 20,
@@ -114,6 +115,11 @@ static const struct opt opts[] = {
      .kind = OPT_FLAG,
      .offset = offsetof(struct export_options, lossy),
      .help = "round once what the format cannot hold exactly, and report the error"},
+    {.name = "fp8-inputs",
+     .kind = OPT_FLAG,
+     .offset = offsetof(struct export_options, fp8_inputs),
+     .help = "compressed-tensors: ask the runtime to round the inputs of fp8 matrices to FP8 too, "
+             "with one scale per token (W8A8); qtool does not measure what that costs"},
     {.name = "dry-run",
      .kind = OPT_FLAG,
      .offset = offsetof(struct export_options, dry_run),

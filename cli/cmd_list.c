@@ -9,7 +9,7 @@
 static const char *param_range(char *buf, size_t size, const struct qt_param *p)
 {
     size_t n = 0;
-    if (p->type != QT_PARAM_CHOICE) {
+    if (!p->choices) {
         snprintf(buf, size, "%g..%g", p->min, p->max);
         return buf;
     }
@@ -21,7 +21,7 @@ static const char *param_range(char *buf, size_t size, const struct qt_param *p)
 
 static const char *param_initial(char buf[TEXT_SIZE], const struct qt_param *p)
 {
-    if (p->type == QT_PARAM_CHOICE)
+    if (p->choices)
         return p->choices[(size_t)p->initial];
     snprintf(buf, TEXT_SIZE, "%g", p->initial);
     return buf;
@@ -77,7 +77,7 @@ static json_t *param_doc(struct cli *cli, const struct qt_param *p)
     json_t *o = json_object();
     doc_set(cli, o, "key", doc_text(p->key));
     doc_set(cli, o, "help", doc_text(p->help));
-    if (p->type == QT_PARAM_CHOICE) {
+    if (p->choices) {
         json_t *choices = json_array();
         for (size_t i = 0; p->choices[i]; i++)
             doc_append(cli, choices, doc_text(p->choices[i]));
@@ -205,7 +205,8 @@ static int list_archs(struct cli *cli, struct qt_err *err)
 /* ---- exports -------------------------------------------------------------------------------- */
 
 /* Parameters that decide whether a format can hold a scheme. */
-static const char *const variants[] = {"int4:zero=group", "int8:g=128", "fp8:max=448"};
+static const char *const variants[] = {"int4:zero=group", "int3:zero=group", "int2:zero=group",
+                                       "int8:g=128", "fp8:max=448"};
 
 static const char *fit_text(const struct qt_export_format *f, const struct qt_spec *spec)
 {

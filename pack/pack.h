@@ -41,13 +41,13 @@ extern const char *const qt_isa_names[];
 
 enum { QT_MAX_PARAMS = 16, QT_SPEC_TEXT = 160 };
 
-/* A parameter of a scheme. A choice has the index of the chosen name as its value. A flag is 0 or
- * 1, an option an integer; the canonical text omits both while they are 0. */
+/* A parameter of a scheme. With `choices`, its value is the index of the chosen name. A flag is 0 or
+ * 1, an option an integer or one of its choices; the canonical text omits both while they are 0. */
 struct qt_param {
     const char *key;
     enum { QT_PARAM_INT, QT_PARAM_REAL, QT_PARAM_CHOICE, QT_PARAM_FLAG, QT_PARAM_OPTION } type;
     double initial, min, max;
-    const char *const *choices; /* NULL-terminated, QT_PARAM_CHOICE only */
+    const char *const *choices; /* NULL-terminated; of QT_PARAM_CHOICE and some QT_PARAM_OPTION */
     const char *help;
 };
 
@@ -578,6 +578,7 @@ struct qt_export_options {
     const char *out_dir;
     enum qt_export_dtype dtype;
     bool lossy;               /* round once what the format cannot hold exactly */
+    bool fp8_inputs;          /* ask the runtime to round inputs of fp8 matrices to FP8 as well */
     bool force;               /* as in struct qt_writer_options */
     bool dry_run;             /* only the checks; out_dir is not used */
     uint64_t max_shard_bytes; /* 0 = 4 GiB */

@@ -11,6 +11,9 @@
  *
  *     M.weight             F8_E4M3 [N][K],  M.weight_scale F32 [N][1]
  *
+ * Without input_activations in config.json, runtimes multiply these with 16-bit inputs (W8A16); with
+ * dynamic FP8 inputs, they round each token's inputs (W8A8).
+ *
  * MXFP4: even channels in the low nibble; sign, then the index of the magnitude; scale 2^(e - 127):
  *
  *     M.weight_packed      U8 [N][K / 2],  M.weight_scale U8 [N][K / 32]
@@ -168,24 +171,45 @@ static void convert(const struct qt_export_matrix *m, const struct qt_export_pan
 
 /* ---- config.json ---------------------------------------------------------------------------- */
 
-/* QuantizationScheme of a matrix: matrices with equal schemes share a group. */
-static json_t *scheme_json(const struct qt_export_matrix *m)
+/* Refuses fp8_inputs if no matrix takes them. */
+static int check(const struct qt_export *x, struct qt_err *err)
 {
+    bool any = !x->opt->fp8_inputs;
+    for (size_t i = 0; i < x->count && !any; i++)
+        any = is_float(x->matrix[i].spec);
+    return any ? QT_OK
+               : qt_fail(err, QT_E_USAGE, NULL, NULL,
+                         "--fp8-inputs: no matrix of the container has fp8 weights");
+}
+
+/* QuantizationArgs of inputs: rounded when they are known, with one scale per token. */
+static json_t *fp8_inputs(void)
+{
+    return json_pack("{s:i, s:s, s:b, s:s, s:b}", "num_bits", 8, "type", "float", "symmetric", 1,
+                     "strategy", "token", "dynamic", 1);
+}
+
+/* QuantizationScheme of a matrix: matrices with equal schemes share a group. */
+static json_t *scheme_json(const struct qt_export *x, const struct qt_export_matrix *m)
+{
+    const bool round_inputs = x->opt->fp8_inputs && is_float(m->spec);
     const bool rows = m->codes.groups == 1;
     json_t *weights =
         json_pack("{s:i, s:s, s:b, s:s, s:o*, s:b}", "num_bits", (int)m->codes.bits, "type",
                   m->integer ? "int" : "float", "symmetric", !m->codes.asymmetric, "strategy",
                   rows ? "channel" : "group", "group_size",
                   rows ? NULL : json_integer((json_int_t)m->codes.group), "dynamic", 0);
-    return json_pack("{s:[], s:s, s:o, s:n, s:n}", "targets", "format", format_of(m), "weights",
-                     weights, "input_activations", "output_activations");
+    return json_pack("{s:[], s:s, s:o, s:o, s:n}", "targets", "format", format_of(m), "weights",
+                     weights, "input_activations", round_inputs ? fp8_inputs() : json_null(),
+                     "output_activations");
 }
 
 /* Adds the matrix to the group of its scheme. */
-static int add_to_group(json_t *groups, const struct qt_export_matrix *m, struct qt_err *err)
+static int add_to_group(json_t *groups, const struct qt_export *x, const struct qt_export_matrix *m,
+                        struct qt_err *err)
 {
     static const char *const compared[] = {"format", "weights"};
-    json_t *scheme = scheme_json(m), *group, *found = NULL;
+    json_t *scheme = scheme_json(x, m), *group, *found = NULL;
     const char *key;
     char name[32];
     json_object_foreach (groups, key, group) {
@@ -219,7 +243,7 @@ static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
     bool mixed = false;
     int rc = groups ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     for (size_t i = 0; i < x->count && rc == QT_OK; i++) {
-        rc = add_to_group(groups, &x->matrix[i], err);
+        rc = add_to_group(groups, x, &x->matrix[i], err);
         mixed = mixed || strcmp(format_of(&x->matrix[i]), format_of(&x->matrix[0])) != 0;
     }
     if (rc == QT_OK)
@@ -240,11 +264,13 @@ static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
 
 const struct qt_export_format qt_export_compressed_tensors = {
     .name = "compressed-tensors",
-    .help = "integers and FP8, weight only",
+    .help = "integers and FP8",
     .runtimes = "vLLM, transformers, SGLang",
+    .fp8_inputs = true,
     .scale_dtype = QT_F16,
     .fit = fit,
     .describe = describe,
+    .check = check,
     .convert = convert,
     .config = config,
 };

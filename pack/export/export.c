@@ -33,7 +33,7 @@ bool qt_export_is_integer(const struct qt_spec *spec)
 
 bool qt_export_has_zeros(const struct qt_spec *spec)
 {
-    return qt_export_is(spec, "int") && qt_spec_value(spec, "zero") != 0;
+    return qt_export_is_integer(spec) && qt_spec_value(spec, "zero") != 0;
 }
 
 bool qt_export_module(char out[QT_TENSOR_NAME_MAX], const char *name)
@@ -202,7 +202,8 @@ static bool has_own_scales(const struct qt_spec *spec)
 /* log2 of what tables are divided by: the values of the formats are integers, or those of E2M1. */
 static int table_shift(const struct qt_spec *spec)
 {
-    return qt_export_has_table(spec, "int")     ? (int)qt_spec_value(spec, "bits") - 1
+    return qt_export_has_zeros(spec)            ? 0
+           : qt_export_has_table(spec, "int")   ? (int)qt_spec_value(spec, "bits") - 1
            : qt_export_has_table(spec, "iq4nl") ? 7
            : has_own_scales(spec)               ? 3
                                                 : 0;
@@ -379,6 +380,10 @@ static int plan(struct run *run, struct qt_err *err)
         QT_TRY(qt_stop_check(err));
         QT_TRY(plan_matrix(run, i, err));
     }
+    if (x->opt->fp8_inputs && !x->format->fp8_inputs)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--fp8-inputs: %s cannot ask for it; compressed-tensors can",
+                       x->format->name);
     if (x->format->check)
         QT_TRY(x->format->check(x, err));
     QT_TRY(list_items(run, err));
@@ -555,11 +560,11 @@ static int identity_new(json_t **out, const struct qt_export *x, struct qt_err *
     *out = NULL;
     QT_TRY(qt_path_join(&path, qt_container_dir(x->container), "qtool.json", err));
     QT_TRY(qt_file_read(&text, &size, path, (size_t)1 << 28, err));
-    *out = json_pack("{s:{s:s, s:s}, s:{s:o}, s:s, s:{s:s, s:b, s:I}}", "tool", "name", "qtool",
-                     "version", QT_VERSION, "container", "manifest_crc32",
+    *out = json_pack("{s:{s:s, s:s}, s:{s:o}, s:s, s:{s:s, s:b, s:b, s:I}}", "tool", "name",
+                     "qtool", "version", QT_VERSION, "container", "manifest_crc32",
                      qt_crc_json(qt_crc32(0, text, size)), "format", x->format->name, "options",
-                     "dtype", dtypes[x->opt->dtype], "lossy", x->opt->lossy, "max_shard_bytes",
-                     (json_int_t)x->opt->max_shard_bytes);
+                     "dtype", dtypes[x->opt->dtype], "lossy", x->opt->lossy, "fp8_inputs",
+                     x->opt->fp8_inputs, "max_shard_bytes", (json_int_t)x->opt->max_shard_bytes);
     if (!*out)
         rc = no_memory(err);
 done:

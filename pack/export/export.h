@@ -87,6 +87,7 @@ struct qt_export_format {
     bool weights;              /* convert reads panel->weight instead of codes: any scheme fits */
     bool rounds;               /* always, by little: reported, but needs no --lossy */
     bool embeddings;           /* the format can hold quantized embeddings */
+    bool fp8_inputs;           /* the format can say that inputs are rounded to FP8 */
     enum qt_dtype scale_dtype; /* QT_F16: as --dtype says; QT_F32 */
 
     /* How the format holds matrices of a scheme, whatever their shape. *why, a static string, says

@@ -447,31 +447,44 @@ static unsigned char *strip_data(const struct qt_packed *p, const struct qt_stri
     return s->data + strip->index * strip_bytes(s);
 }
 
-/* Zero-points are packed in the order of scales, lowest bits first. */
+/* Zero-points are a bit string in the order of scales, lowest bits first. */
 static void pack_zeros(const struct qt_packed *p, const struct qt_codebook *cb,
                        const struct qt_strip *strip, const struct strip_codes *c)
 {
     unsigned char *dst = strip_data(p, strip, "zero");
-    size_t per_byte = 8 / cb->bits;
     memset(dst, 0, strip_bytes(qt_packed_section(p, "zero")));
-    for (size_t i = 0; i < c->groups * QT_FRAG_ROWS; i++)
-        dst[i / per_byte] |= (unsigned char)(c->zero[i] << i % per_byte * cb->bits);
+    for (size_t i = 0, bit = 0; i < c->groups * QT_FRAG_ROWS; i++, bit += cb->bits) {
+        const unsigned value = (unsigned)c->zero[i] << bit % 8;
+        dst[bit / 8] |= (unsigned char)value;
+        if (value >> 8)
+            dst[bit / 8 + 1] |= (unsigned char)(value >> 8);
+    }
+}
+
+static void unpack_zeros(struct strip_codes *c, const struct qt_packed *p,
+                         const struct qt_codebook *cb, const struct qt_strip *strip)
+{
+    const unsigned char *src = strip_data(p, strip, "zero");
+    for (size_t i = 0, bit = 0; i < c->groups * QT_FRAG_ROWS; i++, bit += cb->bits) {
+        unsigned value = src[bit / 8];
+        if (bit % 8 + cb->bits > 8)
+            value |= (unsigned)src[bit / 8 + 1] << 8;
+        c->zero[i] = (uint8_t)(value >> bit % 8 & ((1u << cb->bits) - 1));
+    }
 }
 
 static void unpack_params(struct strip_codes *c, const struct qt_packed *p,
                           const struct qt_codebook *cb, const struct qt_strip *strip)
 {
-    size_t count = c->groups * QT_FRAG_ROWS, per_byte = 8 / cb->bits;
+    size_t count = c->groups * QT_FRAG_ROWS;
     if (cb->multiples)
         memcpy(c->row_scale, strip_data(p, strip, "scale"), QT_FRAG_ROWS * sizeof *c->row_scale);
     else
         memcpy(c->scale, strip_data(p, strip, "scale"), count * sizeof *c->scale);
     for (size_t i = 0; cb->multiples && i < count; i++)
         c->scale[i] = strip_data(p, strip, "sub")[i];
-    for (size_t i = 0; cb->asymmetric && i < count; i++) {
-        unsigned byte = strip_data(p, strip, "zero")[i / per_byte];
-        c->zero[i] = (uint8_t)(byte >> i % per_byte * cb->bits & ((1u << cb->bits) - 1));
-    }
+    if (cb->asymmetric)
+        unpack_zeros(c, p, cb, strip);
 }
 
 static void store(const struct qt_packed *p, const struct qt_codebook *cb,

@@ -10,6 +10,8 @@
  * int2 and int3 have the integers as table, iq4nl that of GGUF's IQ4_NL, mxfp4 the values of E2M1
  * with scales that are powers of two (OCP Microscaling Formats 1.0): all divided by a power of two,
  * so that they lie in [-1, 1].
+ *
+ * int2 and int3 with zero-points have no table: w = s (code - z), as in int.c.
  */
 #include "pack/schemes/codebook.h"
 
@@ -19,12 +21,16 @@
 enum table { TABLE_NF, TABLE_LEARNED, TABLE_INT, TABLE_IQ4NL, TABLE_MXFP4, TABLE_NVFP4 };
 static const char *const tables[] = {"nf", "learned", "int", "iq4nl", "mxfp4", "nvfp4", NULL};
 
+static const char *const zeros[] = {"none", "group", NULL};
+
 static const struct qt_param params[] = {
     {"bits", QT_PARAM_INT, 4, 2, 4, NULL, "bits per weight"},
     {"table", QT_PARAM_CHOICE, TABLE_NF, 0, TABLE_NVFP4, tables,
      "nf: NormalFloat; learned: fitted to each tensor by k-means, without data; int: integers; "
      "iq4nl, mxfp4, nvfp4: those of the formats"},
     {"g", QT_PARAM_INT, 128, 16, 256, NULL, "channels per scale: 32, 64, 128 or 256; nvfp4: 16"},
+    {"zero", QT_PARAM_OPTION, 0, 0, 1, zeros,
+     "of int3 and int2: none: symmetric; group: a zero-point for every scale"},
     QT_PARAM_METHOD,
     QT_PARAM_LEARN,
     {0},
@@ -34,8 +40,8 @@ static const struct qt_preset presets[] = {
     {"nf4", "bits=4,table=nf", "NormalFloat, 16 values"},
     {"nf3", "bits=3,table=nf", "NormalFloat, 8 values"},
     {"nf2", "bits=2,table=nf", "NormalFloat, 4 values"},
-    {"int3", "bits=3,table=int", "-4 to 3"},
-    {"int2", "bits=2,table=int", "-2 to 1"},
+    {"int3", "bits=3,table=int", "-4 to 3, or 0 to 7 minus a zero-point"},
+    {"int2", "bits=2,table=int", "-2 to 1, or 0 to 3 minus a zero-point"},
     {"iq4nl", "bits=4,table=iq4nl,g=32", "the 16 values of GGUF's IQ4_NL"},
     {"mxfp4", "bits=4,table=mxfp4,g=32", "E2M1 with a power-of-two scale per 32 channels (OCP MX)"},
     {"nvfp4", "bits=4,table=nvfp4,g=16", "E2M1 with an E4M3 scale per 16 channels (NVFP4)"},
@@ -48,6 +54,11 @@ static const struct qt_preset presets[] = {
 static enum table table_of(const struct qt_spec *spec)
 {
     return (enum table)qt_spec_value(spec, "table");
+}
+
+static bool has_zeros(const struct qt_spec *spec)
+{
+    return qt_spec_value(spec, "zero") != 0;
 }
 
 /* True if a scale is not any FP16 value. */
@@ -67,6 +78,9 @@ static int check_spec(const struct qt_spec *spec, struct qt_err *err)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "g=%u: the format has groups of %u", g, fixed);
     if (!fixed && (g & (g - 1) || g < 32))
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "g=%u: must be 32, 64, 128 or 256", g);
+    if (has_zeros(spec) && table != TABLE_INT)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "zero=group: only int2, int3, int4 and int8 have zero-points");
     if (has_own_scales(table) && qt_spec_value(spec, "learn") != 0)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
                        "learn=1: the scales of mxfp4 and nvfp4 cannot be learned");
@@ -167,10 +181,19 @@ static enum qt_scales scales_of(enum table table)
                                   : QT_SCALES_F16;
 }
 
+/* Codes are integers from 0, less the zero-point of their group. */
+static void set_integers(struct qt_codebook *cb)
+{
+    const int levels = 1 << cb->bits;
+    cb->asymmetric = true;
+    cb->grid.high = cb->grid.max = (float)(levels - 1);
+    for (int code = 0; code < levels; code++)
+        cb->value[code] = (float)code;
+}
+
 static void codebook(struct qt_codebook *out, const struct qt_packed *p)
 {
-    unsigned bits = (unsigned)qt_spec_value(&p->spec, "bits");
-    const uint16_t *stored = (const uint16_t *)(const void *)qt_packed_section(p, "table")->data;
+    const unsigned bits = (unsigned)qt_spec_value(&p->spec, "bits");
     float table[QT_GRID_MAX];
     *out = (struct qt_codebook){
         .bits = bits,
@@ -179,6 +202,11 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
         .search = qt_spec_method(&p->spec) != QT_METHOD_RTN,
         .scales = scales_of(table_of(&p->spec)),
     };
+    if (has_zeros(&p->spec)) {
+        set_integers(out);
+        return;
+    }
+    const uint16_t *stored = (const uint16_t *)(const void *)qt_packed_section(p, "table")->data;
     for (int i = 0; i < 1 << bits; i++)
         table[i] = stored ? qt_f16_to_f32(stored[i]) : 0; /* described, without data */
     qt_codebook_set_table(out, table);
@@ -313,6 +341,8 @@ static int prepare(struct qt_packed *p, const struct qt_matrix *w, const float *
     struct learner l = {.p = p, .w = w, .importance = importance};
     float table[QT_GRID_MAX];
     int rc = QT_OK;
+    if (has_zeros(&p->spec))
+        return QT_OK;
     first_table(table, &p->spec);
     store_table(p, table);
     if (table_of(&p->spec) != TABLE_LEARNED)
@@ -337,9 +367,10 @@ static int describe(struct qt_packed *p, struct qt_err *err)
         .bits = (unsigned)qt_spec_value(&p->spec, "bits"),
         .group = (size_t)qt_spec_value(&p->spec, "g"),
         .order = QT_FRAG_NIBBLE,
+        .asymmetric = has_zeros(&p->spec),
     };
     int rc = qt_codebook_describe(p, &cb, err);
-    if (rc < 0)
+    if (rc < 0 || cb.asymmetric)
         return rc;
     return qt_packed_add_section(p, "table", QT_F16, 1, (size_t[]){(size_t)1 << cb.bits}, err);
 }
@@ -351,8 +382,7 @@ static size_t group(const struct qt_packed *p)
 
 static double unit_scale(const struct qt_packed *p)
 {
-    (void)p;
-    return 1;
+    return has_zeros(&p->spec) ? qt_codebook_unit_scale(p) : 1;
 }
 
 /* Scales must be those that qt_codebook_nearest_scale gives; 0 in padding. */
@@ -376,6 +406,8 @@ static int scale_exponent(const struct qt_packed *p)
 
 static int check_values(const struct qt_packed *p, struct qt_err *err)
 {
+    if (has_zeros(&p->spec))
+        return qt_codebook_check_values(p, err);
     const struct qt_section *s = qt_packed_section(p, "table");
     const uint16_t *table = (const uint16_t *)(const void *)s->data;
     const enum table kind = table_of(&p->spec);

@@ -152,7 +152,7 @@ static int fail_value(struct qt_err *err, const struct qt_param *p, const char *
 
 static int parse_value(double *out, const struct qt_param *p, const char *value, struct qt_err *err)
 {
-    if (p->type == QT_PARAM_CHOICE) {
+    if (p->choices) {
         size_t n = 0;
         for (; p->choices[n]; n++)
             if (strcmp(p->choices[n], value) == 0) {
@@ -229,7 +229,7 @@ void qt_params_text(char *buf, size_t size, char separator, const struct qt_para
         const bool optional = params[i].type == QT_PARAM_FLAG || params[i].type == QT_PARAM_OPTION;
         if (fixed >> i & 1 || (optional && value[i] == 0) || value[i] == QT_PARAM_ABSENT)
             continue;
-        if (params[i].type == QT_PARAM_CHOICE)
+        if (params[i].choices)
             at += (size_t)snprintf(buf + at, size - at, "%c%s=%s", separator, params[i].key,
                                    params[i].choices[(size_t)value[i]]);
         else

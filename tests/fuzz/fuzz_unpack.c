@@ -83,9 +83,9 @@ static void make_all(const struct qt_scheme *s, const char *preset)
     make_if_new(preset);
     for (size_t i = 0; (param = qt_scheme_param(s, i)) != NULL; i++) {
         snprintf(text, sizeof text, "%s:%s=%g", preset, param->key, param->min);
-        if (param->type != QT_PARAM_CHOICE)
+        if (!param->choices)
             make_if_new(text);
-        for (size_t j = 0; param->type == QT_PARAM_CHOICE && param->choices[j]; j++) {
+        for (size_t j = 0; param->choices && param->choices[j]; j++) {
             snprintf(text, sizeof text, "%s:%s=%s", preset, param->key, param->choices[j]);
             make_if_new(text);
         }

@@ -267,19 +267,21 @@ def mlx(scheme, *options):
 
 
 for scheme in ["int4", "int4:zero=group", "int4:g=64", "int8", "int8:g=128,zero=group",
-               "int3", "int2:g=64", "mxfp4", "nvfp4", "fp8:max=448"]:
+               "int3", "int2:g=64", "int3:zero=group", "int2:g=64,zero=group", "mxfp4", "nvfp4", "fp8:max=448"]:
     compressed_tensors(scheme)
-for scheme in ["int4", "int4:g=64", "int8:g=64", "int3", "int2", "int4:zero=group"]:
+for scheme in ["int4", "int4:g=64", "int8:g=64", "int3", "int2", "int4:zero=group",
+               "int3:zero=group", "int2:g=64,zero=group"]:
     gptq(scheme)
 for scheme in ["int4", "int4:g=64,zero=group"]:
     awq(scheme)
 for scheme in ["fp6", "fp6:e=2", "fp5", "fp7", "fp4", "fp8:max=448", "int4", "int8",
-               "int3", "int4:zero=group"]:
+               "int3", "int4:zero=group", "int3:zero=group", "int2:zero=group"]:
     humming(scheme)
 mlx("int4:g=64")
 mlx("int8:g=128")
 mlx("int3:g=64")
-mlx("int4:g=64,zero=group", "--lossy")
+for scheme in ["int4:g=64,zero=group", "int3:g=32,zero=group", "int2:zero=group"]:
+    mlx(scheme, "--lossy")
 
 # compressed-tensors 0.20.1 does not pack zero-points of modules on the meta device, where
 # transformers makes them, so it refuses every asymmetric checkpoint with a size mismatch.
@@ -296,9 +298,9 @@ for form in ["gptq", "awq"]:
 
 FORMATS = {
     "compressed-tensors": ["int4:g=64", "int4:zero=group", "int8", "fp8:max=448",
-                           "int3", "mxfp4", "nvfp4"],
+                           "int3", "mxfp4", "nvfp4", "int3:zero=group"],
     "humming": ["fp6", "fp5", "fp4", "int4:zero=group"],
-    "gptq": ["int4:g=64", "int4:zero=group", "int3"],
+    "gptq": ["int4:g=64", "int4:zero=group", "int3", "int2:zero=group"],
     "awq": ["int4:g=64", "int4:zero=group"],
     "bnb": ["nf4"],
     "mlx": ["int4:g=64"],

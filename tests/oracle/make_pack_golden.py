@@ -218,13 +218,13 @@ def int_case(name, text, w, bits, group=None, asymmetric=False):
             if asymmetric:
                 zeros[r, j // g] = zero
         codes[r, k:] = zeros[r, -1] if asymmetric else half
-    data = pack(codes, bits, "half") + pack_scales(scales)
+    data = pack(codes, bits, "half" if bits >= 4 else "nibble") + pack_scales(scales)
     if asymmetric:
         order = [0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15]
         for t in range(np_ // 16):
             for j in range(groups):
-                z = [int(v) for v in zeros[16 * t : 16 * t + 16, j][order]]
-                data += bytes(z if bits == 8 else [a | b << 4 for a, b in zip(z[::2], z[1::2])])
+                string = sum(int(v) << bits * i for i, v in enumerate(zeros[16 * t : 16 * t + 16, j][order]))
+                data += string.to_bytes(2 * bits, "little")
     (OUT / f"{name}.bin").write_bytes(data)
     (OUT / f"{name}.w").write_bytes(w.astype("<f4").tobytes())
     return f"{name} {text} {n} {k} 0 1\n"
@@ -306,6 +306,14 @@ def main():
     def w5(n, k):
         return rng5.standard_normal((n, k)).astype(np.float32) * np.float32(0.05)
 
+    rng6 = np.random.default_rng(20261130)
+
+    def w6(n, k, zero_row=None):
+        x = rng6.standard_normal((n, k)).astype(np.float32) * np.float32(0.05) + np.float32(0.02)
+        if zero_row is not None:
+            x[zero_row] = 0
+        return x
+
     def w(n, k, zero_row=None):
         x = rng.standard_normal((n, k)).astype(np.float32) * np.float32(0.05)
         if zero_row is not None:
@@ -337,6 +345,8 @@ def main():
         w4ax_case("w4ax_row", "w4ax:scales=row,method=rtn,rotate=none", w4(16, 130), per_row=True),
         case("fp8e5", "fp8:e=5,method=rtn", w4(17, 66), 8, e=5),
         case("int3", "int3:method=rtn", w5(17, 130), 3, group=128, table=integers(3)),
+        int_case("int3z", "int3:g=32,zero=group,method=rtn", w6(18, 100, 5), 3, group=32, asymmetric=True),
+        int_case("int2z", "int2:g=64,zero=group,method=rtn", w6(3, 140), 2, group=64, asymmetric=True),
         case("int2", "int2:g=64,method=rtn", w5(16, 66), 2, group=64, table=integers(2)),
         case("iq4nl", "iq4nl:g=32,method=rtn", w5(9, 96), 4, group=32, table=IQ4NL),
         case("mxfp4", "mxfp4:g=32,method=rtn", w5(18, 70), 4, group=32, table=E2M1, scales=nearest_power),

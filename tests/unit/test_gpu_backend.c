@@ -763,6 +763,7 @@ static void rounding(void **state)
                                         "nvfp4",
                                         "int4",
                                         "int4:zero=group,g=32",
+                                        "int3:zero=group",
                                         "w4ax:rotate=none",
                                         "int8",
                                         "int8:zero=group,g=256",

@@ -200,6 +200,8 @@ static const char *const all_codebooks[] = {
     "fpx:bits=8,e=1",
     "int3",
     "int2:g=32",
+    "int3:zero=group",
+    "int2:g=32,zero=group",
     "iq4nl",
     "mxfp4",
     "nvfp4",
@@ -374,7 +376,7 @@ static void golden_bytes(void **state)
         cases++;
     }
     fclose(f);
-    assert_int_equal(cases, 31);
+    assert_int_equal(cases, 33);
 }
 
 /* ---- matrices ------------------------------------------------------------------------------- */

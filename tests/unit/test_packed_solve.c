@@ -12,6 +12,7 @@ static const char *const specs[] = {"nf4:g=64",
                                     "fp4",
                                     "int4:g=64",
                                     "int4:g=128,zero=group",
+                                    "int3:g=64,zero=group",
                                     "int8:g=0",
                                     "w4ax:rotate=none",
                                     "w4ax:scales=int,rotate=none"};

@@ -111,6 +111,14 @@ static bool set_units(struct qtool_matmul_weight *out, const struct qt_packed *p
     return out->mix24.fours <= units && bytes == out->mix24.twos * TWO + out->mix24.fours * FOUR;
 }
 
+static bool has_section(const struct qt_packed *p, const char *name)
+{
+    for (size_t i = 0; i < p->nsections; i++)
+        if (strcmp(p->section[i].name, name) == 0)
+            return true;
+    return false;
+}
+
 static bool set_address(struct qtool_matmul_weight *out, const char *section, const void *address)
 {
     for (size_t i = 0; i < sizeof addresses / sizeof *addresses; i++)
@@ -138,6 +146,9 @@ int qt_gpu_weight(struct qtool_matmul_weight *out, const struct qt_packed *p,
     if (kernel->kind == QTOOL_MATMUL_LUT && out->group < MIN_GROUP)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "no fused kernel for groups of %zu",
                        out->group);
+    if (kernel->kind == QTOOL_MATMUL_LUT && !has_section(p, "table"))
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "no fused kernel for %u bits with zero-points", out->bits);
     if (kernel->kind == QTOOL_MATMUL_MIX24 && !set_units(out, p))
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
                        "no fused kernel for mix24 with groups of 8 channels or rows");

@@ -33,7 +33,7 @@ class Format(NamedTuple):
     bits: int = 0
     exp_bits: int = 0  # fpx
     group: int = 0  # channels per scale; 0: one scale per row
-    zero: int = 0  # int: 1 with zero-points
+    zero: int = 0  # int, lut: 1 with zero-points
     fours: int = 0  # mix24: units of 4-bit groups
     rows: int = 0  # mix24: rows that share a second-order scale
     outliers: int = 0  # mix24

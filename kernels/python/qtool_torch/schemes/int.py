@@ -33,18 +33,12 @@ def check(f, s):
     pass
 
 
-def _zeros(f, stored):
-    """Zero-points [n][groups]."""
-    if f.bits == 8:  # the order of scales
-        return layout.unpack_rows(stored, f.n).int()
-    rows = torch.cat([stored & 15, stored >> 4], 2)  # byte y: rows y and y + 8
-    return rows.permute(0, 2, 1).flatten(0, 1)[: f.n].int()
-
-
 def decode(f, s):
     planes = [s[f"plane{i}"] for i in range(len(layout.plane_widths(f.bits)))]
     codes = layout.unpack(planes, _order(f), f.n, f.k)
-    zero = layout.spread(_zeros(f, s["zero"]), f.group, f.k) if f.zero else 1 << (f.bits - 1)
+    zero = 1 << (f.bits - 1)
+    if f.zero:
+        zero = layout.spread(layout.zeros(s["zero"], f.bits, f.n), f.group, f.k)
     scale = layout.spread(layout.scales(s["scale"], f.exp2, f.n), f.group, f.k)
     return scale * (codes - zero).float()
 

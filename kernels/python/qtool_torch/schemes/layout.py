@@ -73,6 +73,13 @@ def unpack_rows(stored, n):
     return stored[:, :, SCALE_ORDER].permute(0, 2, 1).flatten(0, 1)[:n]
 
 
+def zeros(stored, bits, n):
+    """Zero-points, int32 [n][groups], of bit strings U8 [strips][groups][2 bits]."""
+    one = stored[..., None].int() >> torch.arange(8, device=stored.device) & 1
+    values = one.flatten(2).unflatten(2, (16, bits)) << torch.arange(bits, device=stored.device)
+    return unpack_rows(values.sum(3), n).int()
+
+
 def spread(values, group, k):
     """Repeats [n][groups] over the channels of each group: [n][k]."""
     return values.repeat_interleave(group, 1)[:, :k] if group else values
