@@ -133,6 +133,7 @@ static bool is_gate(const char *name)
 /* Reason to copy what is no linear weight of a decoder layer, by name; NULL: it may be one. */
 static const char *reason_by_name(const struct qt_ckpt *ckpt, const struct qt_tensor *t)
 {
+    static const char *const heads[] = {"output", "output_layer", NULL};
     const char *name = t->name;
     if (qt_name_is_optimizer(name))
         return "optimizer state";
@@ -142,7 +143,8 @@ static const char *reason_by_name(const struct qt_ckpt *ckpt, const struct qt_te
         return "multimodal tensor";
     if (is_mtp(ckpt, name))
         return "MTP layer";
-    if (strstr(name, "lm_head") || strstr(name, "embed_out"))
+    if (strstr(name, "lm_head") || strstr(name, "embed_out") ||
+        (!layer_prefix(name) && qt_name_has_component(name, heads)))
         return "head";
     if (strstr(name, "embed") || strstr(name, ".wte.") || strstr(name, ".wpe."))
         return "embedding";

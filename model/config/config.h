@@ -35,6 +35,9 @@ int config_read_flag(bool *out, const struct source *src, const struct arch_flag
 
 /* See arch.adapt. */
 int config_adapt_falcon(json_t *out, const struct source *src, struct qt_err *err);
+int config_adapt_baichuan(json_t *out, const struct source *src, struct qt_err *err);
+int config_adapt_qwen(json_t *out, const struct source *src, struct qt_err *err);
+int config_adapt_chatglm(json_t *out, const struct source *src, struct qt_err *err);
 int config_adapt_mpt(json_t *out, const struct source *src, struct qt_err *err);
 
 /* Readers of options that only some families have: see arch.read. */
@@ -59,6 +62,9 @@ int config_read_stablelm(struct config *cfg, const struct source *src, struct qt
 int config_read_gpt2(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_minimax_m2(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_granite4(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_baichuan(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_qwen(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_chatglm(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_codegen(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_falcon(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_bloom(struct config *cfg, const struct source *src, struct qt_err *err);

@@ -44,6 +44,48 @@ int config_adapt_mpt(json_t *out, const struct source *src, struct qt_err *err)
                : QT_OK;
 }
 
+/* Models with the key max_position_embeddings (7B) have a rotary embedding, others (13B) ALiBi. */
+int config_adapt_baichuan(json_t *out, const struct source *src, struct qt_err *err)
+{
+    return put(out, "alibi", json_boolean(!config_given(src->json, "max_position_embeddings")),
+               err);
+}
+
+/* intermediate_size is the width of gate and up together. */
+int config_adapt_qwen(json_t *out, const struct source *src, struct qt_err *err)
+{
+    bool unbiased = true;
+    size_t both;
+    int rc;
+    QT_TRY(qt_json_need_size(&both, out, "intermediate_size", src->path, err));
+    QT_TRY(put(out, "intermediate_size", json_integer((json_int_t)(both / 2)), err));
+    QT_TRY(qt_json_get_bool(&unbiased, out, "no_bias", src->path, err));
+    QT_TRY(put(out, "bias", json_boolean(!unbiased), err));
+done:
+    return rc;
+}
+
+int config_adapt_chatglm(json_t *out, const struct source *src, struct qt_err *err)
+{
+    bool biased = false, qkv_biased = false, groups = false;
+    size_t kv_heads = 1;
+    double ratio = 1;
+    int rc;
+    QT_TRY(qt_json_get_bool(&biased, out, "add_bias_linear", src->path, err));
+    QT_TRY(qt_json_get_bool(&qkv_biased, out, "add_qkv_bias", src->path, err));
+    QT_TRY(put(out, "attention_bias", json_boolean(biased || qkv_biased), err));
+    QT_TRY(qt_json_get_bool(&groups, out, "multi_query_attention", src->path, err));
+    QT_TRY(qt_json_get_size(&kv_heads, out, "multi_query_group_num", src->path, err));
+    if (groups)
+        QT_TRY(put(out, "num_key_value_heads", json_integer((json_int_t)kv_heads), err));
+    if (config_given(out, "padded_vocab_size"))
+        QT_TRY(put(out, "vocab_size", json_incref(json_object_get(out, "padded_vocab_size")), err));
+    QT_TRY(config_read_positive(&ratio, src, "rope_ratio", err));
+    QT_TRY(put(out, "rope_theta", json_real(1e4 * ratio), err));
+done:
+    return rc;
+}
+
 /* ---- other options -------------------------------------------------------------------------- */
 
 /* Refuses a flag that is set, or one that is not. */
@@ -92,6 +134,45 @@ int config_read_falcon(struct config *cfg, const struct source *src, struct qt_e
     if (!renewed && norms == 2)
         QT_TRY(config_unsupported(src, norms_key, "2 in the old decoder", err));
     cfg->parallel_norms = norms == 2;
+done:
+    return rc;
+}
+
+/* Baichuan 2 divides each row of the head by its norm. Its options are those of Baichuan 1, but for
+ * the vocabulary and z_loss_weight. */
+int config_read_baichuan(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    cfg->unit_head = cfg->info.vocab == 125696 || config_given(src->json, "z_loss_weight");
+    return cfg->unit_head && cfg->tied
+               ? config_unsupported(src, "tie_word_embeddings", "true in Baichuan 2", err)
+               : QT_OK;
+}
+
+/* use_dynamic_ntk and use_logn_attn change nothing in sequences of at most seq_length tokens. */
+int config_read_qwen(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    (void)cfg;
+    return refuse_flag(src, "scale_attn_weights", false, err);
+}
+
+/* ChatGLM2-32K divides positions by rope_ratio (4), the later models multiply rope_theta by it (50
+ * and more): values in between are ambiguous. */
+int config_read_chatglm(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const char *const others[] = {"position_encoding_2d", "inner_hidden_size",
+                                         "pre_seq_len"};
+    double ratio = 1;
+    int rc = QT_OK;
+    (void)cfg;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (config_given(src->json, others[i])) /* of ChatGLM 1, and of tuned prefixes */
+            QT_TRY(config_unsupported(src, others[i], "a value", err));
+    QT_TRY(refuse_flag(src, "rmsnorm", false, err));
+    QT_TRY(refuse_flag(src, "post_layer_norm", false, err));
+    QT_TRY(refuse_flag(src, "apply_residual_connection_post_layernorm", true, err));
+    QT_TRY(config_read_positive(&ratio, src, "rope_ratio", err));
+    if (ratio != 1 && ratio < 10)
+        QT_TRY(config_unsupported(src, "rope_ratio", "a number below 10 other than 1", err));
 done:
     return rc;
 }

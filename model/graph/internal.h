@@ -316,7 +316,8 @@ struct config {
     float eps, attn_softcap;
     enum qt_act_kind act;
     bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm, head_norms, parallel, bare_norms,
-        head_bias, parallel_norms, alibi;
+        head_bias, parallel_norms, alibi,
+        unit_head;                            /* unit_head: rows of the head are normalized */
     float clip_qkv;                           /* 0: none */
     const struct arch_multimodal *multimodal; /* the decoder is part of such a model; or NULL */
     /* Set if a multimodal config.json has no tie_word_embeddings, or different ones for the decoder
@@ -342,6 +343,7 @@ struct part {
     float eps;    /* of a norm */
     bool linear;  /* listed by qt_model_linears */
     bool plus_1;  /* 1 is added to the stored weight */
+    bool unit;    /* each row of the stored weight is divided by its L2 norm */
     size_t index; /* in the list of linears or of norms; row range: that of the fused part */
     size_t whole,
         first; /* this is rows [first, first + n) of part number `whole` (else: itself, 0) */

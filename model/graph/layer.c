@@ -8,18 +8,34 @@
 
 /* ---- backend memory ------------------------------------------------------------------------- */
 
+static void unit_rows(float *w, size_t rows, size_t columns)
+{
+    for (size_t i = 0; i < rows; i++, w += columns) {
+        double sum = 0;
+        for (size_t j = 0; j < columns; j++)
+            sum += (double)w[j] * (double)w[j];
+        const double norm = fmax(sqrt(sum), 1e-12); /* as in torch */
+        for (size_t j = 0; j < columns; j++)
+            w[j] = (float)((double)w[j] / norm);
+    }
+}
+
 /* `staging` has room for the largest tensor; it is the only copy besides the backend's. *out may
- * hold memory from another layer, which is reused. */
-static int load_tensor(float **out, const char *name, size_t count, bool plus_1, float *staging,
-                       const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
+ * hold memory from another layer, which is reused. changed: the part if its weight is loaded, whose
+ * numbers may be changed; NULL: a bias. */
+static int load_tensor(float **out, const char *name, size_t count, const struct part *changed,
+                       float *staging, const struct qt_weights *w, struct qt_backend *be,
+                       struct qt_err *err)
 {
     int rc;
     QT_TRY(qt_stop_check(err));
     if (!*out)
         QT_TRY(qt_backend_floats(out, be, count, 1, err));
     QT_TRY(w->load(w->ctx, name, staging, err));
-    for (size_t i = 0; plus_1 && i < count; i++)
+    for (size_t i = 0; changed && changed->plus_1 && i < count; i++)
         staging[i] += 1;
+    if (changed && changed->unit)
+        unit_rows(staging, changed->n, changed->k);
     QT_TRY(qt_stop_check(err));
     QT_TRY(be->upload(be, *out, staging, count * sizeof **out, err));
 done:
@@ -31,10 +47,10 @@ int layer_load_part(struct loaded *out, const struct part *part, float *staging,
 {
     int rc = QT_OK;
     if (part->weight)
-        QT_TRY(load_tensor(&out->weight, part->weight, part_count(part), part->plus_1, staging, w,
-                           be, err));
+        QT_TRY(
+            load_tensor(&out->weight, part->weight, part_count(part), part, staging, w, be, err));
     if (part->bias)
-        QT_TRY(load_tensor(&out->bias, part->bias, part->n, false, staging, w, be, err));
+        QT_TRY(load_tensor(&out->bias, part->bias, part->n, NULL, staging, w, be, err));
 done:
     return rc;
 }

@@ -539,6 +539,7 @@ static int set_outer_parts(struct qt_model *m, const struct naming *naming,
     m->final_norm.plus_1 = arch->norms_plus_1;
     if (!cfg->tied)
         QT_TRY(outer_part_set(&m->head, "", naming->head, vocab, embed, cfg->head_bias, w, err));
+    m->head.unit = cfg->unit_head;
 done:
     return rc;
 }

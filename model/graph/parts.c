@@ -48,6 +48,8 @@ int qt_model_outer(struct qt_outer *out, const struct qt_model *model, struct qt
     out->final_norm.eps = cfg->eps;
     if (model->project_in.weight)
         return refuse("a projection of the embedding", err);
+    if (model->head.unit)
+        return refuse("a head of normalized rows", err);
     if (model->embed_norm.weight)
         return refuse("a norm of the embedding", err);
     if (out->norm_all_heads && out->norm_last)

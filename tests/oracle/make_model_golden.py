@@ -31,6 +31,7 @@ try:
     import torch
     import transformers
     from safetensors.torch import load_file, save_file
+    import older_families as older
 except ImportError as e:
     print(f"SKIP make_model_golden.py: {e}", file=sys.stderr)
     sys.exit(77)
@@ -499,6 +500,30 @@ MODELS |= {
     "mpt": ("mpt", dict(d_model=18, n_layers=1, n_heads=6, max_seq_len=64, vocab_size=53,
                         attn_config=dict(clip_qkv=0.7, softmax_scale=0.4)), {}),
 }
+# Families that transformers lacks: options of the model in older.BASE, and the whole config.json.
+SAME_HEADS = TINY | dict(num_key_value_heads=4)
+QWEN = dict(hidden_size=16, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+            vocab_size=53, kv_channels=4, seq_length=50, layer_norm_epsilon=1e-6, no_bias=True,
+            use_dynamic_ntk=True, use_logn_attn=True, rotary_pct=1.0, rotary_emb_base=300)
+CHATGLM = dict(hidden_size=16, ffn_hidden_size=24, num_layers=2, num_attention_heads=4,
+               padded_vocab_size=53, vocab_size=50, kv_channels=8, seq_length=64,
+               layernorm_epsilon=1e-5, multi_query_attention=True, multi_query_group_num=2,
+               add_qkv_bias=True, add_bias_linear=False, rmsnorm=True, rope_ratio=50)
+BAICHUAN = {k: v for k, v in SAME_HEADS.items() if k not in (
+    "num_key_value_heads", "max_position_embeddings")} | dict(rms_norm_eps=1e-6)
+MODELS |= {
+    "internlm2": ("internlm2", TINY, TINY | dict(bias=False, rms_norm_eps=1e-6, rope_scaling={
+        "type": "dynamic", "factor": 2.0})),
+    "baichuan2_alibi": ("baichuan", SAME_HEADS | dict(
+        num_hidden_layers=1, num_attention_heads=6, num_key_value_heads=6, head_dim=4,
+        hidden_size=24), BAICHUAN | dict(
+            num_hidden_layers=1, num_attention_heads=6, hidden_size=24, model_max_length=64,
+            z_loss_weight=0)),
+    "qwen": ("qwen", SAME_HEADS | dict(num_hidden_layers=1, rope_parameters={
+        "rope_type": "default", "rope_theta": 300.0}), QWEN),
+    "chatglm": ("chatglm", TINY | dict(head_dim=8, rms_norm_eps=1e-5, rope_parameters={
+        "rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}), CHATGLM),
+}
 # Compared by --check only: the same decoders with other options or the names of multimodal models.
 CHECKED = {
     "codegen_many": ("codegen", dict(n_embd=32, n_layer=2, n_head=8, n_positions=44, vocab_size=53,
@@ -516,6 +541,19 @@ CHECKED = {
         "num_kv_heads": None}),
     "bloom_heads": ("bloom", dict(n_layer=1, n_head=12, hidden_size=24, vocab_size=53), {
         "seq_length": 64}),
+    "Yi": ("Yi", TINY, TINY | dict(rms_norm_eps=1e-6)),
+    "internlm2_biased": ("internlm2", TINY | dict(attention_bias=True, num_key_value_heads=1),
+                         TINY | dict(num_key_value_heads=1, rms_norm_eps=1e-6)),
+    "baichuan": ("baichuan", SAME_HEADS, BAICHUAN | dict(max_position_embeddings=64,
+                                                         model_max_length=60)),
+    "baichuan_alibi": ("baichuan", SAME_HEADS, BAICHUAN | dict(model_max_length=64)),
+    "baichuan2": ("baichuan", SAME_HEADS, BAICHUAN | dict(max_position_embeddings=64,
+                                                          z_loss_weight=0.0)),
+    "chatglm_all_heads": ("chatglm", SAME_HEADS | dict(
+        head_dim=8, rms_norm_eps=1e-5, attention_bias=False, rope_parameters={
+            "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+        {k: v for k, v in CHATGLM.items() if k not in (
+            "multi_query_attention", "add_qkv_bias", "rope_ratio")}),
     "mpt_plain": ("mpt", dict(d_model=16, n_layers=2, n_heads=4, max_seq_len=64, vocab_size=53),
                   {"attn_config": None}),
     "llava": ("llava", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP), {}),
@@ -546,8 +584,8 @@ MULTIMODAL = {kind for kind, options, _ in (MODELS | CHECKED).values() if "text_
 
 
 # Families that qtool does not differentiate, or (GPT-2) whose matrices are stored transposed.
-NO_GRADS = {"bloom", "codegen", "cohere", "cohere2", "falcon", "gpt2", "gptj", "gpt_neox", "phi",
-            "stablelm"}
+NO_GRADS = {"bloom", "codegen", "cohere", "cohere2", "falcon", "gpt2", "gptj", "gpt_neox",
+            "internlm2", "phi", "stablelm"}
 
 
 def published(model):
@@ -623,14 +661,14 @@ def load(directory, kind):
         attn_implementation="sdpa" if kind == "falcon" else "eager").eval()
 
 
-def write_grads(path, model, ids):
+def write_grads(path, model, ids, stored=published, **inputs):
     """Gradients of the sum of -ln p(next token): of each, its norm and two projections."""
-    logits = model(ids).logits[0, :-1].float()
+    logits = model(ids, **inputs).logits[0, :-1].float()
     torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum").backward()
     for p in model.parameters():
         p.data = torch.zeros_like(p) if p.grad is None else p.grad
     grads = {}
-    for name, g in published(model).items():
+    for name, g in stored(model).items():
         g = g.double().flatten()
         if not g.any():  # what sees images
             continue
@@ -681,13 +719,38 @@ def write_model(directory, kind, options, edits, seed):
         path.write_text(json.dumps({"model_type": edits["omni"], "thinker_config": json.loads(
             path.read_text())}, indent=1, sort_keys=True) + "\n")
     unsupported = re.compile(r"experts\.|sparse_moe|kv_b_proj|sinks|A_log|layer_scalar|conv\.conv")
-    if kind not in NO_GRADS and not any(unsupported.search(n) for n in files):
+    clipped = "clip_qkv" in options.get("attn_config", {})
+    if kind not in NO_GRADS and not clipped and not any(unsupported.search(n) for n in files):
         write_grads(directory / "grads.json", model, ids)
+
+
+def write_older(directory, kind, options, config, seed):
+    """The same for a family that transformers lacks."""
+    directory.mkdir(parents=True, exist_ok=True)
+    rng = torch.Generator().manual_seed(seed)
+    base = transformers.AutoConfig.for_model(older.BASE[kind], pad_token_id=None, **options)
+    model = transformers.AutoModelForCausalLM.from_config(base, attn_implementation="eager").eval()
+    fill(model, rng, 1.0)
+    config = config | {"model_type": kind, "dtype": "float16"}
+    (directory / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n")
+
+    def stored(model):
+        return older.tensors(kind, published(model), base.num_key_value_heads)
+    save_file({n: t.half() for n, t in stored(model).items()}, directory / "model.safetensors",
+              {"format": "pt"})
+    ids = torch.randint(0, base.vocab_size, (1, TOKENS), generator=rng)
+    inputs = older.prepare(model, config, TOKENS)
+    with torch.no_grad():
+        np.save(directory / "logits.npy", model(ids, **inputs).logits[0].numpy().astype("<f4"))
+    ids[0].numpy().astype("<u2").tofile(directory / "ids.u16")
+    if kind not in NO_GRADS:
+        write_grads(directory / "grads.json", model, ids, stored, **inputs)
 
 
 def write_models(root, seed, models):
     for i, (name, (kind, options, edits)) in enumerate(models.items()):
-        write_model(root / name, kind, options, edits, seed + i)
+        write = write_older if kind in older.BASE else write_model
+        write(root / name, kind, options, edits, seed + i)
 
 
 def write_all_grads():
@@ -699,7 +762,8 @@ def write_all_grads():
     for directory, ids, grads in places:
         ids = torch.from_numpy(np.fromfile(ids, dtype="<u2").astype(np.int64))[None]
         kind = MODELS[directory.name][0] if directory.name in MODELS else "llama"
-        write_grads(grads, load(directory, kind), ids)
+        if kind not in older.BASE:  # else transformers cannot read the files
+            write_grads(grads, load(directory, kind), ids)
 
 
 def write_nano(shared):
@@ -737,7 +801,7 @@ def main():
     elif args.only:
         for i, (name, model) in enumerate(MODELS.items()):
             if name in args.only:
-                write_model(ROOT / "tests/golden/models" / name, *model, 1 + i)
+                write_models(ROOT / "tests/golden/models", 1 + i, {name: model})
     else:
         write_models(ROOT / "tests/golden/models", 1, MODELS)
 
