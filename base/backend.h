@@ -84,6 +84,27 @@ struct qt_delta {
     float *state;
 };
 
+/*
+ * State space model (Mamba-2, arXiv 2405.21060) within each sequence. Every head has a state S
+ * [state][dim], at first that of `states`, or 0. For head h and each token, x are the values of the
+ * head, b and c the input and output vectors of group floor(h * groups / heads), and r the step
+ * input of the head:
+ *
+ *   t = softplus(r + dt_bias[h]), at least step_min and at most step_max
+ *   S = S exp(-exp(a_log[h]) t) + t b x^T,   y = S^T c + d[h] x
+ *
+ * Inputs: xbc[m][heads * dim + 2 groups * state]: values, input and output vectors; steps
+ * [m][heads]: step inputs.
+ */
+struct qt_state_space {
+    size_t seqlen, heads, groups, dim, state;
+    const float *a_log, *dt_bias, *d; /* [heads] */
+    float step_min, step_max;         /* step_max may be INFINITY */
+    /* [sequences][heads][state][dim]: receives the states after the last token, too. NULL: states
+     * start at 0 and are dropped. */
+    float *states;
+};
+
 /* Evaluation figures of one position. */
 struct qt_score {
     double nll;     /* -ln p(target), nats */
@@ -235,13 +256,18 @@ struct qt_backend {
      * overlap. */
     int (*copy_columns)(struct qt_backend *be, float *y, size_t ldy, const float *x, size_t ldx,
                         size_t n, size_t m, struct qt_err *err);
-    /* Causal convolution of each channel within each sequence: y[t][c] = sum over i of w[c][i] times
-     * x[t - kernel + 1 + i][c], for x, y [m][channels] and w[channels][kernel]. y is not x. */
-    int (*convolve)(struct qt_backend *be, float *y, const float *x, const float *w, size_t m,
-                    size_t seqlen, size_t channels, size_t kernel, struct qt_err *err);
+    /* Causal convolution of each channel within each sequence: y[t][c] = bias[c] + sum over i of
+     * w[c][i] times x[t - kernel + 1 + i][c], for x, y [m][channels] and w[channels][kernel]. y is
+     * not x; bias may be NULL. */
+    int (*convolve)(struct qt_backend *be, float *y, const float *x, const float *w,
+                    const float *bias, size_t m, size_t seqlen, size_t channels, size_t kernel,
+                    struct qt_err *err);
     /* y[m][value_heads * value_dim] = gated delta rule, see struct qt_delta. */
     int (*delta_rule)(struct qt_backend *be, float *y, const float *qkv, const float *decay,
                       const float *rate, size_t m, const struct qt_delta *d, struct qt_err *err);
+    /* y[m][heads * dim] = state space model, see struct qt_state_space. */
+    int (*state_space)(struct qt_backend *be, float *y, const float *xbc, const float *steps,
+                       size_t m, const struct qt_state_space *s, struct qt_err *err);
     /* y *= factor */
     int (*scale)(struct qt_backend *be, float *y, float factor, size_t count, struct qt_err *err);
     /* y = the nearest number in [-limit, limit] */

@@ -10,11 +10,11 @@
  *   tokenizer/pretokenize*.c   splitting text into words;  words.c, bpe*.c, unigram.c: the model
  *   chat/chat.c       chat templates (a subset of Jinja); chat/chat.h lists the files
  *   config/arch.c     the table of model families, one row per family
- *   config/config.c   config.json -> sizes and options; rope.c, experts.c, heads.c: rotary
- *                     embeddings, mixtures of experts, attention heads of layers; source.c:
- *                     typed, checked values
- *   graph/attention.c, latent.c, delta.c, short.c   the mixers: attention, latent attention,
- *                     gated DeltaNet, short convolution
+ *   config/config.c   config.json -> sizes and options; rope.c, experts.c, heads.c, ssm.c: rotary
+ *                     embeddings, mixtures of experts, attention heads of layers, state space
+ *                     models; source.c: typed, checked values
+ *   graph/attention.c, latent.c, delta.c, short.c, ssm.c   the mixers: attention, latent
+ *                     attention, gated DeltaNet, short convolution, state space model
  *   graph/model.c     the tensors that a config implies, checked against the source -> qt_model
  *   graph/weights.c   a checkpoint as a source of weights
  *   graph/layer.c     a decoder layer: weights, working memory, the steps of its sublayers

@@ -352,6 +352,13 @@ static int cpu_delta_rule_op(struct qt_backend *be, float *y, const float *qkv, 
     return cpu_delta_rule(&cpu->scratch, y, qkv, decay, rate, m, d, err);
 }
 
+static int cpu_state_space_op(struct qt_backend *be, float *y, const float *xbc, const float *steps,
+                              size_t m, const struct qt_state_space *s, struct qt_err *err)
+{
+    struct cpu *cpu = be->ctx;
+    return cpu_state_space(&cpu->scratch, y, xbc, steps, m, s, err);
+}
+
 /* ---- score ---------------------------------------------------------------------------------- */
 
 struct score_job {
@@ -567,6 +574,7 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
         .copy_columns = cpu_copy_columns,
         .convolve = cpu_convolve,
         .delta_rule = cpu_delta_rule_op,
+        .state_space = cpu_state_space_op,
         .scale = cpu_scale_op,
         .clip = cpu_clip_op,
         .score = cpu_score,

@@ -1,4 +1,5 @@
-/* Causal convolution and the gated delta rule: state that moves along a sequence. */
+/* Causal convolution, the gated delta rule and state space models: state that moves along a
+ * sequence. */
 #include "kernels/cpu/internal.h"
 
 #include <math.h>
@@ -7,7 +8,7 @@
 
 struct convolve_job {
     float *y;
-    const float *x, *w;
+    const float *x, *w, *bias;
     size_t m, seqlen, channels, kernel;
 };
 
@@ -19,7 +20,7 @@ static void convolve_item(void *ctx, size_t item)
         const size_t at = t % job->seqlen;
         for (size_t c = 0; c < n; c++) {
             const float *w = job->w + c * job->kernel;
-            float sum = 0;
+            float sum = job->bias ? job->bias[c] : 0;
             for (size_t i = job->kernel - 1 > at ? job->kernel - 1 - at : 0; i < job->kernel; i++)
                 sum += w[i] * job->x[(t + 1 + i - job->kernel) * n + c];
             job->y[t * n + c] = sum;
@@ -27,10 +28,10 @@ static void convolve_item(void *ctx, size_t item)
     }
 }
 
-int cpu_convolve(struct qt_backend *be, float *y, const float *x, const float *w, size_t m,
-                 size_t seqlen, size_t channels, size_t kernel, struct qt_err *err)
+int cpu_convolve(struct qt_backend *be, float *y, const float *x, const float *w, const float *bias,
+                 size_t m, size_t seqlen, size_t channels, size_t kernel, struct qt_err *err)
 {
-    struct convolve_job job = {y, x, w, m, seqlen, channels, kernel};
+    struct convolve_job job = {y, x, w, bias, m, seqlen, channels, kernel};
     (void)be;
     (void)err;
     qt_parallel_for(qt_ceil_div(m, cpu_rows_per_item(channels * kernel)), convolve_item, &job);
@@ -119,4 +120,64 @@ int cpu_delta_rule(struct cpu_scratch *scratch, float *y, const float *qkv, cons
     struct delta_job job = {scratch, y, qkv, decay, rate, d};
     int rc = cpu_scratch_need(scratch, scratch_floats(d), err);
     return rc < 0 ? rc : qt_parallel(m / d->seqlen * d->value_heads, delta_item, &job, err);
+}
+
+/* ---- state spaces --------------------------------------------------------------------------- */
+
+struct space_job {
+    const struct cpu_scratch *scratch;
+    float *y;
+    const float *xbc, *steps;
+    const struct qt_state_space *s;
+};
+
+/* One token: changes the state of `rows` rows [dim] and sets y[dim]. */
+static void space_step(float *restrict state, float *restrict y, const float *restrict x,
+                       const float *b, const float *c, float keep, float step, float direct,
+                       size_t rows, size_t dim)
+{
+    for (size_t j = 0; j < dim; j++)
+        y[j] = direct * x[j];
+    for (size_t i = 0; i < rows; i++) {
+        const float in = step * b[i], out = c[i];
+        for (size_t j = 0; j < dim; j++) {
+            state[i * dim + j] = state[i * dim + j] * keep + in * x[j];
+            y[j] += out * state[i * dim + j];
+        }
+    }
+}
+
+/* One head of one sequence. */
+static int space_item(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct space_job *job = ctx;
+    const struct qt_state_space *s = job->s;
+    const size_t head = item % s->heads, group = head / (s->heads / s->groups);
+    const size_t values = s->heads * s->dim, width = values + 2 * s->groups * s->state;
+    const double rate = exp((double)s->a_log[head]);
+    float *state =
+        s->states ? s->states + item * s->state * s->dim : cpu_scratch_of(job->scratch, thread);
+    (void)err;
+    if (!s->states)
+        memset(state, 0, s->state * s->dim * sizeof *state);
+    for (size_t t = item / s->heads * s->seqlen, end = t + s->seqlen; t < end; t++) {
+        const float *row = job->xbc + t * width, *b = row + values + group * s->state;
+        const double input = (double)job->steps[t * s->heads + head] + (double)s->dt_bias[head];
+        const double free_step = softplus(input);
+        const double step = free_step < (double)s->step_min   ? (double)s->step_min
+                            : free_step > (double)s->step_max ? (double)s->step_max
+                                                              : free_step;
+        space_step(state, job->y + t * values + head * s->dim, row + head * s->dim, b,
+                   b + s->groups * s->state, (float)exp(-rate * step), (float)step, s->d[head],
+                   s->state, s->dim);
+    }
+    return QT_OK;
+}
+
+int cpu_state_space(struct cpu_scratch *scratch, float *y, const float *xbc, const float *steps,
+                    size_t m, const struct qt_state_space *s, struct qt_err *err)
+{
+    struct space_job job = {scratch, y, xbc, steps, s};
+    int rc = cpu_scratch_need(scratch, s->state * s->dim, err);
+    return rc < 0 ? rc : qt_parallel(m / s->seqlen * s->heads, space_item, &job, err);
 }

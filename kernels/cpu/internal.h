@@ -31,10 +31,12 @@ int cpu_check_width(size_t n, struct qt_err *err);
 int cpu_attention(struct cpu_scratch *scratch, float *y, const float *q, const float *k,
                   const float *v, size_t m, const struct qt_attention *a, struct qt_err *err);
 
-int cpu_convolve(struct qt_backend *be, float *y, const float *x, const float *w, size_t m,
-                 size_t seqlen, size_t channels, size_t kernel, struct qt_err *err);
+int cpu_convolve(struct qt_backend *be, float *y, const float *x, const float *w, const float *bias,
+                 size_t m, size_t seqlen, size_t channels, size_t kernel, struct qt_err *err);
 int cpu_delta_rule(struct cpu_scratch *scratch, float *y, const float *qkv, const float *decay,
                    const float *rate, size_t m, const struct qt_delta *d, struct qt_err *err);
+int cpu_state_space(struct cpu_scratch *scratch, float *y, const float *xbc, const float *steps,
+                    size_t m, const struct qt_state_space *s, struct qt_err *err);
 
 /* Needs two or three times the scratch of cpu_attention. */
 int cpu_attention_grad(struct cpu_scratch *scratch, float *dq, float *dk, float *dv,

@@ -588,20 +588,23 @@ done:
 }
 
 /* Recurrences are computed by the CPU backend, too. */
-static int cuda_convolve(struct qt_backend *be, float *y, const float *x, const float *w, size_t m,
-                         size_t seqlen, size_t channels, size_t kernel, struct qt_err *err)
+static int cuda_convolve(struct qt_backend *be, float *y, const float *x, const float *w,
+                         const float *bias, size_t m, size_t seqlen, size_t channels, size_t kernel,
+                         struct qt_err *err)
 {
     struct qt_backend *cpu = self(be)->cpu;
-    float *hx = NULL, *hw = NULL, *hy = NULL;
+    float *hx = NULL, *hw = NULL, *hbias = NULL, *hy = NULL;
     int rc;
     QT_TRY(fetch(&hx, be, x, m * channels, err));
     QT_TRY(fetch(&hw, be, w, channels * kernel, err));
+    QT_TRY(fetch(&hbias, be, bias, channels, err));
     QT_TRY(qt_array_new(&hy, m, channels * sizeof *hy, err));
-    QT_TRY(cpu->convolve(cpu, hy, hx, hw, m, seqlen, channels, kernel, err));
+    QT_TRY(cpu->convolve(cpu, hy, hx, hw, hbias, m, seqlen, channels, kernel, err));
     QT_TRY(put(be, y, hy, m * channels, err));
 done:
     qt_free(hx);
     qt_free(hw);
+    qt_free(hbias);
     qt_free(hy);
     return rc;
 }
@@ -694,6 +697,40 @@ static int cuda_attention(struct qt_backend *be, float *y, const float *q, const
                           struct qt_err *err)
 {
     return (a->bias ? biased_attention : attention_panels)(be, y, q, k, v, m, a, err);
+}
+
+static int cuda_state_space(struct qt_backend *be, float *y, const float *xbc, const float *steps,
+                            size_t m, const struct qt_state_space *s, struct qt_err *err)
+{
+    struct qt_backend *cpu = self(be)->cpu;
+    const size_t values = s->heads * s->dim, width = values + 2 * s->groups * s->state;
+    const size_t states = m / s->seqlen * values * s->state;
+    float *hxbc = NULL, *hsteps = NULL, *ha = NULL, *hdt = NULL, *hd = NULL, *hy = NULL;
+    struct qt_state_space host = *s;
+    int rc;
+    host.states = NULL;
+    QT_TRY(fetch(&hxbc, be, xbc, m * width, err));
+    QT_TRY(fetch(&hsteps, be, steps, m * s->heads, err));
+    QT_TRY(fetch(&ha, be, s->a_log, s->heads, err));
+    QT_TRY(fetch(&hdt, be, s->dt_bias, s->heads, err));
+    QT_TRY(fetch(&hd, be, s->d, s->heads, err));
+    QT_TRY(fetch(&host.states, be, s->states, states, err));
+    QT_TRY(qt_array_new(&hy, m, values * sizeof *hy, err));
+    host.a_log = ha;
+    host.dt_bias = hdt;
+    host.d = hd;
+    QT_TRY(cpu->state_space(cpu, hy, hxbc, hsteps, m, &host, err));
+    QT_TRY(put(be, s->states, host.states, states, err));
+    QT_TRY(put(be, y, hy, m * values, err));
+done:
+    qt_free(hxbc);
+    qt_free(hsteps);
+    qt_free(ha);
+    qt_free(hdt);
+    qt_free(hd);
+    qt_free(host.states);
+    qt_free(hy);
+    return rc;
 }
 
 static int cuda_attention_grad(struct qt_backend *be, float *dq, float *dk, float *dv,
@@ -823,6 +860,7 @@ static const struct qt_backend functions = {
     .copy_columns = cuda_copy_columns,
     .convolve = cuda_convolve,
     .delta_rule = cuda_delta_rule,
+    .state_space = cuda_state_space,
     .scale = cuda_scale,
     .clip = cuda_clip,
     .score = cuda_score,

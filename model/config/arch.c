@@ -238,6 +238,24 @@ static const struct arch_alias internlm3_keys[] = {
 
 static const struct arch_alias granite4_keys[] = {{"layer_types", "layers_block_type"}, {0}};
 
+#define MAMBA_PARTS                                                                                \
+    [ROLE_SSM_IN] = "mamba.in_proj", [ROLE_CONV] = "mamba.conv1d", [ROLE_A_LOG] = "mamba.A_log",   \
+    [ROLE_DT_BIAS] = "mamba.dt_bias", [ROLE_SSM_D] = "mamba.D", [ROLE_SSM_NORM] = "mamba.norm",    \
+    [ROLE_SSM_OUT] = "mamba.out_proj"
+
+#define BAMBA_LIKE                                                                                 \
+    .layers = "layers.", .embed = "embed_tokens", .final_norm = "final_layernorm", .rope = true,   \
+    .parts = {ATTENTION_PARTS,                                                                     \
+              MAMBA_PARTS,                                                                         \
+              [ROLE_MLP_IN] = "pre_ff_layernorm",                                                  \
+              [ROLE_GATE] = "feed_forward.gate_proj",                                              \
+              [ROLE_UP] = "feed_forward.up_proj",                                                  \
+              [ROLE_DOWN] = "feed_forward.down_proj"},                                             \
+    .kv_heads = 8, .ssm_bias = {"mamba_proj_bias", false}, .eps_key = "rms_norm_eps", .eps = 1e-5, \
+    .act_key = "hidden_act", .act = "silu", .norm = QT_NORM_RMS,                                   \
+    .tied = {"tie_word_embeddings", false}, .qkv_bias = {"attention_bias", false},                 \
+    .o_bias = {"attention_bias", false}, .mlp_bias = {"mlp_bias", false}
+
 static const struct arch_alias exaone_keys[] = {{"num_hidden_layers", "num_layers"},
                                                 {"rms_norm_eps", "layer_norm_epsilon"},
                                                 {"hidden_act", "activation_function"},
@@ -971,13 +989,31 @@ static const struct arch table[] = {
         .family = "granitemoehybrid",
         LLAMA_LIKE,
         .aliases = granite4_keys,
-        .intermediate_key = "shared_intermediate_size",
-        .parts =
-            {ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
-             [ROLE_GATE_UP] = "shared_mlp.input_linear", [ROLE_DOWN] = "shared_mlp.output_linear"},
+        .parts = {ATTENTION_PARTS, MAMBA_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_ROUTER] = "block_sparse_moe.router.layer", [ROLE_GATE] = "gate_proj",
+                  [ROLE_UP] = "up_proj", [ROLE_DOWN] = "down_proj"},
+        .ssm = SSM_TYPES,
+        .ssm_bias = {"mamba_proj_bias", false},
+        .experts = "block_sparse_moe.experts.",
+        .experts_optional = true,
+        .shared = "shared_mlp.",
+        .shared_gate_up = "input_linear",
+        .shared_down = "output_linear",
+        .shared_key = "shared_intermediate_size",
+        .dense = "shared_mlp.",
+        .dense_key = "shared_intermediate_size",
+        .dense_is_shared = true,
+        .normalize_routing = {NULL, true},
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
         .read = config_read_granite4,
+    },
+    {
+        .family = "bamba",
+        BAMBA_LIKE,
+        .ssm = SSM_UNLISTED,
+        .partial_rope = true,
+        .rotary_factor = 0.5,
     },
     {
         .family = "smollm3",
@@ -1572,7 +1608,8 @@ const char *qt_model_type(size_t i)
                                        : NULL;
 }
 
-const char *arch_cannot(const struct arch *arch, bool experts, bool parallel, enum qt_use use)
+const char *arch_cannot(const struct arch *arch, bool experts, bool parallel, bool ssm,
+                        enum qt_use use)
 {
     const bool changes = use == QT_USE_LEARN || use == QT_USE_W4AX;
     if (experts && use != QT_USE_KV4)
@@ -1585,6 +1622,8 @@ const char *arch_cannot(const struct arch *arch, bool experts, bool parallel, en
         return "gated DeltaNet";
     if (arch->short_conv && use != QT_USE_CALIB_FILE)
         return "short convolutions";
+    if (ssm && (use != QT_USE_CALIB_FILE || arch->ssm == SSM_BESIDE))
+        return "state space models";
     if (arch->grouped_qkv && use != QT_USE_CALIB_FILE)
         return "interleaved queries, keys and values";
     if (parallel && changes)
@@ -1606,9 +1645,11 @@ bool qt_model_family(struct qt_family *out, size_t i)
                               .attention = arch->latent       ? "latent attention"
                                            : arch->delta      ? "gated DeltaNet and attention"
                                            : arch->short_conv ? "short convolution and attention"
+                                           : arch->ssm        ? "state space and attention"
                                                               : "attention",
                               .experts = arch->experts != NULL};
     for (int use = 0; use < QT_USES; use++)
-        out->can[use] = !arch_cannot(arch, out->experts, arch->parallel.value, (enum qt_use)use);
+        out->can[use] =
+            !arch_cannot(arch, out->experts, arch->parallel.value, arch->ssm, (enum qt_use)use);
     return true;
 }

@@ -147,13 +147,14 @@ static int read_mixers(struct config *cfg, const struct source *src, struct qt_e
            : cfg->arch->latent     ? read_latent(cfg, src, err)
            : cfg->arch->delta      ? read_delta(cfg, src, err)
            : cfg->arch->short_conv ? read_short(cfg, src, err)
+           : cfg->arch->ssm        ? config_read_ssm(cfg, src, err)
                                    : QT_OK;
 }
 
 static int read_sizes(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     struct qt_model_info *info = &cfg->info;
-    const char *key = cfg->arch->intermediate_key;
+    const char *key = cfg->arch->experts ? cfg->arch->dense_key : cfg->arch->intermediate_key;
     bool mixture = cfg->arch->experts && !cfg->arch->experts_switch;
     int rc = QT_OK;
     QT_TRY(config_read_size(&info->layers, src, "num_hidden_layers", CONFIG_LAYERS, err));
@@ -168,14 +169,17 @@ static int read_sizes(struct config *cfg, const struct source *src, struct qt_er
         QT_TRY(config_read_size(&most, src, cfg->arch->positions_key, CONFIG_POSITIONS, err));
         info->max_positions = qt_min_size(info->max_positions, most);
     }
+    if (cfg->arch->experts_optional) {
+        const json_t *count = json_object_get(src->json, "num_local_experts");
+        mixture = !json_is_integer(count) || json_integer_value(count) != 0;
+    }
     if (cfg->arch->experts_switch)
         QT_TRY(qt_json_get_bool(&mixture, src->json, cfg->arch->experts_switch, src->path, err));
     if (mixture)
         QT_TRY(config_read_experts(cfg, src, err));
     else {
         cfg->dense_width = cfg->arch->grows ? 4 * info->hidden : 0;
-        QT_TRY(config_read_size(&cfg->dense_width, src,
-                                key && !cfg->arch->experts ? key : "intermediate_size",
+        QT_TRY(config_read_size(&cfg->dense_width, src, key ? key : "intermediate_size",
                                 CONFIG_WIDTH, err));
     }
     QT_TRY(read_heads(cfg, src, err));
@@ -287,7 +291,7 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
                        cfg->info.layers);
     const char *type = json_string_value(json_array_get(types, layer));
     bool slides = type && strcmp(type, "sliding_attention") == 0;
-    if (type && (cfg->mixers[layer] == MIXER_DELTA || cfg->mixers[layer] == MIXER_SHORT))
+    if (type && cfg->mixers[layer] != MIXER_ATTENTION && cfg->mixers[layer] != MIXER_LATENT)
         return QT_OK;
     if (!type || (!slides && strcmp(type, "full_attention") != 0 &&
                   !(cfg->arch->chunked && strcmp(type, "chunked_attention") == 0) &&
@@ -453,6 +457,7 @@ static int read_all(struct config *cfg, struct source *src, struct qt_err *err)
     QT_TRY(read_sizes(cfg, src, err));
     QT_TRY(read_flags(cfg, src, err));
     QT_TRY(read_act(cfg, src, err));
+    cfg->ssm.act = cfg->act;
     QT_TRY(read_windows(cfg, src, err));
     QT_TRY(config_read_layer_heads(cfg, src, err));
     QT_TRY(read_no_rope(cfg, src, err));

@@ -70,6 +70,8 @@ int config_read_falcon(struct config *cfg, const struct source *src, struct qt_e
 int config_read_bloom(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_mpt(struct config *cfg, const struct source *src, struct qt_err *err);
 
+/* Reads cfg->ssm and cfg->mixers. */
+int config_read_ssm(struct config *cfg, const struct source *src, struct qt_err *err);
 /* Reads cfg->heads; cfg->windows is read before. */
 int config_read_layer_heads(struct config *cfg, const struct source *src, struct qt_err *err);
 /* Reads all fields of cfg about experts, and the width of dense MLPs. */

@@ -196,19 +196,11 @@ done:
     return rc;
 }
 
-/* Granite 4 without state-space layers and without experts. */
 int config_read_granite4(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     const char *positions = "nope";
-    size_t experts = 8;
     int rc;
     QT_TRY(config_read_multipliers(cfg, src, err));
-    QT_TRY(qt_json_get_size(&experts, src->json, "num_local_experts", src->path, err));
-    if (experts)
-        QT_TRY(config_unsupported(src, "num_local_experts", "a number above 0", err));
-    if (!config_given(src->json, "layer_types"))
-        QT_TRY(
-            config_unsupported(src, "layer_types", "no list (all layers have state spaces)", err));
     QT_TRY(qt_json_get_string(&positions, src->json, "position_embedding_type", src->path, err));
     for (size_t i = 0; i < cfg->info.layers && strcmp(positions, "rope") != 0; i++)
         cfg->no_rope[i] = true;

@@ -55,8 +55,8 @@ static float floor_growth(const struct config *cfg, size_t position)
     return 1 + cfg->floor_beta * (float)log1p((double)((position + 1) / cfg->floor_step));
 }
 
-static int run(bool *stop, float *out, const float *x, const struct layer_run *r,
-               struct qt_err *err)
+int attention_run(bool *stop, float *out, const float *x, const struct layer_run *r,
+                  struct qt_err *err)
 {
     struct qt_layer *l = r->layer;
     const struct qt_model_info *info = &l->model->cfg.info;
@@ -70,9 +70,6 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
     const bool gated = l->model->cfg.arch->gated || gate_apart;
     const float *attended = y, *keys, *values;
     int rc = QT_OK;
-    QT_TRY(layer_input(&x, stop, r, grouped ? ROLE_QKV : ROLE_Q, err));
-    if (*stop)
-        goto done;
     if (gate_apart)
         QT_TRY(layer_linear(r, ROLE_ATTN_GATE, gate, x, err));
     if (grouped) {
@@ -103,6 +100,14 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
         QT_TRY(layer_linear(r, ROLE_O, out, attended, err));
 done:
     return rc;
+}
+
+static int run(bool *stop, float *out, const float *x, const struct layer_run *r,
+               struct qt_err *err)
+{
+    const bool grouped = r->layer->model->cfg.arch->grouped_qkv;
+    int rc = layer_input(&x, stop, r, grouped ? ROLE_QKV : ROLE_Q, err);
+    return rc == QT_OK && !*stop ? attention_run(stop, out, x, r, err) : rc;
 }
 
 const struct mixer mixer_attention = {"attention", scratch_floats, run};

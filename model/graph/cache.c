@@ -1,6 +1,6 @@
 /*
- * State of sequences that grow: keys and values of attention, the recurrent state of gated
- * DeltaNet, and the last inputs of convolutions. A decoder layer that runs with a cache continues
+ * State of sequences that grow: keys and values of attention, the recurrent states of gated
+ * DeltaNet and state space models, and the last inputs of convolutions. A decoder layer that runs with a cache continues
  * the sequences; without one (r->cache = NULL) its tokens are whole sequences.
  */
 #include "model/graph/layer.h"
@@ -12,10 +12,34 @@ static size_t key_width(const struct config *cfg, size_t layer)
     return (cfg->mixers[layer] == MIXER_LATENT ? cfg->info.heads : heads->kv) * heads->dim;
 }
 
-static size_t delta_width(const struct config *cfg)
+/* What a mixer keeps of a sequence besides keys and values. */
+struct recurrence {
+    size_t width, kernel; /* channels and tokens of its convolution; 0, 1: none */
+    size_t state;         /* floats of its recurrent state */
+};
+
+static struct recurrence recurrence_of(const struct config *cfg, enum mixer_kind mixer)
 {
-    return 2 * cfg->delta.key_heads * cfg->delta.key_dim +
-           cfg->delta.value_heads * cfg->delta.value_dim;
+    const size_t keys = cfg->delta.key_heads * cfg->delta.key_dim;
+    const size_t values = cfg->delta.value_heads * cfg->delta.value_dim;
+    switch (mixer) {
+    case MIXER_DELTA:
+        return (struct recurrence){2 * keys + values, cfg->delta.kernel,
+                                   values * cfg->delta.key_dim};
+    case MIXER_SSM:
+    case MIXER_SSM_ATTENTION:
+        return (struct recurrence){ssm_mixed(cfg), cfg->ssm.kernel,
+                                   ssm_values(cfg) * cfg->ssm.state};
+    case MIXER_SHORT:
+        return (struct recurrence){cfg->info.hidden, cfg->short_kernel, 0};
+    default:
+        return (struct recurrence){0, 1, 0};
+    }
+}
+
+static bool has_keys(enum mixer_kind mixer)
+{
+    return mixer == MIXER_ATTENTION || mixer == MIXER_LATENT || mixer == MIXER_SSM_ATTENTION;
 }
 
 int cache_open(struct layer_cache *out, const struct qt_model *model, size_t layer,
@@ -24,17 +48,15 @@ int cache_open(struct layer_cache *out, const struct qt_model *model, size_t lay
     const struct config *cfg = &model->cfg;
     const enum mixer_kind mixer = model->layers[layer].mixer;
     const size_t tokens = work->sequences * work->capacity;
-    int rc;
+    const struct recurrence own = recurrence_of(cfg, mixer);
+    int rc = QT_OK;
     *out = (struct layer_cache){.work = work};
-    if (mixer == MIXER_SHORT) {
-        QT_TRY(qt_backend_floats(&out->tail, be, work->sequences * (cfg->short_kernel - 1),
-                                 cfg->info.hidden, err));
-    } else if (mixer == MIXER_DELTA) {
-        QT_TRY(qt_backend_floats(&out->tail, be, work->sequences * (cfg->delta.kernel - 1),
-                                 delta_width(cfg), err));
-        QT_TRY(qt_backend_floats(&out->state, be, work->sequences * cfg->delta.value_heads,
-                                 cfg->delta.key_dim * cfg->delta.value_dim, err));
-    } else {
+    if (own.width)
+        QT_TRY(
+            qt_backend_floats(&out->tail, be, work->sequences * (own.kernel - 1), own.width, err));
+    if (own.state)
+        QT_TRY(qt_backend_floats(&out->state, be, work->sequences, own.state, err));
+    if (has_keys(mixer)) {
         QT_TRY(qt_backend_floats(&out->k, be, tokens, key_width(cfg, layer), err));
         QT_TRY(qt_backend_floats(&out->v, be, tokens, key_width(cfg, layer), err));
     }
@@ -61,13 +83,10 @@ int cache_work_open(struct cache_work *out, const struct qt_model *model, bool r
     int rc = QT_OK;
     *out = (struct cache_work){.sequences = sequences, .capacity = capacity};
     for (size_t i = 0; i < cfg->info.layers; i++) {
-        if (cfg->mixers[i] == MIXER_DELTA) {
-            convolved = delta_width(cfg);
-            kernel = cfg->delta.kernel;
-        } else if (cfg->mixers[i] == MIXER_SHORT) {
-            convolved = cfg->info.hidden;
-            kernel = cfg->short_kernel;
-        } else
+        const struct recurrence own = recurrence_of(cfg, cfg->mixers[i]);
+        convolved = qt_max_size(convolved, own.width);
+        kernel = qt_max_size(kernel, own.kernel);
+        if (has_keys(cfg->mixers[i]))
             width = qt_max_size(width, key_width(cfg, i));
     }
     if (width && (rounded || sequences > 1)) {
@@ -140,13 +159,16 @@ done:
     return rc;
 }
 
-int cache_convolve(float *y, const float *x, const float *w, size_t width, size_t kernel,
-                   const struct layer_run *r, struct qt_err *err)
+int cache_convolve(float *y, const float *x, enum role part, const struct layer_run *r,
+                   struct qt_err *err)
 {
     struct qt_backend *be = r->layer->be;
     const struct layer_cache *cache = r->cache;
+    const struct loaded *loaded = &r->layer->parts[part];
+    const size_t width = r->layer->def->parts[part].n, kernel = r->layer->def->parts[part].k;
     if (!cache)
-        return be->convolve(be, y, x, w, r->m, r->seqlen, width, kernel, err);
+        return be->convolve(be, y, x, loaded->weight, loaded->bias, r->m, r->seqlen, width, kernel,
+                            err);
     const struct cache_work *work = cache->work;
     const size_t tail = (kernel - 1) * width, n = r->seqlen * width, ld = tail + n;
     const size_t sequences = work->sequences;
@@ -154,8 +176,9 @@ int cache_convolve(float *y, const float *x, const float *w, size_t width, size_
     if (tail)
         QT_TRY(be->copy_columns(be, work->mixed, ld, cache->tail, tail, tail, sequences, err));
     QT_TRY(be->copy_columns(be, work->mixed + tail, ld, x, n, n, sequences, err));
-    QT_TRY(be->convolve(be, work->convolved, work->mixed, w, sequences * (r->seqlen + kernel - 1),
-                        r->seqlen + kernel - 1, width, kernel, err));
+    QT_TRY(be->convolve(be, work->convolved, work->mixed, loaded->weight, loaded->bias,
+                        sequences * (r->seqlen + kernel - 1), r->seqlen + kernel - 1, width, kernel,
+                        err));
     QT_TRY(be->copy_columns(be, y, n, work->convolved + tail, ld, n, sequences, err));
     if (tail)
         QT_TRY(be->copy_columns(be, cache->tail, tail, work->mixed + n, ld, tail, sequences, err));

@@ -118,8 +118,7 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
     if (*stop)
         goto done;
     QT_TRY(fused ? project_fused(&a, &w, x, r, err) : project(&a, x, r, err));
-    QT_TRY(cache_convolve(a.convolved, a.mixed, l->parts[ROLE_CONV].weight, w.mixed,
-                          cfg->delta.kernel, r, err));
+    QT_TRY(cache_convolve(a.convolved, a.mixed, ROLE_CONV, r, err));
     QT_TRY(be->activate(be, a.convolved, a.convolved, NULL, cfg->act, r->m * w.mixed, err));
     QT_TRY(be->delta_rule(be, a.y, a.convolved, a.decay, a.rate, r->m, &rule, err));
     QT_TRY(layer_apply_norm(r, ROLE_DELTA_NORM, a.y, a.y, r->m * w.heads, err));

@@ -19,8 +19,9 @@
  * 1, or the sigmoid of SHARED_GATE. Some layers may have a dense MLP instead, with yet another
  * width.
  *
- * Other mixers than attention have their parts between ATTN_IN and ATTN_OUT: latent.c, delta.c and
- * short.c draw them. SINKS adds a term to the softmax of each attention head; with gates, Q also
+ * Other mixers than attention have their parts between ATTN_IN and ATTN_OUT: latent.c, delta.c,
+ * short.c and ssm.c draw them. A layer may also be a mixer without an MLP, or an MLP without a mixer.
+ * SINKS adds a term to the softmax of each attention head; with gates, Q also
  * computes a factor for each channel in front of O, or ATTN_GATE does.
  *
  * With grouped_qkv, QKV has for each KV head the rows of its queries, key and value; with
@@ -77,7 +78,11 @@ enum role {
     ROLE_SHORT_IN, /* short convolution, up to SHORT_OUT */
     ROLE_SHORT_CONV,
     ROLE_SHORT_OUT,
+    ROLE_SSM_IN, /* state space model, with CONV, A_LOG, DT_BIAS and SSM_OUT */
+    ROLE_SSM_D,
+    ROLE_SSM_NORM,
     ROLE_O,
+    ROLE_SSM_OUT,
     ROLE_ATTN_OUT,
     ROLE_MLP_IN,
     ROLE_ROUTER,
@@ -130,8 +135,26 @@ enum no_rope_rule {
 struct config;
 struct source;
 
-/* What the first sublayer of a decoder layer is, between ATTN_IN and ATTN_OUT. */
-enum mixer_kind { MIXER_ATTENTION, MIXER_LATENT, MIXER_DELTA, MIXER_SHORT, MIXER_KINDS };
+/* What the first sublayer of a decoder layer is, between ATTN_IN and ATTN_OUT. SSM_ATTENTION: the sum
+ * of a state space model and attention. */
+enum mixer_kind {
+    MIXER_ATTENTION,
+    MIXER_LATENT,
+    MIXER_DELTA,
+    MIXER_SHORT,
+    MIXER_SSM,
+    MIXER_SSM_ATTENTION,
+    MIXER_NONE,
+    MIXER_KINDS
+};
+
+/* Which layers have state space models. */
+enum ssm_rule {
+    SSM_NEVER,
+    SSM_UNLISTED, /* layers that are not in attn_layer_indices */
+    SSM_TYPES,    /* by layer_types; without it, all */
+    SSM_BESIDE    /* all, beside attention */
+};
 
 /* A model family: the keys of config.json, their defaults, tensor names and parts of the graph. */
 struct arch {
@@ -152,6 +175,7 @@ struct arch {
     /* The shared expert stores GATE_UP, with these names, where routed ones have GATE and UP. */
     const char *shared_gate_up, *shared_down;
     const char *experts_switch; /* key that enables the experts, default false; NULL: always */
+    bool experts_optional;      /* num_local_experts may be 0 */
     struct arch_flag normalize_routing; /* routing weights of the chosen experts sum to 1 */
     bool sigmoid_router;                /* scores are sigmoids, not a softmax */
     bool sparse_mixer;                  /* see experts.c; reads router_jitter_noise */
@@ -226,10 +250,15 @@ struct arch {
     bool latent;       /* MIXER_LATENT: reads q_lora_rank and the like */
     bool delta;        /* some layers are MIXER_DELTA, by layer_types or full_attention_interval */
     bool short_conv;   /* some layers are MIXER_SHORT, by layer_types or full_attn_idxs */
-    bool gated;        /* Q has a gate for each channel of the attention output, too */
-    bool router_bias;  /* of ROUTER */
-    bool rope;         /* false: learned positions from row `position_offset` of the table */
-    bool partial_rope; /* reads partial_rotary_factor */
+    enum ssm_rule ssm; /* reads mamba_n_heads and the like: see config/ssm.c */
+    size_t ssm_groups, ssm_state, ssm_dim; /* their defaults; 0: 1, 256, from other sizes */
+    struct arch_flag ssm_bias;             /* of SSM_IN and SSM_OUT */
+    bool ssm_step_min;                     /* reads time_step_min instead of time_step_limit */
+    bool dense_is_shared; /* without experts, the MLP has the names of the shared expert */
+    bool gated;           /* Q has a gate for each channel of the attention output, too */
+    bool router_bias;     /* of ROUTER */
+    bool rope;            /* false: learned positions from row `position_offset` of the table */
+    bool partial_rope;    /* reads partial_rotary_factor */
     double rotary_factor; /* default of partial_rotary_factor; 0: 1 */
     bool rotary_read;     /* rotary_dim gives the number of rotary channels */
     bool interleaved;     /* the rotary embedding pairs channels 2i and 2i + 1 */
@@ -248,8 +277,10 @@ struct arch {
     /* Reads options that only this family and its relatives have, after all others; NULL: none. */
     int (*read)(struct config *cfg, const struct source *src, struct qt_err *err);
 };
-/* See qt_model_cannot; experts: the model has MoE layers; parallel: see struct config. */
-const char *arch_cannot(const struct arch *arch, bool experts, bool parallel, enum qt_use use);
+/* See qt_model_cannot; experts: the model has MoE layers; parallel: see struct config; ssm: some
+ * layers have state space models. */
+const char *arch_cannot(const struct arch *arch, bool experts, bool parallel, bool ssm,
+                        enum qt_use use);
 /* Returns NULL for an unknown family. */
 const struct arch *arch_find(const char *family);
 /* A multimodal model: the family of its decoder, and the decoder's default of the norms' epsilon
@@ -297,6 +328,16 @@ struct config {
         size_t key_heads, value_heads, key_dim, value_dim, kernel;
     } delta;             /* MIXER_DELTA: heads, channels of a head, and tokens of the convolution */
     size_t short_kernel; /* MIXER_SHORT: tokens of the convolution */
+    /* MIXER_SSM and SSM_ATTENTION: see struct qt_state_space. The outputs of SSM_IN are, in this
+     * order, gates, values, input vectors, output vectors and step inputs; `factors` multiply them.
+     * The gates multiply what SSM_NORM normalizes, or with norm_first what it has normalized. */
+    struct {
+        size_t heads, dim, groups, state;
+        size_t kernel; /* tokens of the convolution */
+        float step_min, step_max, factors[5];
+        enum qt_act_kind act; /* of the convolution's outputs */
+        bool conv_bias, in_bias, out_bias, norm, norm_first;
+    } ssm;
     /* Latent attention. An attention head has `nope` channels without rotary embedding and `rope`
      * channels with it; info.head_dim is the width in memory, at least nope + rope and v. */
     struct {
@@ -310,7 +351,8 @@ struct config {
     size_t query_step;
     float floor_beta; /* the same for arch.query_floors */
     size_t floor_step;
-    struct rotary rope, local_rope; /* local: for layers with a window; none: `rope` for all */
+    struct rotary rope, local_rope;   /* local: for layers with a window; none: `rope` for all */
+    float output_factors[ROLE_COUNT]; /* of linears; 0: 1 */
     /* Factors of the attention scores, the embedding, sublayer outputs, and logits. */
     float attn_scale, embed_scale, residual_scale, logit_scale;
     float eps, attn_softcap;
@@ -341,6 +383,7 @@ struct part {
     char *weight, *bias; /* tensor names, owned; NULL: none */
     size_t n, k;
     float eps;    /* of a norm */
+    float factor; /* multiplies y; 0: 1 */
     bool linear;  /* listed by qt_model_linears */
     bool plus_1;  /* 1 is added to the stored weight */
     bool unit;    /* each row of the stored weight is divided by its L2 norm */
@@ -368,6 +411,17 @@ struct qt_model {
     char *tied_head;     /* name of a head that is stored although it is tied; NULL: none */
     struct qt_norm last; /* final_norm, for qt_model_norms */
 };
+
+/* Floats per token: values of a state space model, and the channels of its convolution. */
+static inline size_t ssm_values(const struct config *cfg)
+{
+    return cfg->ssm.heads * cfg->ssm.dim;
+}
+
+static inline size_t ssm_mixed(const struct config *cfg)
+{
+    return ssm_values(cfg) + 2 * cfg->ssm.groups * cfg->ssm.state;
+}
 
 /* Index of a part in layer_def.parts. A dense MLP is expert 0. */
 static inline size_t part_at(size_t expert, enum role role)

@@ -360,14 +360,17 @@ static size_t widest_input(const struct config *cfg)
     const struct qt_model_info *info = &cfg->info;
     const size_t latent = qt_max_size(qt_max_size(cfg->latent.q_rank, cfg->latent.kv_rank),
                                       cfg->delta.value_heads * cfg->delta.value_dim);
-    return qt_max_size(qt_max_size(widest_mlp(cfg), latent),
+    return qt_max_size(qt_max_size(widest_mlp(cfg), qt_max_size(latent, ssm_values(cfg))),
                        qt_max_size(info->hidden, cfg->o_width));
 }
 
 static const struct mixer *const mixers[MIXER_KINDS] = {[MIXER_ATTENTION] = &mixer_attention,
                                                         [MIXER_LATENT] = &mixer_latent,
                                                         [MIXER_DELTA] = &mixer_delta,
-                                                        [MIXER_SHORT] = &mixer_short};
+                                                        [MIXER_SHORT] = &mixer_short,
+                                                        [MIXER_SSM] = &mixer_ssm,
+                                                        [MIXER_SSM_ATTENTION] =
+                                                            &mixer_ssm_attention};
 
 const struct mixer *mixer_of(const struct qt_layer *l)
 {
@@ -480,8 +483,9 @@ int layer_linear(const struct layer_run *r, size_t part, float *y, const float *
 {
     const struct part *p = &r->layer->def->parts[part];
     const struct loaded *loaded = &r->layer->parts[part];
-    return r->layer->be->linear(r->layer->be, y, x, loaded->weight, loaded->bias, r->m, p->n, p->k,
-                                err);
+    struct qt_backend *be = r->layer->be;
+    int rc = be->linear(be, y, x, loaded->weight, loaded->bias, r->m, p->n, p->k, err);
+    return rc == QT_OK && p->factor != 0 ? be->scale(be, y, p->factor, r->m * p->n, err) : rc;
 }
 
 int layer_apply_norm(const struct layer_run *r, enum role role, float *y, const float *x, size_t m,

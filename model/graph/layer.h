@@ -133,7 +133,7 @@ static inline size_t layer_chunk(size_t tokens, size_t m, size_t seqlen)
     return qt_min_size(m, seqlen < tokens ? tokens / seqlen * seqlen : seqlen);
 }
 
-/* y[m][n] = linear of x[m][k]. part: index by part_at(). */
+/* y[m][n] = linear of x[m][k], times the part's factor. part: index by part_at(). */
 int layer_linear(const struct layer_run *r, size_t part, float *y, const float *x,
                  struct qt_err *err);
 /* y = norm of x, m rows of the norm's width. Does nothing if the family has no such norm. */
@@ -188,7 +188,7 @@ struct layer_cache {
     const struct cache_work *work;
     float *k, *v; /* [sequences][capacity][width], attention */
     float *tail;  /* [sequences][kernel - 1][width]: last inputs of the convolution */
-    float *state; /* DeltaNet: see struct qt_delta */
+    float *state; /* see struct qt_delta and struct qt_state_space */
 };
 /* Empty sequences. After an error, too, *out is closed by cache_close. */
 int cache_open(struct layer_cache *out, const struct qt_model *model, size_t layer,
@@ -198,9 +198,9 @@ void cache_close(struct layer_cache *c, struct qt_backend *be);
  * those of all positions up to now, after simulated quantization, which sets a->exact_keys. */
 int cache_keys(const float **keys, const float **values, struct qt_attention *a, float *k, float *v,
                const struct layer_run *r, struct qt_err *err);
-/* be->convolve of x[m][width] and the tokens before. */
-int cache_convolve(float *y, const float *x, const float *w, size_t width, size_t kernel,
-                   const struct layer_run *r, struct qt_err *err);
+/* be->convolve of x[m][width] and the tokens before, with the weights and bias of `part`. */
+int cache_convolve(float *y, const float *x, enum role part, const struct layer_run *r,
+                   struct qt_err *err);
 
 /* ---- mixers --------------------------------------------------------------------------------- */
 
@@ -212,7 +212,11 @@ struct mixer {
     int (*run)(bool *stop, float *out, const float *x, const struct layer_run *r,
                struct qt_err *err);
 };
-extern const struct mixer mixer_attention, mixer_latent, mixer_delta, mixer_short;
+extern const struct mixer mixer_attention, mixer_latent, mixer_delta, mixer_short, mixer_ssm,
+    mixer_ssm_attention;
+/* mixer_attention.run behind the call of layer_input for x. */
+int attention_run(bool *stop, float *out, const float *x, const struct layer_run *r,
+                  struct qt_err *err);
 const struct mixer *mixer_of(const struct qt_layer *l);
 
 /* ---- experts.c ------------------------------------------------------------------------------ */

@@ -38,8 +38,29 @@ static int check_tensor(const struct qt_weights *w, const char *name, size_t n, 
     return check_shape(w, name, (const size_t[]){n, k}, k ? 2 : 1, err);
 }
 
+/* The bias of a part. */
+static int bias_set(struct part *out, const char *stem, size_t n, bool biased,
+                    const struct qt_weights *w, struct qt_err *err)
+{
+    char *bias = NULL;
+    size_t shape[QT_MAX_DIMS];
+    int ndim, rc;
+    QT_TRY(qt_string_format(&bias, err, "%s.bias", stem));
+    if (biased) {
+        QT_TRY(check_tensor(w, bias, n, 0, err));
+        out->bias = bias;
+        bias = NULL;
+    } else if (w->shape(w->ctx, bias, &ndim, shape)) {
+        rc =
+            qt_fail(err, QT_E_INPUT, w->dir, bias, "present, but config.json implies no bias here");
+    }
+done:
+    qt_free(bias);
+    return rc;
+}
+
 /* The weights of a convolution of n channels over k tokens, which are stored as [n][1][k]. */
-static int convolution_set(struct part *out, const char *stem, size_t n, size_t k,
+static int convolution_set(struct part *out, const char *stem, size_t n, size_t k, bool biased,
                            const struct qt_weights *w, struct qt_err *err)
 {
     int rc;
@@ -47,6 +68,7 @@ static int convolution_set(struct part *out, const char *stem, size_t n, size_t 
     out->k = k;
     QT_TRY(qt_string_format(&out->weight, err, "%s.weight", stem));
     QT_TRY(check_shape(w, out->weight, (const size_t[]){n, 1, k}, 3, err));
+    QT_TRY(bias_set(out, stem, n, biased, w, err));
 done:
     return rc;
 }
@@ -67,24 +89,13 @@ done:
 static int part_set(struct part *out, const char *stem, size_t n, size_t k, bool biased,
                     const struct qt_weights *w, struct qt_err *err)
 {
-    char *bias = NULL;
-    size_t shape[QT_MAX_DIMS];
-    int ndim, rc = QT_OK;
+    int rc;
     out->n = n;
     out->k = k;
     QT_TRY(qt_string_format(&out->weight, err, "%s.weight", stem));
-    QT_TRY(qt_string_format(&bias, err, "%s.bias", stem));
     QT_TRY(check_tensor(w, out->weight, n, k, err));
-    if (biased) {
-        QT_TRY(check_tensor(w, bias, n, 0, err));
-        out->bias = bias;
-        bias = NULL;
-    } else if (w->shape(w->ctx, bias, &ndim, shape)) {
-        rc =
-            qt_fail(err, QT_E_INPUT, w->dir, bias, "present, but config.json implies no bias here");
-    }
+    QT_TRY(bias_set(out, stem, n, biased, w, err));
 done:
-    qt_free(bias);
     return rc;
 }
 
@@ -170,11 +181,15 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
     case ROLE_DELTA_A:
         return (struct qt_linear){.n = cfg->delta.value_heads, .k = h, .input = -1, .feeds = -1};
     case ROLE_CONV:
-        return (struct qt_linear){
-            .n = keys + values, .k = cfg->delta.kernel, .input = -1, .feeds = -1};
+        return (struct qt_linear){.n = cfg->arch->ssm ? ssm_mixed(cfg) : keys + values,
+                                  .k = cfg->arch->ssm ? cfg->ssm.kernel : cfg->delta.kernel,
+                                  .input = -1,
+                                  .feeds = -1};
     case ROLE_A_LOG:
     case ROLE_DT_BIAS:
-        return (struct qt_linear){.n = cfg->delta.value_heads, .input = -1, .feeds = -1};
+        return (struct qt_linear){.n = cfg->arch->ssm ? cfg->ssm.heads : cfg->delta.value_heads,
+                                  .input = -1,
+                                  .feeds = -1};
     case ROLE_DELTA_NORM:
         return (struct qt_linear){.n = cfg->delta.value_dim, .input = -1, .feeds = -1};
     case ROLE_DELTA_OUT:
@@ -185,11 +200,24 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
         return (struct qt_linear){.n = h, .k = cfg->short_kernel, .input = -1, .feeds = -1};
     case ROLE_SHORT_OUT:
         return (struct qt_linear){.n = h, .k = h, .input = 1, .feeds = -1};
+    case ROLE_SSM_IN:
+        return (struct qt_linear){.n = ssm_values(cfg) + ssm_mixed(cfg) + cfg->ssm.heads,
+                                  .k = h,
+                                  .input = 0,
+                                  .feeds = -1};
+    case ROLE_SSM_D:
+        return (struct qt_linear){.n = cfg->ssm.heads, .input = -1, .feeds = -1};
+    case ROLE_SSM_NORM:
+        return (struct qt_linear){.n = ssm_values(cfg), .input = -1, .feeds = -1};
     case ROLE_O:
         return (struct qt_linear){.n = h,
                                   .k = layer->mixer == MIXER_LATENT ? cfg->o_width : q,
-                                  .input = layer->mixer_inputs - 1,
+                                  .input =
+                                      layer->mixer == MIXER_LATENT ? layer->mixer_inputs - 1 : 1,
                                   .feeds = -1};
+    case ROLE_SSM_OUT:
+        return (struct qt_linear){
+            .n = h, .k = ssm_values(cfg), .input = layer->mixer_inputs - 1, .feeds = -1};
     case ROLE_GATE_UP:
         return (struct qt_linear){.n = 2 * inner,
                                   .k = h,
@@ -246,6 +274,12 @@ static bool role_biased(const struct config *cfg, enum role role)
         return cfg->mlp_bias;
     case ROLE_ROUTER:
         return cfg->arch->router_bias;
+    case ROLE_CONV:
+        return cfg->arch->ssm && cfg->ssm.conv_bias;
+    case ROLE_SSM_IN:
+        return cfg->ssm.in_bias;
+    case ROLE_SSM_OUT:
+        return cfg->ssm.out_bias;
     case ROLE_ATTN_GATE:
     case ROLE_SELECT_BIAS:
     case ROLE_SHARED_GATE:
@@ -274,7 +308,8 @@ static const char *role_name(const struct config *cfg, const struct layer_def *l
                              enum role role, size_t expert)
 {
     const struct arch *arch = cfg->arch;
-    const bool shared = layer->experts && expert >= cfg->routed && role >= ROLE_GATE_UP;
+    const bool shared =
+        role >= ROLE_GATE_UP && (layer->experts ? expert >= cfg->routed : arch->dense_is_shared);
     if (cfg->parallel && cfg->parallel_norms && arch->parallel_attn_in &&
         (role == ROLE_ATTN_IN || role == ROLE_MLP_IN))
         return role == ROLE_ATTN_IN ? arch->parallel_attn_in : arch->parallel_mlp_in;
@@ -303,16 +338,21 @@ static int part_stem(char **out, const struct config *cfg, const struct layer_de
 /* True if the role does not belong to a mixer, or to this one. */
 static bool mixer_has(const struct config *cfg, enum mixer_kind mixer, enum role role)
 {
+    const bool ssm = mixer == MIXER_SSM || mixer == MIXER_SSM_ATTENTION;
+    const bool attention = mixer == MIXER_ATTENTION || mixer == MIXER_SSM_ATTENTION;
     switch (role) {
+    case ROLE_ATTN_IN:
+    case ROLE_ATTN_OUT:
+        return mixer != MIXER_NONE;
     case ROLE_QKV:
     case ROLE_K:
     case ROLE_V:
     case ROLE_Q_NORM:
     case ROLE_K_NORM:
     case ROLE_ATTN_GATE:
-        return mixer == MIXER_ATTENTION;
+        return attention;
     case ROLE_Q:
-        return mixer == MIXER_ATTENTION || (mixer == MIXER_LATENT && !cfg->latent.q_rank);
+        return attention || (mixer == MIXER_LATENT && !cfg->latent.q_rank);
     case ROLE_Q_A:
     case ROLE_Q_A_NORM:
     case ROLE_Q_B:
@@ -323,7 +363,17 @@ static bool mixer_has(const struct config *cfg, enum mixer_kind mixer, enum role
         return mixer == MIXER_LATENT;
     case ROLE_O:
     case ROLE_SINKS:
-        return mixer == MIXER_ATTENTION || mixer == MIXER_LATENT;
+        return attention || mixer == MIXER_LATENT;
+    case ROLE_CONV:
+    case ROLE_A_LOG:
+    case ROLE_DT_BIAS:
+        return ssm || mixer == MIXER_DELTA;
+    case ROLE_SSM_NORM:
+        return ssm && cfg->ssm.norm;
+    case ROLE_SSM_IN:
+    case ROLE_SSM_D:
+    case ROLE_SSM_OUT:
+        return ssm;
     case ROLE_SHORT_IN:
     case ROLE_SHORT_CONV:
     case ROLE_SHORT_OUT:
@@ -337,8 +387,8 @@ static bool mixer_has(const struct config *cfg, enum mixer_kind mixer, enum role
 static bool role_bare(enum role role)
 {
     return role == ROLE_SELECT_BIAS || role == ROLE_SINKS || role == ROLE_A_LOG ||
-           role == ROLE_DT_BIAS || role == ROLE_ROUTER_NORM || role == ROLE_EXPERT_SCALE ||
-           role == ROLE_LAYER_SCALE;
+           role == ROLE_DT_BIAS || role == ROLE_SSM_D || role == ROLE_ROUTER_NORM ||
+           role == ROLE_EXPERT_SCALE || role == ROLE_LAYER_SCALE;
 }
 
 static bool layer_has(const struct config *cfg, const struct layer_def *layer, enum role role,
@@ -365,12 +415,13 @@ static int layer_part(struct layer_def *layer, const struct config *cfg, const c
                  ? vector_set(part, stem, linear.n,
                               role == ROLE_SELECT_BIAS && cfg->arch->select_bias_row, w, err)
              : role == ROLE_CONV || role == ROLE_SHORT_CONV
-                 ? convolution_set(part, stem, linear.n, linear.k, w, err)
+                 ? convolution_set(part, stem, linear.n, linear.k, role_biased(cfg, role), w, err)
                  : part_set(part, stem, linear.n, linear.k, role_biased(cfg, role), w, err);
     qt_free(stem);
     if (rc < 0)
         return rc;
     part->whole = at;
+    part->factor = cfg->output_factors[role];
     part->linear = linear.input >= 0;
     if (part->linear) {
         part->index = layer->linear_count++;
@@ -410,7 +461,10 @@ static int layer_set(struct layer_def *layer, const struct config *cfg, const ch
     int rc;
     layer->mixer = cfg->mixers[index];
     layer->heads = cfg->heads[index];
-    layer->mixer_inputs = layer->mixer != MIXER_LATENT ? 2 : cfg->latent.q_rank ? 4 : 3;
+    layer->mixer_inputs = layer->mixer == MIXER_SSM_ATTENTION ? 3
+                          : layer->mixer != MIXER_LATENT      ? 2
+                          : cfg->latent.q_rank                ? 4
+                                                              : 3;
     layer->experts = cfg->dense && cfg->dense[index] ? 0 : cfg->info.experts;
     QT_TRY(qt_array_new(&layer->parts, parts, sizeof *layer->parts, err));
     QT_TRY(qt_array_new(&layer->linears, parts, sizeof *layer->linears, err));
@@ -639,15 +693,22 @@ float qt_model_output_scale(const struct qt_model *model, size_t layer, int inpu
     const bool mlp = input >= qt_model_mlp_input(model, layer);
     const bool added = qt_model_ends_sublayer(model, layer, input) &&
                        !model->cfg.arch->parts[mlp ? ROLE_MLP_OUT : ROLE_ATTN_OUT];
-    return added ? model->cfg.residual_scale : 0;
+    const enum role last = mlp                                 ? ROLE_DOWN
+                           : model->cfg.arch->ssm != SSM_NEVER ? ROLE_SSM_OUT
+                                                               : ROLE_O;
+    const float factor = model->cfg.output_factors[last];
+    return added ? model->cfg.residual_scale * (factor != 0 ? factor : 1) : 0;
 }
 
 const char *qt_model_cannot(const struct qt_model *model, enum qt_use use)
 {
-    return use == QT_USE_LEARN && model->cfg.clip_qkv > 0
+    const struct config *cfg = &model->cfg;
+    bool ssm = false;
+    for (size_t i = 0; i < cfg->info.layers; i++)
+        ssm = ssm || cfg->mixers[i] == MIXER_SSM || cfg->mixers[i] == MIXER_SSM_ATTENTION;
+    return use == QT_USE_LEARN && cfg->clip_qkv > 0
                ? "clipped queries, keys and values"
-               : arch_cannot(model->cfg.arch, model->cfg.info.experts > 0, model->cfg.parallel,
-                             use);
+               : arch_cannot(cfg->arch, cfg->info.experts > 0, cfg->parallel, ssm, use);
 }
 
 bool qt_model_scales_expert_inputs(const struct qt_model *model)

@@ -67,8 +67,10 @@ int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t la
         return refuse("latent attention", err);
     if (def->mixer == MIXER_DELTA)
         return refuse("gated DeltaNet", err);
-    if (def->mixer != MIXER_ATTENTION)
+    if (def->mixer == MIXER_SHORT)
         return refuse("short convolutions", err);
+    if (def->mixer != MIXER_ATTENTION)
+        return refuse("state space models", err);
     if (cfg->arch->grouped_qkv)
         return refuse("queries, keys and values in groups of one tensor", err);
     if (def->experts)

@@ -29,8 +29,7 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
     QT_TRY(be->copy_columns(be, c, n, all + n, 3 * n, n, r->m, err));
     QT_TRY(be->copy_columns(be, v, n, all + 2 * n, 3 * n, n, r->m, err));
     QT_TRY(be->activate(be, v, b, v, QT_ACT_NONE, count, err));
-    QT_TRY(cache_convolve(convolved, v, l->parts[ROLE_SHORT_CONV].weight, n, cfg->short_kernel, r,
-                          err));
+    QT_TRY(cache_convolve(convolved, v, ROLE_SHORT_CONV, r, err));
     QT_TRY(be->activate(be, convolved, c, convolved, QT_ACT_NONE, count, err));
     QT_TRY(layer_input(&y, stop, r, ROLE_SHORT_OUT, err));
     if (!*stop)

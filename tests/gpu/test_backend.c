@@ -293,10 +293,14 @@ static void test_recurrences(size_t sequences, size_t seqlen, size_t heads, size
     struct array a = floats(m * 2 * heads, 1), b = floats(m * 2 * heads, 1);
     struct array log = floats(2 * heads, 1), dt = floats(2 * heads, 1), y = zeros(m * values * 4);
     struct qt_delta d = {seqlen, heads, 2 * heads, dim, dim + 1, NULL, NULL, NULL};
-#define CALL(be) be->convolve(be, c.be, x.be, w.be, m, seqlen, width, 4, &err)
+#define CALL(be) be->convolve(be, c.be, x.be, w.be, NULL, m, seqlen, width, 4, &err)
     BOTH(CALL);
 #undef CALL
     compare(&c, 0, "convolve");
+#define CALL(be) be->convolve(be, c.be, x.be, w.be, x.be, m, seqlen, width, 4, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&c, 0, "convolve with a bias");
 #define CALL(be)                                                                                   \
     (d.a_log = log.be, d.dt_bias = dt.be, be->delta_rule(be, y.be, c.be, a.be, b.be, m, &d, &err))
     BOTH(CALL);
@@ -310,6 +314,15 @@ static void test_recurrences(size_t sequences, size_t seqlen, size_t heads, size
 #undef CALL
     compare(&y, 0, "delta_rule from a state");
     compare(&state, 0, "delta_rule's state");
+    struct qt_state_space model = {seqlen, 2 * heads, heads, dim + 1, dim, NULL,
+                                   NULL,   NULL,      0.1f,  2,       NULL};
+#define CALL(be)                                                                                   \
+    (model.a_log = log.be, model.dt_bias = dt.be, model.d = dt.be, model.states = state.be,        \
+     be->state_space(be, y.be, c.be, a.be, m, &model, &err))
+    BOTH(CALL);
+#undef CALL
+    compare(&y, 0, "state_space");
+    compare(&state, 0, "state_space's states");
     array_free(&state);
     array_free(&x), array_free(&w), array_free(&c), array_free(&a), array_free(&b);
     array_free(&log), array_free(&dt), array_free(&y);

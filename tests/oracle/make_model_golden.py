@@ -524,6 +524,18 @@ MODELS |= {
     "chatglm": ("chatglm", TINY | dict(head_dim=8, rms_norm_eps=1e-5, rope_parameters={
         "rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}), CHATGLM),
 }
+MAMBA = TINY | dict(mamba_n_heads=4, mamba_d_state=6, mamba_d_conv=3, mamba_chunk_size=16)
+MODELS |= {
+    "bamba": ("bamba", MAMBA | dict(
+        attn_layer_indices=[1], mamba_n_groups=2, mamba_proj_bias=True, attention_bias=True,
+        mlp_bias=True, time_step_limit=[0.5, 0.9]), {"rms_norm_eps": None}),
+    "granite4_hybrid": ("granitemoehybrid", MAMBA | dict(
+        shared_intermediate_size=12, num_local_experts=4, num_experts_per_tok=2,
+        intermediate_size=8, mamba_conv_bias=False, layer_types=["linear_attention", "full_attention"],
+        embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.4,
+        logits_scaling=2.5), {"mamba_d_head": "auto", "layer_types": None,
+                              "layers_block_type": ["mamba", "attention"]}),
+}
 # Compared by --check only: the same decoders with other options or the names of multimodal models.
 CHECKED = {
     "codegen_many": ("codegen", dict(n_embd=32, n_layer=2, n_head=8, n_positions=44, vocab_size=53,

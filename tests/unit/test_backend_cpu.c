@@ -418,11 +418,12 @@ static void test_convolve(void **state)
     (void)state;
     for (size_t kernel = 1; kernel < 12; kernel++) {
         float *x = random_floats(M * N, 1), *w = random_floats(N * kernel, 1);
-        float *y = random_floats(M * N, 1);
-        assert_int_equal(be->convolve(be, y, x, w, M, SEQ, N, kernel, NULL), QT_OK);
+        float *y = random_floats(M * N, 1), *bias = random_floats(N, 1);
+        assert_int_equal(
+            be->convolve(be, y, x, w, kernel % 2 ? bias : NULL, M, SEQ, N, kernel, NULL), QT_OK);
         for (size_t e = 0; e < M * N; e++) {
             const size_t t = e / N, c = e % N;
-            double want = 0;
+            double want = kernel % 2 ? (double)bias[c] : 0;
             for (size_t back = 0; back < kernel && back <= t % SEQ; back++)
                 want += (double)w[c * kernel + kernel - 1 - back] * (double)x[(t - back) * N + c];
             assert_true(fabs((double)y[e] - want) < 1e-5);
@@ -430,6 +431,7 @@ static void test_convolve(void **state)
         qt_free(x);
         qt_free(w);
         qt_free(y);
+        qt_free(bias);
     }
     be->close(be);
 }
@@ -499,6 +501,49 @@ static void test_delta_rule(void **state)
     float *const all[] = {qkv, a, b, log, dt, y};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         qt_free(all[i]);
+    be->close(be);
+}
+
+/* The definition; then the second half of the sequences with the states after the first half. */
+static void test_state_space(void **state)
+{
+    enum { HALF = 9, SEQ = 2 * HALF, SEQS = 2, M = SEQ * SEQS, H = 6, G = 2, D = 3, N = 5 };
+    enum { WIDTH = H * D + 2 * G * N };
+    struct qt_backend *be = open_cpu();
+    float *xbc = random_floats(M * WIDTH, 1), *r = random_floats(M * H, 3);
+    float *log = random_floats(H, 1), *dt = random_floats(H, 1), *d = random_floats(H, 1);
+    float *y = random_floats(M * H * D, 1), *half = random_floats(HALF * H * D, 1);
+    struct qt_state_space model = {SEQ, H, G, D, N, log, dt, d, 0.25f, 1.5f, NULL};
+    (void)state;
+    assert_int_equal(be->state_space(be, y, xbc, r, M, &model, NULL), QT_OK);
+    for (size_t head = 0; head < SEQS * H; head++) {
+        const size_t h = head % H, first = head / H * SEQ;
+        double s[N][D] = {{0}};
+        for (size_t t = first; t < first + SEQ; t++) {
+            const float *row = xbc + t * WIDTH, *b = row + H * D + h / (H / G) * N, *c = b + G * N;
+            double step = log1p(exp((double)r[t * H + h] + (double)dt[h]));
+            step = step < 0.25 ? 0.25 : step > 1.5 ? 1.5 : step;
+            for (size_t j = 0; j < D; j++) {
+                const double x = (double)row[h * D + j];
+                double want = (double)d[h] * x;
+                for (size_t i = 0; i < N; i++) {
+                    s[i][j] = s[i][j] * exp(-exp((double)log[h]) * step) + step * (double)b[i] * x;
+                    want += s[i][j] * (double)c[i];
+                }
+                assert_true(fabs((double)y[(t * H + h) * D + j] - want) < 1e-4);
+            }
+        }
+    }
+    model.seqlen = HALF;
+    model.states = calloc(H * N * D, sizeof *model.states);
+    for (size_t i = 0; i < 2; i++) {
+        assert_int_equal(
+            be->state_space(be, half, xbc + i * HALF * WIDTH, r + i * HALF * H, HALF, &model, NULL),
+            QT_OK);
+        assert_memory_equal(half, y + i * HALF * H * D, HALF * H * D * sizeof *half);
+    }
+    free(model.states);
+    qt_free(xbc), qt_free(r), qt_free(log), qt_free(dt), qt_free(d), qt_free(y), qt_free(half);
     be->close(be);
 }
 
@@ -840,6 +885,7 @@ int main(void)
         cmocka_unit_test(test_clip),
         cmocka_unit_test(test_convolve),
         cmocka_unit_test(test_delta_rule),
+        cmocka_unit_test(test_state_space),
         cmocka_unit_test(test_add_scale_copy),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_attention_with_cached_keys),

@@ -400,7 +400,7 @@ static void sublayer_case(const char *dir)
     open_fixture(&f, dir);
     const size_t count = M * qt_model_info(f.model)->hidden, bytes = count * sizeof(float);
     float *all = malloc(bytes), *parts = malloc(bytes), *before = malloc(bytes);
-    fill_ids(ids, M, 97);
+    fill_ids(ids, M, qt_model_info(f.model)->vocab);
     must(qt_model_embed(all, f.model, &f.weights, f.be, ids, M, M, &f.err), &f.err);
     memcpy(parts, all, bytes);
     must(qt_layer_open(&layer, f.model, 0, &f.weights, f.be, &f.err), &f.err);
@@ -430,6 +430,7 @@ static void test_sublayers(void **state)
     sublayer_case(GOLDEN "/llama");
     sublayer_case(GOLDEN "/gemma2");
     sublayer_case(GOLDEN "/opt");
+    sublayer_case(GOLDEN "/bamba");
     sublayer_case(GOLDEN "/opt_norm_after");
 }
 
@@ -927,10 +928,29 @@ static const struct refusal refusals[] = {
     {"qwen3_next_moe", "linear_conv_kernel_dim", NULL, QT_E_INPUT, "conv1d.weight"},
     {"qwen3_5", "text_config.linear_value_head_dim", "8", QT_E_INPUT, "in_proj_qkv"},
     {"qwen3_5", "text_config.layer_types", "[\"full_attention\"]", QT_E_INPUT, "layer_types"},
-    {"granite4_nope", "num_local_experts", "4", QT_E_UNSUPPORTED, "num_local_experts"},
-    {"granite4_nope", "num_local_experts", NULL, QT_E_UNSUPPORTED, "num_local_experts"},
-    {"granite4_nope", "layer_types", "[\"mamba\"]", QT_E_UNSUPPORTED, "mamba"},
-    {"granite4_nope", "layer_types", NULL, QT_E_UNSUPPORTED, "layer_types"},
+    {"granite4_nope", "num_local_experts", "4", QT_E_INPUT, "block_sparse_moe.router"},
+    {"granite4_nope", "num_local_experts", NULL, QT_E_INPUT, "num_experts"},
+    {"granite4_nope", "layer_types", "[\"mamba\"]", QT_E_INPUT, "mamba.conv1d"},
+    {"granite4_nope", "layer_types", NULL, QT_E_INPUT, "mamba.conv1d"},
+    {"granite4_hybrid", "layers_block_type", "[\"mamba\", \"other\"]", QT_E_UNSUPPORTED, "other"},
+    {"granite4_hybrid", "mamba_n_heads", "3", QT_E_INPUT, "does not divide"},
+    {"granite4_hybrid", "mamba_d_head", "4096000000", QT_E_INPUT, "mamba_d_head"},
+    {"granite4_hybrid", "num_local_experts", "0", QT_OK, ""},
+    {"bamba", "mamba_d_head", "\"auto\"", QT_OK, ""},
+    {"bamba", "mamba_d_head", "\"other\"", QT_E_INPUT, "mamba_d_head"},
+    {"bamba", "mamba_n_groups", "3", QT_E_INPUT, "not a multiple"},
+    {"bamba", "mamba_d_state", NULL, QT_E_INPUT, "mamba.conv1d"},
+    {"bamba", "mamba_d_conv", "4", QT_E_INPUT, "conv1d.weight"},
+    {"bamba", "mamba_conv_bias", "false", QT_E_INPUT, "implies no bias"},
+    {"bamba", "mamba_proj_bias", "false", QT_E_INPUT, "implies no bias"},
+    {"bamba", "attn_layer_indices", "[0]", QT_E_INPUT, "layers.0.self_attn"},
+    {"bamba", "attn_layer_indices", "[-1]", QT_E_INPUT, "attn_layer_indices"},
+    {"bamba", "attn_layer_indices", "1", QT_E_INPUT, "attn_layer_indices"},
+    {"bamba", "time_step_limit", "null", QT_E_INPUT, "time_step_limit"},
+    {"bamba", "time_step_limit", "[0.5]", QT_E_INPUT, "time_step_limit"},
+    {"bamba", "time_step_limit", "[0.5, {\"__float__\": \"NaN\"}]", QT_E_INPUT, "time_step_limit"},
+    {"bamba", "time_step_limit", "[0.5, 0.25]", QT_E_INPUT, "time_step_limit"},
+    {"bamba", "time_step_limit", "[0.5, {\"__float__\": \"Infinity\"}]", QT_OK, ""},
     {"cwm", "rope_parameters", NULL, QT_E_UNSUPPORTED, "rope_parameters"},
     {"cwm", "sliding_window", "null", QT_E_UNSUPPORTED, "sliding_window"},
     {"exaone", "num_layers", NULL, QT_E_INPUT, "num_hidden_layers"},
