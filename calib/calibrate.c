@@ -116,8 +116,8 @@ static int run_block(void *ctx, size_t block, void *const *into, struct qt_err *
     const size_t from = block_start(r, block), to = block_start(r, block + 1);
     const size_t row = from - block_start(r, r->first);
     add_to(r, into);
-    return qt_layer_run(r->layer, r->hidden + row * r->info.hidden, to - from, r->seqlen, &hook,
-                        err);
+    return qt_layer_run(r->layer, r->hidden + row * qt_model_info(r->model)->state, to - from,
+                        r->seqlen, &hook, err);
 }
 
 /* Largest values and counts are the same in any order: they are added up in place, and then over the
@@ -267,7 +267,7 @@ static int embed(struct run *r, const uint32_t *ids, struct qt_err *err)
 {
     size_t bytes;
     int rc;
-    if (qt_mul_overflow(&bytes, r->tokens, r->info.hidden * sizeof *r->hidden))
+    if (qt_mul_overflow(&bytes, r->tokens, qt_model_info(r->model)->state * sizeof *r->hidden))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     QT_TRY(r->be->alloc(r->be, &r->hidden, bytes, err));
     if (r->tokens)

@@ -15,6 +15,7 @@
  *                     models; source.c: typed, checked values
  *   graph/attention.c, latent.c, delta.c, short.c, ssm.c   the mixers: attention, latent
  *                     attention, gated DeltaNet, short convolution, state space model
+ *   graph/per_layer.c   inputs of single decoder layers (Gemma 4)
  *   graph/model.c     the tensors that a config implies, checked against the source -> qt_model
  *   graph/weights.c   a checkpoint as a source of weights
  *   graph/layer.c     a decoder layer: weights, working memory, the steps of its sublayers
@@ -174,6 +175,9 @@ struct qt_model; /* the decoder graph: sizes, per-layer tensor names, no weights
 struct qt_model_info {
     const char *family; /* "llama", "qwen2", ...: the row of the table in config/arch.c */
     size_t layers, hidden, vocab, heads, kv_heads, head_dim, max_positions;
+    /* Floats of a token that pass from layer to layer: `hidden` first, then what later layers read
+     * (keys and values, inputs of their own), if the model has that. At least `hidden`. */
+    size_t state;
     float logit_softcap; /* 0 = none */
     size_t experts;      /* experts of an MoE layer, a shared expert included; 0: no MoE layers */
     bool norms_plus_1;   /* norms multiply by 1 + w */

@@ -125,7 +125,7 @@ static void find_phases(struct phases *p, const struct qt_plan *plan, const stru
     p->tokens = (uint64_t)p->opt->samples * p->opt->seqlen;
     p->rows = qt_min_size(p->tokens, qt_max_size(LAYER_TOKENS, p->opt->seqlen));
     find_shapes(p, plan, model, acts);
-    p->hidden = p->tokens * info->hidden * 4;
+    p->hidden = p->tokens * info->state * 4;
     p->layer = (p->s.layer + p->rows * p->s.scratch) * 4;
     p->head = tables * table;
 }
@@ -136,7 +136,7 @@ static void find_phases(struct phases *p, const struct qt_plan *plan, const stru
 static uint64_t acts_bytes(const struct phases *p)
 {
     const struct qt_model_info *info = p->info;
-    const uint64_t window = (uint64_t)p->opt->seqlen * info->hidden * 4;
+    const uint64_t window = (uint64_t)p->opt->seqlen * info->state * 4;
     const uint64_t statistics = qt_min_size(p->opt->samples, STAT_WINDOWS) * window +
                                 ((QT_INPUTS + 3) * ACT_SAMPLES + QT_ACT_BLOCK) * p->s.widest_k * 4 +
                                 2 * p->s.linear * 4;
@@ -156,7 +156,7 @@ static uint64_t learning_bytes(const struct phases *p, const struct qt_plan *pla
     const uint64_t layers = by_layer ? 2 : info->layers + 1;
     const uint64_t logits = by_layer ? 0 : 3 * HEAD_TOKENS * (uint64_t)info->vocab * 4;
     const uint64_t references = by_layer ? 2 * p->hidden : p->hidden + 2 * p->head;
-    return references + (layers + 2) * batch * info->hidden * 4 + p->rows * p->s.backward * 4 +
+    return references + (layers + 2) * batch * info->state * 4 + p->rows * p->s.backward * 4 +
            logits + p->layer + (p->s.layer + p->s.linear) * 4 + plan->packed_bytes * 3 / 2;
 }
 

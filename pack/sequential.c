@@ -91,7 +91,7 @@ int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *sour
     s->be = data->backend;
     s->source = *source;
     QT_TRY(qt_model_open(&s->model, source, err));
-    s->width = qt_model_info(s->model)->hidden;
+    s->width = qt_model_info(s->model)->state;
     if (data->seqlen > qt_model_info(s->model)->max_positions) {
         rc = qt_fail(err, QT_E_USAGE, NULL, NULL,
                      "windows of %zu tokens exceed the model's %zu positions: reduce --seqlen",

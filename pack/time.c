@@ -191,7 +191,7 @@ static int time_forward(struct sample *s, const uint32_t *ids, struct qt_err *er
     struct qt_layer *layer = NULL;
     float *hidden = NULL;
     int rc;
-    QT_TRY(qt_backend_floats(&hidden, s->be, s->tokens, qt_model_info(s->model)->hidden, err));
+    QT_TRY(qt_backend_floats(&hidden, s->be, s->tokens, qt_model_info(s->model)->state, err));
     QT_TRY(qt_model_embed(hidden, s->model, &s->source, s->be, ids, s->tokens, s->tokens, err));
     QT_TRY(qt_layer_open(&layer, s->model, s->layer, &s->source, s->be, err));
     for (int i = 0; i < 2; i++) { /* the first run allocates */

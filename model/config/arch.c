@@ -156,7 +156,10 @@
 
 #define GEMMA4_PARTS                                                                               \
     GEMMA_COMMON, [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm",          \
-                  [ROLE_LAYER_SCALE] = "layer_scalar"
+                  [ROLE_LAYER_SCALE] = "layer_scalar",                                             \
+                  [ROLE_PER_LAYER_GATE] = "per_layer_input_gate",                                  \
+                  [ROLE_PER_LAYER_OUT] = "per_layer_projection",                                   \
+                  [ROLE_PER_LAYER_NORM] = "post_per_layer_input_norm"
 
 static const struct arch_alias gemma4_keys[] = {{"num_experts_per_tok", "top_k_experts"}, {0}};
 
@@ -1254,6 +1257,9 @@ static const struct arch table[] = {
         GEMMA4_LIKE,
         .aliases = gemma4_keys,
         .window_size = 512,
+        .layer_embed = "embed_tokens_per_layer",
+        .layer_project = "per_layer_model_projection",
+        .layer_norm = "per_layer_projection_norm",
         .parts =
             {GEMMA4_PARTS, [ROLE_GATE] = "gate_proj", [ROLE_UP] = "up_proj",
              [ROLE_DOWN] = "down_proj", [ROLE_ROUTER] = "router.proj",

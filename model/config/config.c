@@ -465,6 +465,7 @@ static int read_all(struct config *cfg, struct source *src, struct qt_err *err)
         QT_TRY(config_read_rope(cfg, src, err));
     if (cfg->arch->read)
         QT_TRY(cfg->arch->read(cfg, src, err));
+    config_place_state(cfg);
 done:
     return rc;
 }

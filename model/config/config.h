@@ -74,6 +74,8 @@ int config_read_mpt(struct config *cfg, const struct source *src, struct qt_err 
 int config_read_ssm(struct config *cfg, const struct source *src, struct qt_err *err);
 /* Reads cfg->heads; cfg->windows is read before. */
 int config_read_layer_heads(struct config *cfg, const struct source *src, struct qt_err *err);
+/* Sets info.state and heads.kept; everything else is read before. */
+void config_place_state(struct config *cfg);
 /* Reads all fields of cfg about experts, and the width of dense MLPs. */
 int config_read_experts(struct config *cfg, const struct source *src, struct qt_err *err);
 /* Reads cfg->rope, local_rope, query_beta and query_step; YaRN may raise

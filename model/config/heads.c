@@ -55,10 +55,47 @@ static int check_layer(const struct config *cfg, const struct source *src, size_
     return QT_OK;
 }
 
+/* The last `count` layers attend to the keys and values of the last layer of their type before them.
+ */
+static int share_keys(struct config *cfg, const struct source *src, size_t count,
+                      struct qt_err *err)
+{
+    static const char key[] = "num_kv_shared_layers";
+    const size_t first = cfg->info.layers - count;
+    for (size_t i = first; i < cfg->info.layers; i++) {
+        struct heads *heads = &cfg->heads[i], *of = NULL;
+        for (size_t j = 0; j < first; j++)
+            if (!cfg->windows[j] == !cfg->windows[i])
+                of = &cfg->heads[j];
+        if (!of)
+            return config_unsupported(src, key, "a layer type without keys of its own", err);
+        if (of->kv != heads->kv || of->dim != heads->dim)
+            return config_unsupported(src, key, "a layer with heads of its own", err);
+        heads->shared = true;
+        of->kept = 1; /* config_place_state sets the place */
+    }
+    return QT_OK;
+}
+
+void config_place_state(struct config *cfg)
+{
+    struct qt_model_info *info = &cfg->info;
+    info->state = info->hidden + info->layers * cfg->per_layer;
+    for (size_t i = 0; i < info->layers; i++)
+        if (cfg->heads[i].kept && !cfg->heads[i].shared) {
+            cfg->heads[i].kept = info->state;
+            info->state += 2 * cfg->heads[i].kv * cfg->heads[i].dim;
+            for (size_t j = i + 1; j < info->layers; j++)
+                if (cfg->heads[j].shared && !cfg->windows[i] == !cfg->windows[j])
+                    cfg->heads[j].kept = cfg->heads[i].kept;
+        }
+}
+
 int config_read_layer_heads(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     struct qt_model_info *info = &cfg->info;
-    const struct heads usual = {info->kv_heads, info->head_dim, false};
+    const struct heads usual = {.kv = info->kv_heads, .dim = info->head_dim};
+    size_t sharing = 0;
     bool shared = false;
     int rc;
     QT_TRY(qt_array_new(&cfg->heads, info->layers, sizeof *cfg->heads, err));
@@ -74,6 +111,11 @@ int config_read_layer_heads(struct config *cfg, const struct source *src, struct
         info->head_dim = qt_max_size(info->head_dim, cfg->heads[i].dim);
         info->kv_heads = qt_max_size(info->kv_heads, cfg->heads[i].kv);
     }
+    if (cfg->arch->layer_heads)
+        QT_TRY(qt_json_get_size(&sharing, src->json, "num_kv_shared_layers", src->path, err));
+    if (sharing >= info->layers && sharing)
+        QT_TRY(config_unsupported(src, "num_kv_shared_layers", "all layers", err));
+    QT_TRY(share_keys(cfg, src, sharing, err));
     cfg->o_width =
         qt_max_size(cfg->o_width, cfg->arch->layer_heads ? info->heads * info->head_dim : 0);
 done:

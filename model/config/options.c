@@ -62,16 +62,15 @@ done:
 int config_read_gemma4_unified(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     const char *both_ways = "";
-    size_t shared = 0;
     int rc;
     QT_TRY(read_softcap(&cfg->info.logit_softcap, src, "final_logit_softcapping", 0, err));
     QT_TRY(
         qt_json_get_string(&both_ways, src->json, "use_bidirectional_attention", src->path, err));
     if (strcmp(both_ways, "all") == 0)
         QT_TRY(config_unsupported(src, "use_bidirectional_attention", both_ways, err));
-    QT_TRY(qt_json_get_size(&shared, src->json, "num_kv_shared_layers", src->path, err));
-    if (shared)
-        QT_TRY(config_unsupported(src, "num_kv_shared_layers", "a number above 0", err));
+    QT_TRY(qt_json_get_bool(&cfg->wide_shared, src->json, "use_double_wide_mlp", src->path, err));
+    if (cfg->wide_shared && cfg->info.experts)
+        QT_TRY(config_unsupported(src, "use_double_wide_mlp", "true with experts", err));
     cfg->attn_scale = 1;
     cfg->embed_scale = (float)sqrt((double)cfg->info.hidden);
 done:
@@ -81,12 +80,20 @@ done:
 int config_read_gemma4(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     static const char key[] = "hidden_size_per_layer_input";
-    size_t per_layer = config_null(src->json, key) ? 0 : 256;
+    size_t width = config_null(src->json, key) ? 0 : 256;
     int rc;
     QT_TRY(config_read_gemma4_unified(cfg, src, err));
-    QT_TRY(qt_json_get_size(&per_layer, src->json, key, src->path, err));
-    if (per_layer)
-        QT_TRY(config_unsupported(src, key, "a number above 0", err));
+    QT_TRY(qt_json_get_size(&width, src->json, key, src->path, err));
+    if (!width)
+        goto done;
+    if (cfg->info.experts)
+        QT_TRY(config_unsupported(src, key, "a number above 0 with experts", err));
+    if (width > CONFIG_WIDTH / cfg->info.layers)
+        QT_TRY(config_unsupported(src, key, "so large a number", err));
+    cfg->per_layer = width;
+    cfg->per_layer_vocab = 262144;
+    QT_TRY(config_read_size(&cfg->per_layer_vocab, src, "vocab_size_per_layer_input", CONFIG_WIDTH,
+                            err));
 done:
     return rc;
 }

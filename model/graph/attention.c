@@ -49,6 +49,50 @@ done:
     return rc;
 }
 
+/* Copies the keys, then the values, [m][width] each, to the state of the tokens, or back. */
+static int copy_kept(float *k, float *v, size_t width, bool back, const struct layer_run *r,
+                     struct qt_err *err)
+{
+    const struct qt_layer *l = r->layer;
+    const size_t state = l->model->cfg.info.state;
+    float *const part[] = {k, v};
+    int rc = QT_OK;
+    for (size_t i = 0; i < 2 && rc == QT_OK; i++) {
+        float *kept = r->state + l->def->heads.kept + i * width;
+        rc = back ? l->be->copy_columns(l->be, part[i], width, kept, state, width, r->m, err)
+                  : l->be->copy_columns(l->be, kept, state, part[i], width, width, r->m, err);
+    }
+    return rc;
+}
+
+/* Keys and values of x, with norms and rotary embedding. */
+static int make_keys(float *k, float *v, const float *x, bool grouped, const struct layer_run *r,
+                     struct qt_err *err)
+{
+    struct qt_layer *l = r->layer;
+    const struct heads *heads = &l->def->heads;
+    const size_t width = heads->kv * heads->dim;
+    int rc = QT_OK;
+    if (heads->shared)
+        return copy_kept(k, v, width, true, r, err);
+    if (!grouped)
+        QT_TRY(layer_linear(r, ROLE_K, k, x, err));
+    if (heads->keys_are_values)
+        QT_TRY(l->be->copy(l->be, v, k, r->m * width * sizeof *v, err));
+    else if (!grouped)
+        QT_TRY(layer_linear(r, ROLE_V, v, x, err));
+    if (l->model->cfg.clip_qkv > 0) /* v follows k */
+        QT_TRY(l->be->clip(l->be, k, l->model->cfg.clip_qkv, 2 * r->m * width, err));
+    if (l->model->cfg.arch->value_norm)
+        QT_TRY(l->be->norm(l->be, v, v, l->work.ones, NULL, QT_NORM_RMS, l->model->cfg.eps,
+                           r->m * heads->kv, heads->dim, err));
+    QT_TRY(layer_heads(r, ROLE_K_NORM, k, k, heads->kv, err));
+    if (heads->kept && r->stop < 0)
+        QT_TRY(copy_kept(k, v, width, false, r, err));
+done:
+    return rc;
+}
+
 /* See arch.query_floors. */
 static float floor_growth(const struct config *cfg, size_t position)
 {
@@ -72,23 +116,12 @@ int attention_run(bool *stop, float *out, const float *x, const struct layer_run
     int rc = QT_OK;
     if (gate_apart)
         QT_TRY(layer_linear(r, ROLE_ATTN_GATE, gate, x, err));
-    if (grouped) {
-        QT_TRY(make_grouped(q, k, v, gate, x, r, err));
-    } else {
-        QT_TRY(make_queries(q, gate, both, x, r, err));
-        QT_TRY(layer_linear(r, ROLE_K, k, x, err));
-    }
-    if (heads->keys_are_values)
-        QT_TRY(l->be->copy(l->be, v, k, r->m * kv_width * sizeof *v, err));
-    else if (!grouped)
-        QT_TRY(layer_linear(r, ROLE_V, v, x, err));
-    if (l->model->cfg.clip_qkv > 0) /* q, k and v follow each other */
-        QT_TRY(l->be->clip(l->be, q, l->model->cfg.clip_qkv, r->m * (width + 2 * kv_width), err));
-    if (l->model->cfg.arch->value_norm)
-        QT_TRY(l->be->norm(l->be, v, v, l->work.ones, NULL, QT_NORM_RMS, l->model->cfg.eps,
-                           r->m * heads->kv, heads->dim, err));
+    QT_TRY(grouped ? make_grouped(q, k, v, gate, x, r, err)
+                   : make_queries(q, gate, both, x, r, err));
+    if (l->model->cfg.clip_qkv > 0)
+        QT_TRY(l->be->clip(l->be, q, l->model->cfg.clip_qkv, r->m * width, err));
+    QT_TRY(make_keys(k, v, x, grouped, r, err));
     QT_TRY(layer_heads(r, ROLE_Q_NORM, q, q, info->heads, err));
-    QT_TRY(layer_heads(r, ROLE_K_NORM, k, k, heads->kv, err));
     if (l->no_rope && l->model->cfg.floor_beta > 0)
         QT_TRY(layer_scale_queries(r, q, width, floor_growth, err));
     QT_TRY(cache_keys(&keys, &values, &a, k, v, r, err));

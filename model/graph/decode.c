@@ -12,7 +12,7 @@ struct qt_decoder {
     struct cache_work work;
     size_t past;                   /* tokens of each sequence so far */
     size_t step;                   /* tokens of each sequence that run at a time, at most */
-    float *hidden, *last, *logits; /* [sequences * step][hidden], [sequences][hidden], [][vocab] */
+    float *hidden, *last, *logits; /* [sequences * step][state], [sequences][state], [][vocab] */
 };
 
 void qt_decoder_close(struct qt_decoder *d)
@@ -60,8 +60,8 @@ static int open_parts(struct qt_decoder *d, const struct qt_weights *w, size_t s
     }
     qt_log_progress(log, "load", (double)info->layers, (double)info->layers);
     QT_TRY(layer_prepare(d->layers[0], sequences * d->step, capacity, err));
-    QT_TRY(qt_backend_floats(&d->hidden, be, sequences * d->step, info->hidden, err));
-    QT_TRY(qt_backend_floats(&d->last, be, sequences, info->hidden, err));
+    QT_TRY(qt_backend_floats(&d->hidden, be, sequences * d->step, info->state, err));
+    QT_TRY(qt_backend_floats(&d->last, be, sequences, info->state, err));
     QT_TRY(qt_backend_floats(&d->logits, be, sequences, info->vocab, err));
 done:
     return rc;
@@ -111,7 +111,7 @@ done:
 static int last_logits(float *logits, struct qt_decoder *d, size_t tokens, struct qt_err *err)
 {
     const struct qt_model_info *info = &d->model->cfg.info;
-    const size_t sequences = d->work.sequences, n = info->hidden;
+    const size_t sequences = d->work.sequences, n = info->state;
     struct qt_backend *be = d->be;
     int rc;
     QT_TRY(be->copy_columns(be, d->last, n, d->hidden + (tokens - 1) * n, tokens * n, n, sequences,

@@ -42,6 +42,11 @@ static int load_outer_parts(struct qt_embed_head *e, float *staging, const struc
     QT_TRY(layer_load_part(&e->project_out, &m->project_out, staging, w, be, err));
     QT_TRY(layer_load_part(&e->final_norm, &m->final_norm, staging, w, be, err));
     QT_TRY(layer_load_part(&e->head, &m->head, staging, w, be, err));
+    QT_TRY(layer_load_part(&e->layer_embed, &m->layer_embed, staging, w, be, err));
+    QT_TRY(layer_load_part(&e->layer_project, &m->layer_project, staging, w, be, err));
+    QT_TRY(layer_load_part(&e->layer_norm, &m->layer_norm, staging, w, be, err));
+    if (m->layer_embed.weight)
+        QT_TRY(qt_backend_floats(&e->per_layer, be, 2 * HEAD_TOKENS, m->layer_embed.k, err));
     QT_TRY(qt_backend_floats(&e->normed, be, HEAD_TOKENS, m->cfg.info.hidden, err));
     QT_TRY(qt_backend_floats(&e->projected, be, HEAD_TOKENS, m->cfg.embed_dim, err));
 done:
@@ -51,7 +56,8 @@ done:
 int qt_embed_head_open(struct qt_embed_head **out, const struct qt_model *model,
                        const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
 {
-    const struct part *parts[] = {&model->embed, &model->positions, &model->project_in};
+    const struct part *parts[] = {&model->embed, &model->positions, &model->project_in,
+                                  &model->layer_embed, &model->layer_project};
     struct qt_embed_head *e = NULL;
     float *staging = NULL;
     size_t largest = 0;
@@ -84,6 +90,10 @@ void qt_embed_head_close(struct qt_embed_head *e)
     layer_free_part(&e->project_out, be);
     layer_free_part(&e->final_norm, be);
     layer_free_part(&e->head, be);
+    layer_free_part(&e->layer_embed, be);
+    layer_free_part(&e->layer_project, be);
+    layer_free_part(&e->layer_norm, be);
+    be->free(be, e->per_layer);
     be->free(be, e->normed);
     be->free(be, e->projected);
     be->free(be, e->logits);
@@ -105,14 +115,15 @@ done:
     return rc;
 }
 
-/* hidden[m][hidden] = embedding of ids[m], without positions; m <= HEAD_TOKENS. */
-static int embed_chunk(struct qt_embed_head *e, float *hidden, const uint32_t *ids, size_t m,
+/* state[m][info.state] = embedding of ids[m], without positions; m <= HEAD_TOKENS. */
+static int embed_chunk(struct qt_embed_head *e, float *state, const uint32_t *ids, size_t m,
                        struct qt_err *err)
 {
     const struct config *cfg = &e->model->cfg;
     struct qt_backend *be = e->be;
     size_t width = cfg->embed_dim, n = cfg->info.hidden;
     bool project = e->project_in.weight != NULL;
+    float *hidden = cfg->info.state > n ? e->normed : state;
     int rc = QT_OK;
     for (size_t i = 0; i < m; i++)
         if (ids[i] >= cfg->info.vocab)
@@ -128,6 +139,10 @@ static int embed_chunk(struct qt_embed_head *e, float *hidden, const uint32_t *i
     if (e->embed_norm.weight)
         QT_TRY(be->norm(be, hidden, hidden, e->embed_norm.weight, e->embed_norm.bias,
                         cfg->arch->norm, cfg->eps, m, n, err));
+    if (hidden != state)
+        QT_TRY(be->copy_columns(be, state, cfg->info.state, hidden, n, n, m, err));
+    if (cfg->per_layer)
+        QT_TRY(per_layer_embed(e, state, hidden, ids, m, err));
 done:
     return rc;
 }
@@ -141,7 +156,8 @@ int embed_tokens_at(struct qt_embed_head *e, float *hidden, const uint32_t *ids,
     int rc = QT_OK;
     QT_TRY(layer_check_length(e->model, m, seqlen, err));
     for (size_t at = 0; at < m; at += HEAD_TOKENS)
-        QT_TRY(embed_chunk(e, hidden + at * n, ids + at, qt_min_size(HEAD_TOKENS, m - at), err));
+        QT_TRY(embed_chunk(e, hidden + at * cfg->info.state, ids + at,
+                           qt_min_size(HEAD_TOKENS, m - at), err));
     for (size_t at = 0; e->positions.weight && at < m; at += seqlen)
         QT_TRY(be->add(be, hidden + at * n,
                        e->positions.weight + (cfg->arch->position_offset + past) * n, seqlen * n,
@@ -175,7 +191,12 @@ static int logits_chunk(struct qt_embed_head *e, float *logits, const float *hid
     const struct config *cfg = &e->model->cfg;
     struct qt_backend *be = e->be;
     const float *x = hidden, *head = e->head.weight ? e->head.weight : e->embed.weight;
+    const size_t n = cfg->info.hidden;
     int rc = QT_OK;
+    if (cfg->info.state > n) {
+        QT_TRY(be->copy_columns(be, e->normed, n, hidden, cfg->info.state, n, m, err));
+        x = e->normed;
+    }
     if (e->final_norm.weight) {
         QT_TRY(be->norm(be, e->normed, x, e->final_norm.weight, e->final_norm.bias, cfg->arch->norm,
                         cfg->eps, m, cfg->info.hidden, err));
@@ -199,7 +220,7 @@ int qt_head_logits(struct qt_embed_head *e, float *logits, const float *hidden, 
     const struct config *cfg = &e->model->cfg;
     int rc = QT_OK;
     for (size_t at = 0; at < m; at += HEAD_TOKENS)
-        QT_TRY(logits_chunk(e, logits + at * cfg->info.vocab, hidden + at * cfg->info.hidden,
+        QT_TRY(logits_chunk(e, logits + at * cfg->info.vocab, hidden + at * cfg->info.state,
                             qt_min_size(HEAD_TOKENS, m - at), err));
 done:
     return rc;

@@ -55,6 +55,21 @@ static int run_mlp(const struct layer_run *r, struct qt_err *err)
                            : layer_mlp(&stop, l->work.x, x, r, 0, err));
     if (!stop)
         QT_TRY(sublayer_output(r, ROLE_MLP_IN, ROLE_MLP_OUT, err));
+done:
+    return rc;
+}
+
+/* The sublayer of per_layer.c, in layers that have it, and LAYER_SCALE. */
+static int run_last(const struct layer_run *r, struct qt_err *err)
+{
+    struct qt_layer *l = r->layer;
+    bool stop = false;
+    int rc = QT_OK;
+    if (l->model->cfg.per_layer) {
+        QT_TRY(per_layer_run(&stop, l->work.x, r, err));
+        if (!stop)
+            QT_TRY(sublayer_output(r, ROLE_PER_LAYER_NORM, ROLE_PER_LAYER_NORM, err));
+    }
     if (!stop && l->scale != 1)
         QT_TRY(l->be->scale(l->be, r->hidden, l->scale, r->m * l->model->cfg.info.hidden, err));
 done:
@@ -88,12 +103,56 @@ done:
 
 typedef int sublayer(const struct layer_run *r, struct qt_err *err);
 
-/* Runs the sublayers (NULL: skipped) on all m tokens, chunk by chunk. all: the arguments, without
- * those of a chunk. */
-static int run_sublayers(sublayer *const sublayers[2], const struct layer_run *all,
+/* The sublayers of a layer in order; NULL: none. */
+enum { SUBLAYERS = 3 };
+struct sublayers {
+    sublayer *run[SUBLAYERS];
+};
+
+static struct sublayers all_of(const struct qt_layer *layer)
+{
+    return layer->model->cfg.parallel ? (struct sublayers){{run_parallel}}
+                                      : (struct sublayers){{run_mixer, run_mlp, run_last}};
+}
+
+/* The sublayer with this linear input. What follows the MLP without a linear belongs to it. */
+static struct sublayers one_of(const struct qt_layer *layer, int input)
+{
+    const bool last = input >= layer_mlp_end(layer->def);
+    return layer->model->cfg.parallel         ? (struct sublayers){{run_parallel}}
+           : input < layer->def->mixer_inputs ? (struct sublayers){{run_mixer}}
+           : last                             ? (struct sublayers){{run_last}}
+           : layer->model->cfg.per_layer      ? (struct sublayers){{run_mlp}}
+                                              : (struct sublayers){{run_mlp, run_last}};
+}
+
+/* Runs the sublayers on a chunk, r->state. */
+static int run_chunk(const struct sublayers *sublayers, struct layer_run *r, struct qt_err *err)
+{
+    const struct qt_model_info *info = &r->layer->model->cfg.info;
+    struct qt_backend *be = r->layer->be;
+    const bool apart = info->state > info->hidden;
+    int rc = QT_OK;
+    r->hidden = apart ? r->layer->work.hidden : r->state;
+    if (apart)
+        QT_TRY(be->copy_columns(be, r->hidden, info->hidden, r->state, info->state, info->hidden,
+                                r->m, err));
+    for (int i = 0; i < SUBLAYERS; i++)
+        if (sublayers->run[i] && (i == 0 || r->stop < 0))
+            QT_TRY(sublayers->run[i](r, err));
+    if (apart && r->stop < 0)
+        QT_TRY(be->copy_columns(be, r->state, info->state, r->hidden, info->hidden, info->hidden,
+                                r->m, err));
+done:
+    return rc;
+}
+
+/* Runs the sublayers on all m tokens, chunk by chunk. all: the arguments, without those of a
+ * chunk. */
+static int run_sublayers(struct sublayers sublayers, const struct layer_run *all,
                          struct qt_err *err)
 {
-    const size_t width = all->layer->model->cfg.info.hidden, m = all->m;
+    const size_t m = all->m;
     size_t rows;
     int rc = QT_OK;
     QT_TRY(layer_check_length(all->layer->model, m, all->seqlen, err));
@@ -101,12 +160,10 @@ static int run_sublayers(sublayer *const sublayers[2], const struct layer_run *a
     QT_TRY(layer_prepare(all->layer, rows, all->seqlen, err));
     for (size_t at = 0; at < m; at += rows) {
         struct layer_run r = *all;
-        r.hidden += at * width;
+        r.state += at * all->layer->model->cfg.info.state;
         r.m = qt_min_size(rows, m - at);
         r.first_token = at;
-        for (int i = 0; i < 2; i++)
-            if (sublayers[i])
-                QT_TRY(sublayers[i](&r, err));
+        QT_TRY(run_chunk(&sublayers, &r, err));
     }
 done:
     return rc;
@@ -116,52 +173,42 @@ int qt_layer_run(struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
                  const struct qt_hook *hook, struct qt_err *err)
 {
     return run_sublayers(
-        layer->model->cfg.parallel ? (sublayer *const[]){run_parallel, NULL}
-                                   : (sublayer *const[]){run_mixer, run_mlp},
+        all_of(layer),
         &(struct layer_run){
-            .layer = layer, .hidden = hidden, .m = m, .seqlen = seqlen, .hook = hook, .stop = -1},
+            .layer = layer, .state = hidden, .m = m, .seqlen = seqlen, .hook = hook, .stop = -1},
         err);
 }
 
 int layer_continue(struct qt_layer *layer, float *hidden, size_t tokens, size_t past,
                    struct layer_cache *cache, struct qt_err *err)
 {
-    const struct layer_run r = {.layer = layer,
-                                .hidden = hidden,
-                                .m = cache->work->sequences * tokens,
-                                .seqlen = tokens,
-                                .past = past,
-                                .cache = cache,
-                                .stop = -1};
-    if (layer->model->cfg.parallel)
-        return run_parallel(&r, err);
-    int rc = run_mixer(&r, err);
-    return rc < 0 ? rc : run_mlp(&r, err);
-}
-
-static sublayer *sublayer_of(const struct qt_layer *layer, int input)
-{
-    return layer->model->cfg.parallel         ? run_parallel
-           : input < layer->def->mixer_inputs ? run_mixer
-                                              : run_mlp;
+    const struct sublayers all = all_of(layer);
+    struct layer_run r = {.layer = layer,
+                          .state = hidden,
+                          .m = cache->work->sequences * tokens,
+                          .seqlen = tokens,
+                          .past = past,
+                          .cache = cache,
+                          .stop = -1};
+    return run_chunk(&all, &r, err);
 }
 
 int qt_layer_run_sublayer(struct qt_layer *layer, int input, float *hidden, size_t m, size_t seqlen,
                           const struct qt_hook *hook, struct qt_err *err)
 {
     return run_sublayers(
-        (sublayer *const[]){sublayer_of(layer, input), NULL},
+        one_of(layer, input),
         &(struct layer_run){
-            .layer = layer, .hidden = hidden, .m = m, .seqlen = seqlen, .hook = hook, .stop = -1},
+            .layer = layer, .state = hidden, .m = m, .seqlen = seqlen, .hook = hook, .stop = -1},
         err);
 }
 
 int qt_layer_run_to(struct qt_layer *layer, int input, float *hidden, size_t m, size_t seqlen,
                     const struct qt_tokens *tokens, const struct qt_hook *hook, struct qt_err *err)
 {
-    return run_sublayers((sublayer *const[]){sublayer_of(layer, input), NULL},
+    return run_sublayers(one_of(layer, input),
                          &(struct layer_run){.layer = layer,
-                                             .hidden = hidden,
+                                             .state = hidden,
                                              .m = m,
                                              .seqlen = seqlen,
                                              .hook = hook,
@@ -182,9 +229,9 @@ static int route(const struct layer_run *r, struct qt_err *err)
 int qt_layer_route(float *weights, struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
                    struct qt_err *err)
 {
-    return run_sublayers((sublayer *const[]){route, NULL},
+    return run_sublayers((struct sublayers){{route}},
                          &(struct layer_run){.layer = layer,
-                                             .hidden = hidden,
+                                             .state = hidden,
                                              .m = m,
                                              .seqlen = seqlen,
                                              .stop = -1,

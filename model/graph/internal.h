@@ -40,6 +40,9 @@
  * EXPERT_SCALE, and SHARED_OUT the shared expert. LAYER_SCALE multiplies the hidden states at the
  * end of the layer. Values may pass a norm without weights, and K may compute values, too.
  *
+ * per_layer.c draws a third sublayer. A layer whose heads are `shared` has no K and V: it attends to
+ * the keys and values of an earlier layer.
+ *
  * With `norm_after` (early OPT), ATTN_IN and MLP_IN are applied after the residual adds instead.
  * The output of a sublayer is multiplied by `residual_scale` before the residual add.
  */
@@ -94,6 +97,9 @@ enum role {
     ROLE_EXPERTS_OUT,
     ROLE_SHARED_OUT,
     ROLE_MLP_OUT,
+    ROLE_PER_LAYER_GATE,
+    ROLE_PER_LAYER_OUT,
+    ROLE_PER_LAYER_NORM,
     ROLE_LAYER_SCALE,
     ROLE_GATE_UP, /* this and the following parts exist once per expert */
     ROLE_GATE,
@@ -168,6 +174,8 @@ struct arch {
     const char *layers, *embed, *positions, *final_norm, *project_in, *project_out;
     const char *embed_norm; /* of a norm of the embedding; NULL: none */
     const char *head; /* name of the head without ".weight"; NULL: as in graph/model.c, `naming` */
+    /* Inputs of single layers: their table, projection and norm. NULL: there are none. */
+    const char *layer_embed, *layer_project, *layer_norm;
     const char *parts[ROLE_COUNT]; /* NULL: the family has no such part */
     /* Name prefixes of MLP parts in families with experts: `experts` precedes the expert number,
      * `shared` a part of the shared expert, `dense` a part of a dense MLP. NULL: there are none. */
@@ -307,6 +315,8 @@ struct rotary {
 struct heads {
     size_t kv, dim;       /* KV heads; channels of a head */
     bool keys_are_values; /* V is absent: values are the outputs of K */
+    bool shared;          /* keys and values are those of an earlier layer */
+    size_t kept;          /* where they are in the state of a token; 0: they are not kept */
 };
 
 /* The checked contents of config.json. Sizes are at least 1 (0 only where "0:" says so) and small
@@ -321,9 +331,11 @@ struct config {
     size_t *windows;  /* [layers] sliding window in tokens; 0: none */
     bool *no_rope;    /* [layers] true: no rotary embedding */
     bool interleaved; /* see struct arch */
-    enum mixer_kind *mixers; /* [layers] */
-    struct heads *heads;     /* [layers]; info.kv_heads and head_dim: the largest */
-    size_t o_width;          /* channels of the input of O, at most */
+    enum mixer_kind *mixers;           /* [layers] */
+    struct heads *heads;               /* [layers]; info.kv_heads and head_dim: the largest */
+    size_t per_layer, per_layer_vocab; /* inputs of single layers: channels, rows of the table */
+    bool wide_shared; /* layers with shared keys and values have an MLP of twice the width */
+    size_t o_width;   /* channels of the input of O, at most */
     struct {
         size_t key_heads, value_heads, key_dim, value_dim, kernel;
     } delta;             /* MIXER_DELTA: heads, channels of a head, and tokens of the convolution */
@@ -407,7 +419,8 @@ struct qt_model {
     struct config cfg;
     struct layer_def *layers;
     struct part embed, embed_norm, positions, project_in, project_out, final_norm;
-    struct part head;    /* absent if tied to embed */
+    struct part layer_embed, layer_project, layer_norm; /* of per_layer.c */
+    struct part head;                                   /* absent if tied to embed */
     char *tied_head;     /* name of a head that is stored although it is tied; NULL: none */
     struct qt_norm last; /* final_norm, for qt_model_norms */
 };
@@ -445,6 +458,18 @@ static inline int expert_input(const struct layer_def *layer, size_t expert, boo
 static inline int layer_expert(const struct layer_def *layer, int input)
 {
     return input >= layer->mixer_inputs && layer->experts ? (input - layer->mixer_inputs) / 2 : -1;
+}
+
+/* Intermediate width of the dense MLP of a layer. */
+static inline size_t dense_width(const struct config *cfg, const struct heads *heads)
+{
+    return cfg->dense_width << (cfg->wide_shared && heads->shared);
+}
+
+/* Linear inputs of the mixer and the MLP. */
+static inline int layer_mlp_end(const struct layer_def *layer)
+{
+    return layer->mixer_inputs + 2 * (int)(layer->experts ? layer->experts : 1);
 }
 
 /* Number of elements of the weight. */

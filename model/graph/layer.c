@@ -170,7 +170,8 @@ static void free_parts(struct qt_layer *l)
 static bool same_shapes(const struct layer_def *a, const struct layer_def *b)
 {
     return a->experts == b->experts && a->mixer == b->mixer && a->heads.kv == b->heads.kv &&
-           a->heads.dim == b->heads.dim && a->heads.keys_are_values == b->heads.keys_are_values;
+           a->heads.dim == b->heads.dim && a->heads.keys_are_values == b->heads.keys_are_values &&
+           a->heads.shared == b->heads.shared;
 }
 
 int qt_layer_load(struct qt_layer *l, size_t layer, const struct qt_weights *w, struct qt_err *err)
@@ -188,6 +189,7 @@ int qt_layer_load_from(struct qt_layer *l, const struct qt_layer *source, size_t
     l->def = def;
     l->dir = w->dir;
     l->fake_quant = w->fake_quant;
+    l->index = layer;
     l->window = l->model->cfg.windows[layer];
     l->no_rope = l->model->cfg.no_rope[layer];
     l->scale = 1;
@@ -264,6 +266,7 @@ static void free_work(struct qt_layer *l)
     struct qt_backend *be = l->be;
     be->free(be, l->work.x);
     be->free(be, l->work.mixed);
+    be->free(be, l->work.hidden);
     be->free(be, l->work.scratch);
     be->free(be, l->work.quantized_input);
     be->free(be, l->work.exact_keys);
@@ -352,7 +355,8 @@ const struct rope *layer_rope(const struct qt_layer *l, bool queries)
 
 static size_t widest_mlp(const struct config *cfg)
 {
-    return qt_max_size(cfg->dense_width, qt_max_size(cfg->expert_width, cfg->shared_width));
+    return qt_max_size(qt_max_size(cfg->dense_width << cfg->wide_shared, cfg->per_layer),
+                       qt_max_size(cfg->expert_width, cfg->shared_width));
 }
 
 static size_t widest_input(const struct config *cfg)
@@ -388,7 +392,8 @@ static size_t scratch_floats(const struct config *cfg, bool gated)
 size_t qt_model_working_floats(const struct qt_model *model)
 {
     const struct config *cfg = &model->cfg;
-    return scratch_floats(cfg, true) + (cfg->parallel ? 2 : 1) * cfg->info.hidden;
+    return scratch_floats(cfg, true) + (cfg->parallel ? 2 : 1) * cfg->info.hidden +
+           (cfg->info.state > cfg->info.hidden ? cfg->info.hidden : 0);
 }
 
 static int make_ones(struct qt_layer *l, size_t count, struct qt_err *err)
@@ -455,6 +460,8 @@ int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err 
     QT_TRY(qt_backend_floats(&l->work.x, l->be, rows, info->hidden, err));
     if (cfg->parallel)
         QT_TRY(qt_backend_floats(&l->work.mixed, l->be, rows, info->hidden, err));
+    if (info->state > info->hidden)
+        QT_TRY(qt_backend_floats(&l->work.hidden, l->be, rows, info->hidden, err));
     QT_TRY(qt_backend_floats(&l->work.scratch, l->be, rows,
                              scratch_floats(cfg, l->parts[ROLE_GATE].weight), err));
     if (l->fake_quant.input)

@@ -52,6 +52,7 @@ struct layer_work {
     float *x;                     /* [rows][hidden] */
     float *mixed;                 /* [rows][hidden], output of the mixer in parallel layers */
     float *scratch;               /* q, k, v and attention output, then up and gate */
+    float *hidden;                /* [rows][hidden], if info.state is larger */
     float *quantized_input;       /* linear input after simulated quantization */
     float *exact_keys;            /* keys before simulated quantization */
     float *ones;                  /* [info.head_dim], weights of the norm of values */
@@ -67,7 +68,7 @@ struct qt_layer {
     struct qt_backend *be;
     const char *dir; /* directory of the weights, for messages */
     struct qt_fake_quant fake_quant;
-    size_t window;
+    size_t index, window;
     bool no_rope;
     float scale;                 /* see ROLE_LAYER_SCALE; 1: none */
     struct loaded *parts;        /* [layer_parts()] */
@@ -79,6 +80,8 @@ struct qt_embed_head {
     const struct qt_model *model;
     struct qt_backend *be;
     struct loaded embed, embed_norm, positions, project_in, project_out, final_norm, head;
+    struct loaded layer_embed, layer_project, layer_norm;
+    float *per_layer;           /* [2][HEAD_TOKENS][layers * per_layer] */
     float *normed, *projected;  /* [HEAD_TOKENS][hidden], [HEAD_TOKENS][embed_dim] */
     float *logits, *ref_logits; /* [HEAD_TOKENS][vocab], allocated by the first backward pass */
 };
@@ -88,7 +91,8 @@ struct layer_cache;
 /* Arguments of the steps of a decoder layer, for one chunk of tokens. */
 struct layer_run {
     struct qt_layer *layer;
-    float *hidden;
+    float *hidden; /* [m][hidden] */
+    float *state;  /* [m][info.state], which begins with the hidden states before the sublayer */
     size_t m, seqlen;
     size_t past;               /* positions of each sequence before the first token */
     struct layer_cache *cache; /* state of the sequences; NULL: past is 0, and nothing is kept */
@@ -218,6 +222,15 @@ extern const struct mixer mixer_attention, mixer_latent, mixer_delta, mixer_shor
 int attention_run(bool *stop, float *out, const float *x, const struct layer_run *r,
                   struct qt_err *err);
 const struct mixer *mixer_of(const struct qt_layer *l);
+
+/* ---- per_layer.c ---------------------------------------------------------------------------- */
+
+/* Fills in the inputs of all layers in state[m][info.state], m <= HEAD_TOKENS. embedded[m][hidden]:
+ * the embedding. QT_E_INPUT: the table has no such id. */
+int per_layer_embed(struct qt_embed_head *e, float *state, const float *embedded,
+                    const uint32_t *ids, size_t m, struct qt_err *err);
+/* out[m][hidden] = the third sublayer without its norm; otherwise like layer_mlp. */
+int per_layer_run(bool *stop, float *out, const struct layer_run *r, struct qt_err *err);
 
 /* ---- experts.c ------------------------------------------------------------------------------ */
 

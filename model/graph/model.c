@@ -109,7 +109,7 @@ static void part_free(struct part *p)
 
 static size_t mlp_width(const struct config *cfg, const struct layer_def *layer, size_t expert)
 {
-    return !layer->experts        ? cfg->dense_width
+    return !layer->experts        ? dense_width(cfg, &layer->heads)
            : expert < cfg->routed ? cfg->expert_width
                                   : cfg->shared_width;
 }
@@ -241,6 +241,12 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
         return (struct qt_linear){.n = cfg->routed, .input = -1, .feeds = -1};
     case ROLE_EXPERT_SCALE:
         return (struct qt_linear){.n = cfg->routed, .input = -1, .feeds = -1};
+    case ROLE_PER_LAYER_GATE:
+        return (struct qt_linear){
+            .n = cfg->per_layer, .k = h, .input = layer_mlp_end(layer), .feeds = -1};
+    case ROLE_PER_LAYER_OUT:
+        return (struct qt_linear){
+            .n = h, .k = cfg->per_layer, .input = layer_mlp_end(layer) + 1, .feeds = -1};
     case ROLE_LAYER_SCALE:
         return (struct qt_linear){.n = 1, .input = -1, .feeds = -1};
     case ROLE_SHARED_GATE:
@@ -398,6 +404,8 @@ static bool layer_has(const struct config *cfg, const struct layer_def *layer, e
            (role != ROLE_MLP_IN || !cfg->parallel || cfg->parallel_norms) &&
            (layer->experts || role < ROLE_ROUTER || role > ROLE_SHARED_OUT) &&
            (role != ROLE_V || !layer->heads.keys_are_values) &&
+           (!layer->heads.shared || (role != ROLE_K && role != ROLE_V && role != ROLE_K_NORM)) &&
+           (cfg->per_layer || role < ROLE_PER_LAYER_GATE || role > ROLE_PER_LAYER_NORM) &&
            (cfg->head_norms || (role != ROLE_Q_NORM && role != ROLE_K_NORM));
 }
 
@@ -590,6 +598,15 @@ static int set_outer_parts(struct qt_model *m, const struct naming *naming,
     if (cfg->final_norm)
         QT_TRY(outer_part_set(&m->final_norm, prefix, arch->final_norm, hidden, 0,
                               arch->norm == QT_NORM_LAYER && !arch->norms_unbiased, w, err));
+    if (cfg->per_layer) {
+        const size_t all = cfg->info.layers * cfg->per_layer;
+        QT_TRY(outer_part_set(&m->layer_embed, prefix, arch->layer_embed, cfg->per_layer_vocab, all,
+                              false, w, err));
+        QT_TRY(outer_part_set(&m->layer_project, prefix, arch->layer_project, all, hidden, false, w,
+                              err));
+        QT_TRY(outer_part_set(&m->layer_norm, prefix, arch->layer_norm, cfg->per_layer, 0, false, w,
+                              err));
+    }
     m->final_norm.plus_1 = arch->norms_plus_1;
     if (!cfg->tied)
         QT_TRY(outer_part_set(&m->head, "", naming->head, vocab, embed, cfg->head_bias, w, err));
@@ -644,6 +661,9 @@ void qt_model_close(struct qt_model *model)
     part_free(&model->project_out);
     part_free(&model->final_norm);
     part_free(&model->head);
+    part_free(&model->layer_embed);
+    part_free(&model->layer_project);
+    part_free(&model->layer_norm);
     qt_free(model->tied_head);
     qt_free(model->layers);
     config_free(&model->cfg);
@@ -685,13 +705,14 @@ bool qt_model_ends_sublayer(const struct qt_model *model, size_t layer, int inpu
 {
     const int mlp = qt_model_mlp_input(model, layer);
     return (input == mlp - 1 && !model->cfg.parallel) ||
-           (input == mlp + 1 && !model->layers[layer].experts);
+           (input >= mlp && (input - mlp) % 2 && !model->layers[layer].experts);
 }
 
 float qt_model_output_scale(const struct qt_model *model, size_t layer, int input)
 {
     const bool mlp = input >= qt_model_mlp_input(model, layer);
-    const bool added = qt_model_ends_sublayer(model, layer, input) &&
+    const bool added = model->cfg.info.state == model->cfg.info.hidden &&
+                       qt_model_ends_sublayer(model, layer, input) &&
                        !model->cfg.arch->parts[mlp ? ROLE_MLP_OUT : ROLE_ATTN_OUT];
     const enum role last = mlp                                 ? ROLE_DOWN
                            : model->cfg.arch->ssm != SSM_NEVER ? ROLE_SSM_OUT
@@ -706,7 +727,8 @@ const char *qt_model_cannot(const struct qt_model *model, enum qt_use use)
     bool ssm = false;
     for (size_t i = 0; i < cfg->info.layers; i++)
         ssm = ssm || cfg->mixers[i] == MIXER_SSM || cfg->mixers[i] == MIXER_SSM_ATTENTION;
-    return use == QT_USE_LEARN && cfg->clip_qkv > 0
+    return cfg->per_layer ? "inputs of single layers"
+           : use == QT_USE_LEARN && cfg->clip_qkv > 0
                ? "clipped queries, keys and values"
                : arch_cannot(cfg->arch, cfg->info.experts > 0, cfg->parallel, ssm, use);
 }
@@ -724,7 +746,7 @@ int qt_model_expert(const struct qt_model *model, size_t layer, int input)
 size_t qt_model_inputs(const struct qt_model *model, size_t layer)
 {
     const struct layer_def *def = &model->layers[layer];
-    return (size_t)def->mixer_inputs + 2 * (def->experts ? def->experts : 1);
+    return (size_t)layer_mlp_end(def) + (model->cfg.per_layer ? 2 : 0);
 }
 
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer)

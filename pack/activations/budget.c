@@ -43,7 +43,7 @@ static int quantize_active(void *ctx, struct qt_backend *be, float *y, const flo
  */
 static int run_variants(struct qt_act_planner *p, size_t layer, float *variants, struct qt_err *err)
 {
-    size_t tokens = p->data->seqlen, step = tokens * qt_model_info(p->model)->hidden;
+    size_t tokens = p->data->seqlen, step = tokens * qt_model_info(p->model)->state;
     struct qt_weights w = p->source;
     struct qt_layer *handle = NULL;
     int rc;
@@ -80,9 +80,9 @@ static int score_chunk(struct qt_act_planner *p, struct sensitivity *s, const fl
     const size_t tokens = p->data->seqlen;
     const struct qt_model_info *info = qt_model_info(p->model);
     int rc;
-    QT_TRY(qt_head_logits(s->head, s->ref, variants + at * info->hidden, m, err));
+    QT_TRY(qt_head_logits(s->head, s->ref, variants + at * info->state, m, err));
     for (size_t v = 0; v < p->out->layers * QT_INPUTS; v++) {
-        const float *hidden = variants + ((1 + v) * tokens + at) * info->hidden;
+        const float *hidden = variants + ((1 + v) * tokens + at) * info->state;
         if (!p->inputs[v].k)
             continue;
         QT_TRY(qt_head_logits(s->head, s->logits, hidden, m, err));
@@ -161,7 +161,7 @@ int qt_act_measure_sensitivity(struct qt_act_planner *p, struct qt_err *err)
     int rc = QT_OK;
     if (qt_act_precision(p->spec) != QT_ACT_MIXED)
         return QT_OK; /* nothing to choose */
-    if (qt_mul_overflow(&bytes, count * tokens, qt_model_info(p->model)->hidden * sizeof *variants))
+    if (qt_mul_overflow(&bytes, count * tokens, qt_model_info(p->model)->state * sizeof *variants))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     QT_TRY(p->be->alloc(p->be, &variants, bytes, err));
     QT_TRY(sensitivity_open(&s, p, err));

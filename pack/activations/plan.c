@@ -195,7 +195,7 @@ static int plan_layers(struct qt_act_planner *p, struct qt_err *err)
     int rc = QT_OK;
     p->held_out = tokens / 2;
     p->stride = qt_ceil_div(tokens - p->held_out, SAMPLES);
-    if (qt_mul_overflow(&bytes, tokens, qt_model_info(p->model)->hidden * sizeof *hidden))
+    if (qt_mul_overflow(&bytes, tokens, qt_model_info(p->model)->state * sizeof *hidden))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     QT_TRY(p->be->alloc(p->be, &hidden, bytes, err));
     QT_TRY(qt_model_embed(hidden, p->model, &p->source, p->be, p->data->ids, tokens,

@@ -178,7 +178,7 @@ static int pass_open(struct pass *p, struct qt_run *run, struct qt_err *err)
     QT_TRY(qt_array_new(&p->sample, threads, p->tokens * sizeof *p->sample, err));
     QT_TRY(
         qt_array_new(&p->prefix_sums, threads, 2 * (p->tokens + 1) * sizeof *p->prefix_sums, err));
-    size_t bytes = p->tokens * qt_model_info(p->model)->hidden * sizeof *p->hidden;
+    size_t bytes = p->tokens * qt_model_info(p->model)->state * sizeof *p->hidden;
     QT_TRY(p->be->alloc(p->be, &p->hidden, bytes, err));
     QT_TRY(qt_model_embed(p->hidden, p->model, &p->written, p->be, p->ids, p->tokens, data->seqlen,
                           err));

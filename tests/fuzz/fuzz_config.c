@@ -39,8 +39,8 @@ static void run_layer(const struct qt_model *model, const struct qt_weights *w)
     static float hidden[SEQLEN * 4096];
     struct qt_layer *layer = NULL;
     struct qt_err err = {0};
-    FUZZ_CHECK(info->hidden <= 4096);
-    for (size_t i = 0; i < m * info->hidden; i++)
+    FUZZ_CHECK(info->state <= 4096);
+    for (size_t i = 0; i < m * info->state; i++)
         hidden[i] = (float)(i % 7) - 3;
     fuzz_ok(qt_layer_open(&layer, model, 0, w, be, &err), &err);
     int rc = qt_layer_run(layer, hidden, m, m, NULL, &err);

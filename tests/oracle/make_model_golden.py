@@ -536,6 +536,12 @@ MODELS |= {
         logits_scaling=2.5), {"mamba_d_head": "auto", "layer_types": None,
                               "layers_block_type": ["mamba", "attention"]}),
 }
+MODELS |= {
+    "gemma4_small": ("gemma4_text", GEMMA4 | dict(
+        num_hidden_layers=4, hidden_size_per_layer_input=6, num_kv_shared_layers=2,
+        use_double_wide_mlp=True, layer_types=["sliding_attention", "full_attention"] * 2,
+        final_logit_softcapping=20.0), {}),
+}
 # Compared by --check only: the same decoders with other options or the names of multimodal models.
 CHECKED = {
     "codegen_many": ("codegen", dict(n_embd=32, n_layer=2, n_head=8, n_positions=44, vocab_size=53,

@@ -68,7 +68,7 @@ static int run_model(float **out, struct fixture *f, const uint32_t *ids, size_t
     float *hidden = NULL;
     int rc = QT_OK;
     *out = NULL;
-    QT_TRY(qt_array_new(&hidden, m * info->hidden, sizeof *hidden, &f->err));
+    QT_TRY(qt_array_new(&hidden, m * info->state, sizeof *hidden, &f->err));
     QT_TRY(qt_array_new(out, m * info->vocab, sizeof **out, &f->err));
     QT_TRY(qt_embed_head_open(&embed_head, f->model, &f->weights, f->be, &f->err));
     QT_TRY(qt_embed_tokens(embed_head, hidden, ids, m, seqlen, &f->err));
@@ -357,9 +357,10 @@ static void test_hooks(void **state)
 }
 
 /* The linear inputs of one sequence. */
+enum { KEPT = 6 };
 struct kept {
-    float *x[QT_INPUTS];
-    size_t floats[QT_INPUTS];
+    float *x[KEPT];
+    size_t floats[KEPT];
 };
 
 static int keep(void *ctx, int input, const float *x, size_t m, size_t k, struct qt_err *err)
@@ -375,7 +376,7 @@ static int keep(void *ctx, int input, const float *x, size_t m, size_t k, struct
 
 static void compare_kept(const struct kept *a, const struct kept *b, int first, int last)
 {
-    for (int i = 0; i < QT_INPUTS; i++) {
+    for (int i = 0; i < KEPT; i++) {
         assert_true((b->x[i] != NULL) == (i >= first && i <= last));
         if (b->x[i])
             assert_memory_equal(a->x[i], b->x[i], a->floats[i] * sizeof *a->x[i]);
@@ -384,28 +385,33 @@ static void compare_kept(const struct kept *a, const struct kept *b, int first, 
 
 static void free_kept(struct kept *s)
 {
-    for (int i = 0; i < QT_INPUTS; i++)
+    for (int i = 0; i < KEPT; i++)
         free(s->x[i]);
     *s = (struct kept){0};
 }
 
 /* Running a layer by sublayers and up to each linear input gives the values of a whole run. */
-static void sublayer_case(const char *dir)
+static void sublayer_case(const char *dir, size_t index)
 {
     enum { M = 21 };
     struct fixture f;
-    struct qt_layer *layer;
+    struct qt_layer *layer = NULL;
     struct kept whole = {0}, part = {0};
     uint32_t ids[M];
     open_fixture(&f, dir);
-    const size_t count = M * qt_model_info(f.model)->hidden, bytes = count * sizeof(float);
+    const size_t count = M * qt_model_info(f.model)->state, bytes = count * sizeof(float);
     float *all = malloc(bytes), *parts = malloc(bytes), *before = malloc(bytes);
     fill_ids(ids, M, qt_model_info(f.model)->vocab);
     must(qt_model_embed(all, f.model, &f.weights, f.be, ids, M, M, &f.err), &f.err);
+    for (size_t i = 0; i <= index; i++) {
+        qt_layer_close(layer);
+        must(qt_layer_open(&layer, f.model, i, &f.weights, f.be, &f.err), &f.err);
+        if (i < index)
+            must(qt_layer_run(layer, all, M, M, NULL, &f.err), &f.err);
+    }
     memcpy(parts, all, bytes);
-    must(qt_layer_open(&layer, f.model, 0, &f.weights, f.be, &f.err), &f.err);
     must(qt_layer_run(layer, all, M, M, &(struct qt_hook){&whole, keep}, &f.err), &f.err);
-    for (int i = 0; i < QT_INPUTS; i++) {
+    for (int i = 0; i < (int)qt_model_inputs(f.model, index); i++) {
         memcpy(before, parts, bytes);
         must(qt_layer_run_to(layer, i, parts, M, M, NULL, &(struct qt_hook){&part, keep}, &f.err),
              &f.err);
@@ -427,11 +433,13 @@ static void sublayer_case(const char *dir)
 static void test_sublayers(void **state)
 {
     (void)state;
-    sublayer_case(GOLDEN "/llama");
-    sublayer_case(GOLDEN "/gemma2");
-    sublayer_case(GOLDEN "/opt");
-    sublayer_case(GOLDEN "/bamba");
-    sublayer_case(GOLDEN "/opt_norm_after");
+    sublayer_case(GOLDEN "/llama", 0);
+    sublayer_case(GOLDEN "/gemma2", 0);
+    sublayer_case(GOLDEN "/opt", 0);
+    sublayer_case(GOLDEN "/bamba", 0);
+    sublayer_case(GOLDEN "/opt_norm_after", 0);
+    for (size_t layer = 0; layer < 4; layer++)
+        sublayer_case(GOLDEN "/gemma4_small", layer);
 }
 
 /* Sequences are independent, and chunk boundaries change results only by rounding. */
@@ -837,6 +845,15 @@ static const struct refusal refusals[] = {
     {"gemma4_moe", "hidden_size_per_layer_input", "8", QT_E_UNSUPPORTED, "per_layer_input"},
     {"gemma4_moe", "hidden_size_per_layer_input", NULL, QT_E_UNSUPPORTED, "per_layer_input"},
     {"gemma4_moe", "num_kv_shared_layers", "1", QT_E_UNSUPPORTED, "num_kv_shared_layers"},
+    {"gemma4_moe", "use_double_wide_mlp", "true", QT_E_UNSUPPORTED, "use_double_wide_mlp"},
+    {"gemma4_small", "num_kv_shared_layers", "4", QT_E_UNSUPPORTED, "num_kv_shared_layers"},
+    {"gemma4_small", "num_kv_shared_layers", "3", QT_E_UNSUPPORTED, "num_kv_shared_layers"},
+    {"gemma4_small", "num_kv_shared_layers", "0", QT_E_INPUT, "layers.2.self_attn.k_proj"},
+    {"gemma4_small", "use_double_wide_mlp", "false", QT_E_INPUT, "layers.2.mlp"},
+    {"gemma4_small", "hidden_size_per_layer_input", "7", QT_E_INPUT, "embed_tokens_per_layer"},
+    {"gemma4_small", "hidden_size_per_layer_input", "9999999", QT_E_UNSUPPORTED, "per_layer"},
+    {"gemma4_small", "hidden_size_per_layer_input", "0", QT_OK, ""},
+    {"gemma4_small", "vocab_size_per_layer_input", NULL, QT_E_INPUT, "embed_tokens_per_layer"},
     {"gemma4_moe", "use_bidirectional_attention", "\"all\"", QT_E_UNSUPPORTED, "bidirectional"},
     {"gemma4_moe", "enable_moe_block", "false", QT_OK, ""},
     {"gemma4_moe", "attention_k_eq_v", "true", QT_OK, ""},

@@ -136,7 +136,7 @@ static void choose_batch(struct eval *ev, size_t batch_bytes)
     size_t hidden = 0;
     double layers = 0;
     for (size_t i = 0; i < ev->nsides; i++) {
-        hidden += ev->side[i].info.hidden;
+        hidden += ev->side[i].info.state;
         layers += (double)ev->side[i].info.layers;
     }
     size_t groups = (batch_bytes ? batch_bytes : default_batch_bytes) / sizeof(float) / hidden /
@@ -170,7 +170,7 @@ static int new_buffers(struct eval *ev, bool logits, struct qt_err *err)
         if (!is_fused(ev, s)) {
             QT_TRY(qt_embed_head_open(&s->embed_head, s->model, s->weights, ev->be, err));
             QT_TRY(
-                qt_backend_floats(&s->hidden, ev->be, ev->batch * ev->seqlen, s->info.hidden, err));
+                qt_backend_floats(&s->hidden, ev->be, ev->batch * ev->seqlen, s->info.state, err));
         }
         QT_TRY(qt_backend_floats(&s->logits, ev->be, LOGIT_POSITIONS, s->info.vocab, err));
     }
@@ -216,7 +216,7 @@ static int run_layer(struct eval *ev, struct side *s, size_t layer, size_t windo
     QT_TRY(qt_layer_open(&l, s->model, layer, s->weights, ev->be, err));
     for (size_t i = 0; i < windows; i += ev->group) {
         size_t n = qt_min_size(ev->group, windows - i);
-        float *hidden = s->hidden + i * ev->seqlen * s->info.hidden;
+        float *hidden = s->hidden + i * ev->seqlen * s->info.state;
         QT_TRY(qt_layer_run(l, hidden, n * ev->seqlen, ev->seqlen, NULL, err));
         advance(ev, n);
     }
@@ -293,8 +293,8 @@ static int score_chunk(struct eval *ev, size_t window, size_t row, size_t pos, s
     for (size_t i = 0; i < ev->nsides; i++) {
         struct side *s = &ev->side[i];
         if (!is_fused(ev, s))
-            QT_TRY(qt_head_logits(s->embed_head, s->logits,
-                                  s->hidden + (row + pos) * s->info.hidden, m, err));
+            QT_TRY(qt_head_logits(s->embed_head, s->logits, s->hidden + (row + pos) * s->info.state,
+                                  m, err));
     }
     if (window == 0 && ev->first_logits)
         QT_TRY(keep_logits(ev, pos, m, err));
