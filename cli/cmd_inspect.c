@@ -16,11 +16,35 @@ static double totals_bpw(const struct totals *t)
     return t->weights ? 8 * (double)t->packed_bytes / (double)t->weights : 0;
 }
 
-/* Bits per weight as counted in the scheme's paper; NaN if that is no different. */
-static double entry_paper_bpw(const struct qt_entry *e)
+/* Figures of the manifest's entry of a quantized tensor; NaN: missing. */
+enum { ERRORS = 4, MSE = 0, SQNR, COSINE };
+static const char *const error_names[ERRORS] = {"mse", "sqnr_db", "cosine", "max_abs"};
+struct figures {
+    double paper_bpw; /* as counted in the scheme's paper; NaN if that is no different */
+    double error[ERRORS];
+};
+
+static double number(const json_t *object, const char *key)
 {
-    const json_t *value = json_object_get(e->json, "paper_bpw");
+    const json_t *value = json_object_get(object, key);
     return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+/* The caller frees *out. */
+static int read_figures(struct figures **out, const struct source *s, struct qt_err *err)
+{
+    const size_t n = s->container ? qt_container_count(s->container) : 0;
+    int rc = qt_array_new(out, n, sizeof **out, err);
+    for (size_t i = 0; i < n && rc == QT_OK; i++) {
+        struct figures *f = &(*out)[i];
+        json_t *entry;
+        rc = qt_entry_json(&entry, qt_container_entry(s->container, i), err);
+        f->paper_bpw = number(entry, "paper_bpw");
+        for (size_t e = 0; e < ERRORS; e++)
+            f->error[e] = number(json_object_get(entry, "error"), error_names[e]);
+        json_decref(entry);
+    }
+    return rc;
 }
 
 static uint64_t entry_bytes(const struct qt_entry *e)
@@ -34,11 +58,10 @@ static uint64_t entry_bytes(const struct qt_entry *e)
 /* True for tensors that are not sections: in a container, the keys of the manifest's "copied". */
 static bool is_copied(const struct source *s, const struct qt_tensor *t)
 {
-    return !s->container ||
-           json_object_get(json_object_get(qt_container_manifest(s->container), "copied"), t->name);
+    return !s->container || qt_container_is_copied(s->container, t->name);
 }
 
-static struct totals count_totals(const struct source *s)
+static struct totals count_totals(const struct source *s, const struct figures *figures)
 {
     struct totals sum = {0};
     bool other = false;
@@ -48,7 +71,7 @@ static struct totals count_totals(const struct source *s)
         const struct qt_entry *e = qt_container_entry(s->container, i);
         sum.weights += (uint64_t)e->n * e->k;
         sum.packed_bytes += entry_bytes(e);
-        double paper = entry_paper_bpw(e), own = 8 * (double)entry_bytes(e);
+        double paper = figures[i].paper_bpw, own = 8 * (double)entry_bytes(e);
         other |= !isnan(paper);
         sum.paper_bits += isnan(paper) ? own : paper * (double)e->n * (double)e->k;
     }
@@ -66,17 +89,10 @@ static struct totals count_totals(const struct source *s)
     return sum;
 }
 
-/* A figure of the manifest's "error"; NaN if it is missing. */
-static double error_figure(const struct qt_entry *e, const char *key)
-{
-    const json_t *value = json_object_get(json_object_get(e->json, "error"), key);
-    return json_is_number(value) ? json_number_value(value) : NAN;
-}
-
 /* The manifest cannot store the infinite SQNR of an error of 0. */
-static double error_sqnr(const struct qt_entry *e)
+static double error_sqnr(const struct figures *f)
 {
-    return error_figure(e, "mse") == 0 ? INFINITY : error_figure(e, "sqnr_db");
+    return f->error[MSE] == 0 ? INFINITY : f->error[SQNR];
 }
 
 /* ---- what quantize could do ----------------------------------------------------------------- */
@@ -129,7 +145,7 @@ static void outlook_doc(struct cli *cli, const struct qt_ckpt *ckpt)
 
 /* ---- text ----------------------------------------------------------------------------------- */
 
-static int print_entries(const struct source *s, struct qt_err *err)
+static int print_entries(const struct source *s, const struct figures *figures, struct qt_err *err)
 {
     struct table t = {.align = "lllrrrr"};
     char shape[TEXT_SIZE], bytes[TEXT_SIZE], spec[QT_SPEC_TEXT];
@@ -139,8 +155,8 @@ static int print_entries(const struct source *s, struct qt_err *err)
         uint64_t size = entry_bytes(e);
         table_row(&t, "%s\t%s\t%s\t%s\t%.4f\t%.2f\t%.6f", e->name, qt_spec_short(spec, e->spec),
                   text_shape(shape, 2, (const size_t[]){e->n, e->k}), text_bytes(bytes, size),
-                  8 * (double)size / ((double)e->n * (double)e->k), error_sqnr(e),
-                  error_figure(e, "cosine"));
+                  8 * (double)size / ((double)e->n * (double)e->k), error_sqnr(&figures[i]),
+                  figures[i].error[COSINE]);
     }
     return table_print(&t, err);
 }
@@ -183,11 +199,12 @@ static void model_rows(struct table *t, const struct qt_model_info *m, const cha
         table_row(t, "model\tcannot be run by eval: %s", unsupported);
 }
 
-static int print_totals(const struct source *s, const struct qt_model_info *model,
-                        const char *unsupported, enum qt_kv_keys kv, struct qt_err *err)
+static int print_totals(const struct source *s, const struct figures *figures,
+                        const struct qt_model_info *model, const char *unsupported,
+                        enum qt_kv_keys kv, struct qt_err *err)
 {
     struct table t = {.align = "ll"};
-    struct totals sum = count_totals(s);
+    struct totals sum = count_totals(s, figures);
     char bytes[TEXT_SIZE];
     model_rows(&t, model, unsupported);
     if (s->container)
@@ -211,26 +228,26 @@ static int print_totals(const struct source *s, const struct qt_model_info *mode
     return table_print(&t, err);
 }
 
-static int print_all(const struct source *s, const struct qt_model_info *model,
-                     const char *unsupported, enum qt_kv_keys kv, struct qt_err *err)
+static int print_all(const struct source *s, const struct figures *figures,
+                     const struct qt_model_info *model, const char *unsupported, enum qt_kv_keys kv,
+                     struct qt_err *err)
 {
     int rc = QT_OK;
     if (s->container) {
-        QT_TRY(print_entries(s, err));
+        QT_TRY(print_entries(s, figures, err));
         putchar('\n');
     }
     QT_TRY(print_tensors(s, err));
     putchar('\n');
-    QT_TRY(print_totals(s, model, unsupported, kv, err));
+    QT_TRY(print_totals(s, figures, model, unsupported, kv, err));
 done:
     return rc;
 }
 
 /* ---- JSON ----------------------------------------------------------------------------------- */
 
-static json_t *entry_doc(struct cli *cli, const struct qt_entry *e)
+static json_t *entry_doc(struct cli *cli, const struct qt_entry *e, const struct figures *f)
 {
-    static const char *const figures[] = {"mse", "sqnr_db", "cosine", "max_abs"};
     json_t *o = json_object();
     uint64_t size = entry_bytes(e);
     doc_set(cli, o, "name", doc_text(e->name));
@@ -239,10 +256,10 @@ static json_t *entry_doc(struct cli *cli, const struct qt_entry *e)
     doc_set(cli, o, "shape", doc_shape(2, (const size_t[]){e->n, e->k}));
     doc_set(cli, o, "bytes", doc_size(size));
     doc_set(cli, o, "bpw", doc_real(8 * (double)size / ((double)e->n * (double)e->k)));
-    if (!isnan(entry_paper_bpw(e)))
-        doc_set(cli, o, "paper_bpw", doc_real(entry_paper_bpw(e)));
-    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
-        doc_set(cli, o, figures[i], doc_real(error_figure(e, figures[i])));
+    if (!isnan(f->paper_bpw))
+        doc_set(cli, o, "paper_bpw", doc_real(f->paper_bpw));
+    for (size_t i = 0; i < ERRORS; i++)
+        doc_set(cli, o, error_names[i], doc_real(f->error[i]));
     return o;
 }
 
@@ -284,13 +301,14 @@ static json_t *model_doc(struct cli *cli, const struct qt_model_info *m)
     return o;
 }
 
-static void fill_doc(struct cli *cli, const struct source *s, const struct qt_model_info *model,
-                     const char *unsupported, enum qt_kv_keys kv)
+static void fill_doc(struct cli *cli, const struct source *s, const struct figures *figures,
+                     const struct qt_model_info *model, const char *unsupported, enum qt_kv_keys kv)
 {
     json_t *quantized = json_array(), *tensors = json_array();
-    struct totals sum = count_totals(s);
+    struct totals sum = count_totals(s, figures);
     for (size_t i = 0; i < sum.quantized; i++)
-        doc_append(cli, quantized, entry_doc(cli, qt_container_entry(s->container, i)));
+        doc_append(cli, quantized,
+                   entry_doc(cli, qt_container_entry(s->container, i), &figures[i]));
     for (size_t i = 0; i < qt_ckpt_count(s->ckpt); i++)
         if (is_copied(s, qt_ckpt_tensor(s->ckpt, i)))
             doc_append(cli, tensors, tensor_doc(cli, qt_ckpt_tensor(s->ckpt, i)));
@@ -334,6 +352,7 @@ static void try_model(struct qt_model **out, char why[WHY_SIZE], const struct so
 static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
 {
     struct source s;
+    struct figures *figures = NULL;
     struct qt_model *model = NULL;
     enum qt_kv_keys kv = QT_KV_KEYS_NONE;
     char why[WHY_SIZE];
@@ -344,14 +363,16 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(source_open(&s, args[0], err));
     if (s.container && qt_kv_entry(s.container))
         QT_TRY(qt_kv_check(&kv, s.container, err));
+    QT_TRY(read_figures(&figures, &s, err));
     try_model(&model, why, &s);
     const struct qt_model_info *info = model ? qt_model_info(model) : NULL;
     if (cli->doc)
-        fill_doc(cli, &s, info, why, kv);
+        fill_doc(cli, &s, figures, info, why, kv);
     else
-        QT_TRY(print_all(&s, info, why, kv, err));
+        QT_TRY(print_all(&s, figures, info, why, kv, err));
 done:
     qt_model_close(model);
+    qt_free(figures);
     source_close(&s);
     return rc;
 }

@@ -80,59 +80,78 @@ static const char *text_real(char buf[TEXT_SIZE], const char *format, const json
     return buf;
 }
 
-/* Prints the table of tensors on stderr: it is a message, not a result. */
-static int print_tensors(const json_t *document, struct qt_err *err)
+/* What is said of each quantized tensor: the table on stderr (a message, not a result), or an array
+ * for the document; and the formats that hold all tensors exactly. */
+struct tensors {
+    struct cli *cli;
+    struct table table;
+    json_t *list; /* NULL: the table */
+    bool quiet;
+    uint32_t unfit;          /* bit f: export format f does not hold all */
+    char spec[QT_SPEC_TEXT]; /* of the tensor before */
+    size_t count;
+};
+
+static void tensor_row(struct table *t, const json_t *tensor)
 {
-    struct table t = {.align = "lrlrrrrrrl"};
-    size_t i;
-    json_t *tensor;
-    table_row(&t, "TENSOR\tSHAPE\tSCHEME\tBPW\tMSE\tSQNR dB\tH BEFORE\tH AFTER\tMS\tNOTE");
-    json_array_foreach (json_object_get(document, "tensors"), i, tensor) {
-        const json_t *error = json_object_get(tensor, "error");
-        const json_t *hessian = json_object_get(tensor, "hessian");
-        const json_t *shape = json_object_get(tensor, "shape");
-        const char *fallback = json_string_value(json_object_get(hessian, "fallback"));
-        char text[6][TEXT_SIZE], spec[QT_SPEC_TEXT];
-        bool raised = json_is_true(json_object_get(hessian, "damp_raised"));
-        table_row(&t, "%s\t%lldx%lld\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s",
-                  json_string_value(json_object_get(tensor, "name")),
-                  (long long)json_integer_value(json_array_get(shape, 0)),
-                  (long long)json_integer_value(json_array_get(shape, 1)),
-                  qt_spec_short(spec, json_string_value(json_object_get(tensor, "scheme"))),
-                  text_real(text[0], "%.4f", json_object_get(tensor, "bpw")),
-                  text_real(text[1], "%.3e", json_object_get(error, "mse")),
-                  text_real(text[2], "%.2f", json_object_get(error, "sqnr_db")),
-                  text_real(text[3], "%.4g", json_object_get(hessian, "error_before")),
-                  text_real(text[4], "%.4g", json_object_get(hessian, "error_after")),
-                  text_real(text[5], "%.0f", json_object_get(tensor, "ms")),
-                  fallback ? fallback
-                  : raised ? "damping raised"
-                           : "");
-    }
-    return table_print_to(stderr, &t, err);
+    const json_t *error = json_object_get(tensor, "error");
+    const json_t *hessian = json_object_get(tensor, "hessian");
+    const json_t *shape = json_object_get(tensor, "shape");
+    const char *fallback = json_string_value(json_object_get(hessian, "fallback"));
+    char text[6][TEXT_SIZE], spec[QT_SPEC_TEXT];
+    bool raised = json_is_true(json_object_get(hessian, "damp_raised"));
+    table_row(t, "%s\t%lldx%lld\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s",
+              json_string_value(json_object_get(tensor, "name")),
+              (long long)json_integer_value(json_array_get(shape, 0)),
+              (long long)json_integer_value(json_array_get(shape, 1)),
+              qt_spec_short(spec, json_string_value(json_object_get(tensor, "scheme"))),
+              text_real(text[0], "%.4f", json_object_get(tensor, "bpw")),
+              text_real(text[1], "%.3e", json_object_get(error, "mse")),
+              text_real(text[2], "%.2f", json_object_get(error, "sqnr_db")),
+              text_real(text[3], "%.4g", json_object_get(hessian, "error_before")),
+              text_real(text[4], "%.4g", json_object_get(hessian, "error_after")),
+              text_real(text[5], "%.0f", json_object_get(tensor, "ms")),
+              fallback ? fallback
+              : raised ? "damping raised"
+                       : "");
+}
+
+static void find_unfit(struct tensors *t, const char *text)
+{
+    const struct qt_export_format *format;
+    struct qt_spec spec;
+    const char *why;
+    if (strncmp(t->spec, text, sizeof t->spec) == 0)
+        return;
+    snprintf(t->spec, sizeof t->spec, "%s", text);
+    const bool known = qt_spec_read(&spec, text, NULL) == QT_OK;
+    for (size_t f = 0; (format = qt_export_format_at(f)) != NULL; f++)
+        if (!known || qt_export_fit(&why, format, &spec) != QT_EXPORT_EXACT)
+            t->unfit |= (uint32_t)1 << f;
+}
+
+static void add_tensor(void *ctx, json_t *tensor)
+{
+    struct tensors *t = ctx;
+    t->count++;
+    find_unfit(t, json_string_value(json_object_get(tensor, "scheme")));
+    if (t->list)
+        doc_append(t->cli, t->list, json_incref(tensor));
+    else if (!t->quiet)
+        tensor_row(&t->table, tensor);
 }
 
 /* Says what to do next: the formats that hold all quantized tensors exactly. */
 static void print_next(struct cli *cli, const struct quantize_options *o, const char *ckpt,
-                       const json_t *document)
+                       const struct tensors *t)
 {
-    const json_t *tensors = json_object_get(document, "tensors");
     const struct qt_export_format *format;
     char formats[200] = "";
-    size_t i, at = 0;
-    json_t *tensor;
-    for (size_t f = 0; (format = qt_export_format_at(f)) != NULL; f++) {
-        bool fits = json_array_size(tensors) > 0;
-        json_array_foreach (tensors, i, tensor) {
-            struct qt_spec spec;
-            const char *why, *text = json_string_value(json_object_get(tensor, "scheme"));
-            fits = fits && qt_spec_read(&spec, text, NULL) == QT_OK &&
-                   qt_export_fit(&why, format, &spec) == QT_EXPORT_EXACT;
-        }
-        if (fits && at < sizeof formats)
+    size_t at = 0;
+    for (size_t f = 0; t->count && (format = qt_export_format_at(f)) != NULL; f++)
+        if (!(t->unfit >> f & 1) && at < sizeof formats)
             at += (size_t)snprintf(formats + at, sizeof formats - at, "%s%s", at ? "|" : "",
                                    qt_export_name(format));
-    }
     qt_log_message(&cli->log, QT_LOG_INFO,
                    "next: qtool verify %s --source %s; qtool eval %s --data TEXT --ref %s%s%s%s%s",
                    o->out, ckpt, o->out, ckpt, at ? "; qtool export " : "", at ? o->out : "",
@@ -141,7 +160,8 @@ static void print_next(struct cli *cli, const struct quantize_options *o, const 
 
 static int print_report(struct cli *cli, const struct quantize_options *o,
                         const struct qt_ckpt *ckpt, const struct calibration *calibration,
-                        const struct qt_quantize_report *r, struct qt_err *err)
+                        const struct qt_quantize_report *r, struct tensors *tensors,
+                        struct qt_err *err)
 {
     const struct qt_calibration *data = &calibration->data;
     struct table t = {.align = "ll"};
@@ -163,11 +183,12 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
         doc_share(cli, &r->share, r->left, r->nleft);
         doc_bos(cli, &calibration->bos);
         doc_nonfinite(cli, r->nonfinite, r->nonfinite_tensors, r->nonfinite_values);
+        doc_set(cli, r->document, "tensors", json_incref(tensors->list));
         doc_set(cli, cli->doc, "report", json_incref(r->document));
         return QT_OK;
     }
     if (!o->common.quiet)
-        rc = print_tensors(r->document, err);
+        rc = table_print_to(stderr, &tensors->table, err);
     if (rc < 0)
         return rc;
     table_row(&t, "container\t%s%s", o->out, r->reused ? ", already complete" : "");
@@ -192,6 +213,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     struct rules rules = {0};
     struct calibration calibration = {0};
     struct qt_budget budget = {0};
+    struct tensors tensors = {
+        .cli = cli, .table = {.align = "lrlrrrrrrl"}, .quiet = o->common.quiet};
     struct qt_learn_options learn;
     enum qt_kv_keys kv;
     char *command = NULL, *hint = NULL;
@@ -225,6 +248,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         .comm = cli->comm,
         .log = &cli->log,
         .interrupted = interrupt_came,
+        .tensor = add_tensor,
+        .tensor_ctx = &tensors,
     };
     QT_TRY(calibration_open(&calibration, &o->calibration, ckpt, o->common.device, err));
     if (budget_wanted(&o->budget)) {
@@ -237,14 +262,18 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         opt.calibration = &calibration.data;
     opt.backend = calibration.backend;
     opt.plan.calibrated = opt.calibration != NULL;
+    table_row(&tensors.table,
+              "TENSOR\tSHAPE\tSCHEME\tBPW\tMSE\tSQNR dB\tH BEFORE\tH AFTER\tMS\tNOTE");
+    if (cli->doc)
+        tensors.list = json_array();
     QT_TRY(qt_quantize(&report, ckpt, &opt, err));
-    QT_TRY(print_report(cli, o, ckpt, &calibration, &report, err));
+    QT_TRY(print_report(cli, o, ckpt, &calibration, &report, &tensors, err));
     if (budget.scheme && cli->doc)
         budget_doc(cli, &budget);
     else if (budget.scheme)
         QT_TRY(budget_print(&budget, err));
     fflush(stdout);
-    print_next(cli, o, args[0], report.document);
+    print_next(cli, o, args[0], &tensors);
 done:
     interrupt_hint(NULL);
     if (rc == QT_E_INTERRUPTED) {
@@ -256,6 +285,8 @@ done:
     qt_free(command);
     qt_free(hint);
     json_decref(report.document);
+    json_decref(tensors.list);
+    table_free(&tensors.table);
     calibration_close(&calibration);
     qt_ckpt_close(ckpt);
     rules_free(&rules);

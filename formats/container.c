@@ -12,12 +12,22 @@ struct stored {
     const struct qt_tensor *tensor;
     uint32_t crc;
     bool claimed;
+    struct qt_json_part json; /* of a copied tensor: its member of the manifest */
+};
+
+/* An object of the manifest whose members are read one by one. */
+struct list {
+    struct qt_json_part text;
+    size_t count;
 };
 
 struct qt_container {
     char *dir;
     char *manifest_path;
-    json_t *manifest;
+    char *text; /* of the manifest */
+    struct list tensors, copied;
+    json_t *manifest; /* the other members */
+    json_t *words;    /* object: its keys are strings that many entries have */
     int version;
     struct qt_ckpt *ckpt;
     struct stored *stored; /* sorted by name */
@@ -101,8 +111,8 @@ static struct stored *stored_find(const struct qt_container *c, const char *name
 
 /* Claims the stored tensor `name` for an entry of the manifest. The tensor must exist, must not be
  * claimed yet, and must have the dtype and shape that `obj` declares. */
-static int claim(const struct stored **out, struct qt_container *c, const char *name,
-                 const json_t *obj, struct qt_err *err)
+static int claim(struct stored **out, struct qt_container *c, const char *name, const json_t *obj,
+                 struct qt_err *err)
 {
     const char *dtype_name;
     enum qt_dtype dtype;
@@ -157,11 +167,20 @@ static int check_all_claimed(const struct qt_container *c, struct qt_err *err)
 
 /* ---- entries -------------------------------------------------------------------------------- */
 
+/* *word = a copy of itself that the container owns. */
+static int keep_word(const char **word, struct qt_container *c, struct qt_err *err)
+{
+    if (!json_object_get(c->words, *word) && json_object_set_new(c->words, *word, json_true()) < 0)
+        return qt_fail(err, QT_E_RESOURCE, c->manifest_path, NULL, "out of memory");
+    *word = json_object_iter_key(json_object_iter_at(c->words, *word));
+    return QT_OK;
+}
+
 static int parse_section(struct qt_entry *e, struct qt_container *c, const json_t *obj,
                          struct qt_err *err)
 {
     const char *name;
-    const struct stored *s;
+    struct stored *s;
     char *stored_name = NULL;
     int rc = need_string(&name, c, obj, "name", e->name, err);
     if (rc < 0)
@@ -172,6 +191,7 @@ static int parse_section(struct qt_entry *e, struct qt_container *c, const json_
                        SECTION_NAME_LIMIT);
     QT_TRY(qt_string_format(&stored_name, err, "%s.q.%s", e->name, name));
     QT_TRY(claim(&s, c, stored_name, obj, err));
+    QT_TRY(keep_word(&name, c, err));
     e->section[e->nsections].name = name;
     e->section[e->nsections].tensor = s->tensor;
     e->section[e->nsections].crc = s->crc;
@@ -181,9 +201,10 @@ done:
     return rc;
 }
 
-static int parse_sections(struct qt_entry *e, struct qt_container *c, struct qt_err *err)
+static int parse_sections(struct qt_entry *e, struct qt_container *c, const json_t *obj,
+                          struct qt_err *err)
 {
-    const json_t *list = json_object_get(e->json, "sections");
+    const json_t *list = json_object_get(obj, "sections");
     size_t n = json_array_size(list);
     if (n < 1 || n > QT_MAX_SECTIONS)
         return qt_fail(err, QT_E_INPUT, c->manifest_path, e->name,
@@ -196,30 +217,35 @@ static int parse_sections(struct qt_entry *e, struct qt_container *c, struct qt_
     return QT_OK;
 }
 
-static int parse_entry(struct qt_entry *e, struct qt_container *c, struct qt_err *err)
+static int parse_entry(struct qt_entry *e, struct qt_container *c, const json_t *obj,
+                       struct qt_err *err)
 {
-    const json_t *exp2 = json_object_get(e->json, "scale_exp2");
+    const json_t *exp2 = json_object_get(obj, "scale_exp2");
     size_t shape[QT_MAX_DIMS], count;
     int ndim, rc;
-    if (!json_is_object(e->json) || !e->name[0])
+    if (!json_is_object(obj) || !e->name[0])
         return bad(err, c, e->name, "an entry of 'tensors' must be a named object");
-    if (json_object_get(json_object_get(c->manifest, "copied"), e->name))
+    if (qt_container_is_copied(c, e->name))
         return bad(err, c, e->name, "is in both 'tensors' and 'copied'");
-    if ((rc = need_string(&e->spec, c, e->json, "scheme", e->name, err)) < 0 ||
-        (rc = need_string(&e->layout, c, e->json, "layout", e->name, err)) < 0 ||
-        (rc = parse_shape(shape, &ndim, c, e->json, e->name, err)) < 0)
+    if ((rc = need_string(&e->spec, c, obj, "scheme", e->name, err)) < 0 ||
+        (rc = need_string(&e->layout, c, obj, "layout", e->name, err)) < 0 ||
+        (rc = keep_word(&e->spec, c, err)) < 0 || (rc = keep_word(&e->layout, c, err)) < 0 ||
+        (rc = parse_shape(shape, &ndim, c, obj, e->name, err)) < 0)
         return rc;
     if (ndim != 2 || shape[0] == 0 || shape[1] == 0 || qt_mul_overflow(&count, shape[0], shape[1]))
         return bad(err, c, e->name, "'shape' must be two positive integers N, K");
     e->n = shape[0];
     e->k = shape[1];
+    e->source_dtype = json_string_value(json_object_get(obj, "source_dtype"));
+    if (e->source_dtype && (rc = keep_word(&e->source_dtype, c, err)) < 0)
+        return rc;
     if (!json_is_integer(exp2) || json_integer_value(exp2) < -SCALE_EXP2_LIMIT ||
         json_integer_value(exp2) > SCALE_EXP2_LIMIT)
         return qt_fail(err, QT_E_INPUT, c->manifest_path, e->name,
                        "'scale_exp2' must be an integer from -%d to %d", SCALE_EXP2_LIMIT,
                        SCALE_EXP2_LIMIT);
     e->scale_exp2 = (int)json_integer_value(exp2);
-    return parse_sections(e, c, err);
+    return parse_sections(e, c, obj, err);
 }
 
 static int compare_entries(const void *a, const void *b)
@@ -233,44 +259,164 @@ static int compare_entry_name(const void *name, const void *item)
     return strcmp(name, (*(const struct qt_entry *const *)item)->name);
 }
 
-static int parse_entries(struct qt_container *c, json_t *tensors, struct qt_err *err)
+/* Adds the member of `tensors` that `object` has. */
+static int add_entry(struct qt_container *c, json_t *object, struct qt_json_part json,
+                     struct qt_err *err)
 {
-    size_t n = json_object_size(tensors);
-    const char *name;
-    json_t *value;
-    int rc;
-    if ((rc = qt_array_new(&c->entries, n, sizeof *c->entries, err)) < 0 ||
-        (rc = qt_array_new(&c->by_name, n, sizeof *c->by_name, err)) < 0)
+    struct qt_entry *e = &c->entries[c->count];
+    const void *member = json_object_iter(object);
+    char *name;
+    int rc = qt_string_copy(&name, json_object_iter_key((void *)(uintptr_t)member), err);
+    if (rc < 0)
         return rc;
-    json_object_foreach (tensors, name, value) {
-        struct qt_entry *e = &c->entries[c->count];
-        e->name = name;
-        e->json = value;
-        if ((rc = parse_entry(e, c, err)) < 0)
-            return rc;
-        c->by_name[c->count++] = e;
+    e->name = name;
+    e->json = json;
+    c->by_name[c->count++] = e;
+    return parse_entry(e, c, json_object_iter_value((void *)(uintptr_t)member), err);
+}
+
+/* Claims a stored tensor that is not a section; `what` is "copied" or "kv.tensors". */
+static int claim_member(struct stored **out, struct qt_container *c, const char *name,
+                        const json_t *value, const char *what, struct qt_err *err)
+{
+    if (!json_is_object(value) || !name[0])
+        return qt_fail(err, QT_E_INPUT, c->manifest_path, name,
+                       "an entry of '%s' must be a named object", what);
+    return claim(out, c, name, value, err);
+}
+
+static int add_copied(struct qt_container *c, json_t *object, struct qt_json_part json,
+                      struct qt_err *err)
+{
+    void *member = json_object_iter(object);
+    struct stored *s;
+    int rc = claim_member(&s, c, json_object_iter_key(member), json_object_iter_value(member),
+                          "copied", err);
+    if (rc == QT_OK)
+        s->json = json;
+    return rc;
+}
+
+static int parse_list(struct qt_container *c, const struct list *list,
+                      int (*add)(struct qt_container *c, json_t *object, struct qt_json_part json,
+                                 struct qt_err *err),
+                      struct qt_err *err)
+{
+    struct qt_json_cursor cursor;
+    struct qt_json_part part;
+    json_t *object;
+    int rc = QT_OK;
+    qt_json_enter(&cursor, list->text, '{');
+    while (rc == QT_OK && qt_json_next(&part, &cursor) == QT_JSON_PART) {
+        rc = qt_json_parse_part(&object, part, '{', false, c->manifest_path, err);
+        if (rc == QT_OK)
+            rc = add(c, object, part, err);
+        json_decref(object);
     }
-    qsort(c->by_name, n, sizeof *c->by_name, compare_entries);
+    return rc;
+}
+
+static int parse_kv(struct qt_container *c, struct qt_err *err)
+{
+    json_t *list = json_object_get(json_object_get(c->manifest, "kv"), "tensors"), *value;
+    const char *name;
+    struct stored *s;
+    int rc;
+    if (!json_is_object(list))
+        return bad(err, c, NULL, "'kv.tensors' must be an object");
+    json_object_foreach (list, name, value) {
+        if ((rc = claim_member(&s, c, name, value, "kv.tensors", err)) < 0)
+            return rc;
+    }
     return QT_OK;
 }
 
-/* Claims stored tensors that are not sections; `what` is "copied" or "kv.tensors". */
-static int parse_list(struct qt_container *c, json_t *list, const char *what, struct qt_err *err)
+static int parse_entries(struct qt_container *c, struct qt_err *err)
 {
-    const struct stored *s;
-    const char *name;
-    json_t *value;
-    if (!json_is_object(list))
-        return qt_fail(err, QT_E_INPUT, c->manifest_path, NULL, "'%s' must be an object", what);
-    json_object_foreach (list, name, value) {
-        if (!json_is_object(value) || !name[0])
-            return qt_fail(err, QT_E_INPUT, c->manifest_path, name,
-                           "an entry of '%s' must be a named object", what);
-        int rc = claim(&s, c, name, value, err);
-        if (rc < 0)
-            return rc;
-    }
-    return QT_OK;
+    const size_t n = c->tensors.count;
+    int rc;
+    QT_TRY(qt_array_new(&c->entries, n, sizeof *c->entries, err));
+    QT_TRY(qt_array_new(&c->by_name, n, sizeof *c->by_name, err));
+    QT_TRY(parse_list(c, &c->tensors, add_entry, err));
+    qsort(c->by_name, n, sizeof *c->by_name, compare_entries);
+done:
+    return rc;
+}
+
+/* ---- cutting the manifest ------------------------------------------------------------------- */
+
+static int no_json(struct qt_err *err, const struct qt_container *c)
+{
+    return bad(err, c, NULL, "invalid JSON");
+}
+
+/* Leaves *list empty if the text is not an object. */
+static int cut_list(struct list *list, const struct qt_container *c, struct qt_json_part text,
+                    struct qt_err *err)
+{
+    struct qt_json_cursor cursor;
+    struct qt_json_part part;
+    enum qt_json_step step;
+    if (!qt_json_enter(&cursor, text, '{'))
+        return QT_OK;
+    if (list->text.text) /* the same key twice */
+        return no_json(err, c);
+    list->text = text;
+    while ((step = qt_json_next(&part, &cursor)) == QT_JSON_PART)
+        list->count++;
+    return step == QT_JSON_END ? QT_OK : no_json(err, c);
+}
+
+/* Adds a member of the manifest that is not a list. */
+static int add_member(struct qt_container *c, struct qt_json_part part, struct qt_err *err)
+{
+    json_t *object;
+    int rc = qt_json_parse_part(&object, part, '{', false, c->manifest_path, err);
+    if (rc < 0)
+        return rc;
+    if (json_object_get(c->manifest, json_object_iter_key(json_object_iter(object))))
+        rc = no_json(err, c);
+    else if (json_object_update(c->manifest, object) < 0)
+        rc = qt_fail(err, QT_E_RESOURCE, c->manifest_path, NULL, "out of memory");
+    json_decref(object);
+    return rc;
+}
+
+static int cut_manifest(struct qt_container *c, struct qt_json_part text, struct qt_err *err)
+{
+    struct qt_json_cursor cursor;
+    struct qt_json_part part, value;
+    enum qt_json_step step;
+    int rc = QT_OK;
+    if (!qt_json_enter(&cursor, text, '{'))
+        return bad(err, c, NULL, "the manifest must be a JSON object");
+    while ((step = qt_json_next(&part, &cursor)) == QT_JSON_PART && rc == QT_OK)
+        rc = qt_json_part_value(&value, part, "tensors")  ? cut_list(&c->tensors, c, value, err)
+             : qt_json_part_value(&value, part, "copied") ? cut_list(&c->copied, c, value, err)
+                                                          : add_member(c, part, err);
+    return rc < 0 || step == QT_JSON_END ? rc : no_json(err, c);
+}
+
+/* Replaces *err by the fault of the manifest's syntax, if it has one: that comes first. */
+static int explain(const struct qt_container *c, int rc, struct qt_err *err)
+{
+    json_t *whole = NULL;
+    struct qt_err syntax = {0};
+    int earlier = qt_json_load(&whole, c->manifest_path, QT_MAX_MANIFEST, &syntax);
+    json_decref(whole);
+    if (earlier == QT_OK)
+        return rc;
+    if (err)
+        *err = syntax;
+    return earlier;
+}
+
+static bool has_twins(const struct qt_container *c)
+{
+    for (size_t i = 1; i < c->count; i++)
+        if (strcmp(c->by_name[i - 1]->name, c->by_name[i]->name) == 0)
+            return true;
+    return false;
 }
 
 /* ---- opening -------------------------------------------------------------------------------- */
@@ -281,8 +427,6 @@ static int read_version(struct qt_container *c, struct qt_err *err)
     const char *format;
     size_t version;
     int rc;
-    if (!json_is_object(c->manifest))
-        return bad(err, c, NULL, "the manifest must be a JSON object");
     if ((rc = need_string(&format, c, c->manifest, "format", NULL, err)) < 0 ||
         (rc = qt_json_need_size(&version, c->manifest, "format_version", c->manifest_path, err)) <
             0)
@@ -311,27 +455,30 @@ static int check_files(const struct qt_container *c, struct qt_err *err)
     return QT_OK;
 }
 
-static int load(struct qt_container *c, const char *path, struct qt_err *err)
+static int load(struct qt_container *c, struct qt_err *err)
 {
     int rc;
-    QT_TRY(qt_string_copy(&c->dir, path, err));
-    QT_TRY(qt_path_join(&c->manifest_path, path, QT_MANIFEST_NAME, err));
-    QT_TRY(qt_json_load(&c->manifest, c->manifest_path, QT_MAX_MANIFEST, err));
+    size_t size;
+    QT_TRY(qt_file_read(&c->text, &size, c->manifest_path, QT_MAX_MANIFEST, err));
+    c->manifest = json_object();
+    c->words = json_object();
+    if (!c->manifest || !c->words)
+        return qt_fail(err, QT_E_RESOURCE, c->manifest_path, NULL, "out of memory");
+    QT_TRY(cut_manifest(c, (struct qt_json_part){c->text, size}, err));
     QT_TRY(read_version(c, err));
-    json_t *tensors = json_object_get(c->manifest, "tensors");
-    json_t *copied = json_object_get(c->manifest, "copied");
-    json_t *kv = json_object_get(c->manifest, "kv");
-    if (!json_is_object(tensors))
+    if (!c->tensors.text.text)
         return bad(err, c, NULL, "'tensors' must be an object");
-    if (!json_is_object(copied))
+    if (!c->copied.text.text)
         return bad(err, c, NULL, "'copied' must be an object");
-    QT_TRY(qt_ckpt_open_stored(&c->ckpt, path, err));
+    QT_TRY(qt_ckpt_open_stored(&c->ckpt, c->dir, err));
     QT_TRY(check_files(c, err));
     QT_TRY(list_stored(c, err));
-    QT_TRY(parse_entries(c, tensors, err));
-    QT_TRY(parse_list(c, copied, "copied", err));
-    if (kv)
-        QT_TRY(parse_list(c, json_object_get(kv, "tensors"), "kv.tensors", err));
+    QT_TRY(parse_list(c, &c->copied, add_copied, err));
+    QT_TRY(parse_entries(c, err));
+    if (has_twins(c))
+        return no_json(err, c);
+    if (json_object_get(c->manifest, "kv"))
+        QT_TRY(parse_kv(c, err));
     QT_TRY(check_all_claimed(c, err));
 done:
     return rc;
@@ -352,7 +499,13 @@ int qt_container_open(struct qt_container **out, const char *path, struct qt_err
     int rc = qt_array_new(&c, 1, sizeof *c, err);
     if (rc < 0)
         return rc;
-    rc = load(c, path, err);
+    rc = qt_string_copy(&c->dir, path, err);
+    if (rc == QT_OK)
+        rc = qt_path_join(&c->manifest_path, path, QT_MANIFEST_NAME, err);
+    if (rc == QT_OK)
+        rc = load(c, err);
+    if (rc == QT_E_INPUT || rc == QT_E_UNSUPPORTED)
+        rc = explain(c, rc, err);
     if (rc < 0)
         qt_container_close(c);
     else
@@ -365,7 +518,11 @@ void qt_container_close(struct qt_container *c)
     if (!c)
         return;
     qt_ckpt_close(c->ckpt);
+    for (size_t i = 0; i < c->count; i++)
+        qt_free((void *)(uintptr_t)c->entries[i].name);
     json_decref(c->manifest);
+    json_decref(c->words);
+    qt_free(c->text);
     qt_free(c->dir);
     qt_free(c->manifest_path);
     qt_free(c->stored);
@@ -387,6 +544,34 @@ const struct qt_ckpt *qt_container_ckpt(const struct qt_container *c)
 const json_t *qt_container_manifest(const struct qt_container *c)
 {
     return c->manifest;
+}
+
+/* The value of the only member of the part; it was parsed before. */
+static int member_json(json_t **out, struct qt_json_part part, struct qt_err *err)
+{
+    json_t *object;
+    int rc = qt_json_parse_part(&object, part, '{', false, QT_MANIFEST_NAME, err);
+    *out = json_incref(json_object_iter_value(json_object_iter(object)));
+    json_decref(object);
+    return rc;
+}
+
+int qt_entry_json(json_t **out, const struct qt_entry *e, struct qt_err *err)
+{
+    return member_json(out, e->json, err);
+}
+
+bool qt_container_is_copied(const struct qt_container *c, const char *name)
+{
+    const struct stored *s = stored_find(c, name);
+    return s && s->json.text;
+}
+
+int qt_container_copied_json(json_t **out, const struct qt_container *c, const char *name,
+                             struct qt_err *err)
+{
+    *out = NULL;
+    return member_json(out, stored_find(c, name)->json, err);
 }
 
 int qt_container_crc(uint32_t *out, const struct qt_container *c, struct qt_err *err)

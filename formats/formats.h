@@ -18,6 +18,7 @@
  *   output.c       a directory in another format: files written one after the other
  *   qcal.c         calibration file: reading and checking (qcal_writer.c writes it)
  *   json.c         strict JSON reading; errors name the file
+ *   json_parts.c   JSON read and written part by part
  *   json_edit.c    textual changes of JSON files
  *   kind.c         what a file is, by its content
  */
@@ -95,6 +96,58 @@ int qt_json_edit_set(char **out, size_t *out_size, const char *text, size_t size
                      const json_t *value, const char *file, struct qt_err *err);
 int qt_json_edit_remove(char **out, size_t *out_size, const char *text, size_t size,
                         const char *path, const char *file, struct qt_err *err);
+
+/*
+ * Large objects and arrays, read part by part: the members of an object or elements of an array,
+ * cut from the text and parsed one by one. Cutting finds no fault within a part, only between
+ * parts; every text that is cut without QT_JSON_FAULT, and of which qt_json_parse_part accepts all
+ * parts, is valid JSON, except that two members may have the same key.
+ */
+struct qt_json_part {
+    const char *text; /* not terminated */
+    size_t size;
+};
+struct qt_json_cursor {
+    const char *at, *end;
+    char close;
+    bool first;
+};
+/* Begins to cut a text that begins with `open`, '{' or '['; false if it does not. */
+bool qt_json_enter(struct qt_json_cursor *c, struct qt_json_part text, char open);
+/* QT_JSON_END: there are no more parts, nor other text. */
+enum qt_json_step { QT_JSON_PART, QT_JSON_END, QT_JSON_FAULT };
+enum qt_json_step qt_json_next(struct qt_json_part *out, struct qt_json_cursor *c);
+/* True if the member has this key, written without escapes; *value is the text of its value. */
+bool qt_json_part_value(struct qt_json_part *value, struct qt_json_part member, const char *key);
+/* *out = the object or array (`open`) of this part alone. lenient: as qt_json_parse_lenient; errors
+ * as qt_json_parse, with lines and columns counted from the part. */
+int qt_json_parse_part(json_t **out, struct qt_json_part part, char open, bool lenient,
+                       const char *file, struct qt_err *err);
+
+/*
+ * A file with a JSON object, written part by part, with the bytes that json_dump gives for
+ * JSON_INDENT(1) and JSON_REAL_PRECISION(9). Lists do not nest. The caller closes *o, after a
+ * failure as well.
+ */
+struct qt_json_out {
+    char *path, *buffer; /* path: NULL if nothing is written, in a rank that writes no files */
+    int fd;
+    uint64_t at;
+    size_t used;
+    char close; /* of the list that is open; 0: none */
+    bool first; /* no part was written yet */
+};
+/* key: NULL for an element of an array. */
+int qt_json_out_value(struct qt_json_out *o, const char *key, const json_t *value,
+                      struct qt_err *err);
+/* All members of an object. */
+int qt_json_out_members(struct qt_json_out *o, const json_t *object, struct qt_err *err);
+/* The following parts are those of a member: an object ('{') or array ('['). */
+int qt_json_out_begin(struct qt_json_out *o, const char *key, char open, struct qt_err *err);
+int qt_json_out_end(struct qt_json_out *o, struct qt_err *err);
+/* Completes and syncs the file. */
+int qt_json_out_finish(struct qt_json_out *o, struct qt_err *err);
+void qt_json_out_close(struct qt_json_out *o);
 
 /* ---- kinds of files ------------------------------------------------------------------------- */
 
@@ -367,18 +420,19 @@ enum { QT_MAX_SECTIONS = 16, QT_FORMAT_VERSION = 2 };
 
 /* Manifest entry of one quantized tensor. The container owns everything. */
 struct qt_entry {
-    const char *name;   /* of the checkpoint's tensor */
-    const char *spec;   /* canonical scheme text, e.g. "nf4:g=128,method=search" */
-    const char *layout; /* layout id, e.g. "frag16x64/nibble" */
-    size_t n, k;        /* logical shape [n][k] */
-    int scale_exp2;     /* true scale = stored scale * 2^scale_exp2 */
+    const char *name;         /* of the checkpoint's tensor */
+    const char *spec;         /* canonical scheme text, e.g. "nf4:g=128,method=search" */
+    const char *layout;       /* layout id, e.g. "frag16x64/nibble" */
+    size_t n, k;              /* logical shape [n][k] */
+    int scale_exp2;           /* true scale = stored scale * 2^scale_exp2 */
+    const char *source_dtype; /* name of a dtype; NULL: it is not recorded */
     size_t nsections;
     struct {
         const char *name;               /* "plane0"; stored as tensor "NAME.q.plane0" */
         const struct qt_tensor *tensor; /* in qt_container_ckpt */
         uint32_t crc;                   /* CRC-32 of the data */
     } section[QT_MAX_SECTIONS];
-    const json_t *json; /* the whole entry */
+    struct qt_json_part json; /* the whole entry, for qt_entry_json */
 };
 
 struct qt_container; /* opaque; immutable after opening */
@@ -404,7 +458,14 @@ int qt_container_open(struct qt_container **out, const char *path, struct qt_err
 void qt_container_close(struct qt_container *c);
 const char *qt_container_dir(const struct qt_container *c);
 const struct qt_ckpt *qt_container_ckpt(const struct qt_container *c);
+/* The members of the manifest except `tensors` and `copied`. */
 const json_t *qt_container_manifest(const struct qt_container *c);
+/* *out = the manifest's object for a quantized tensor; the caller releases it with json_decref. */
+int qt_entry_json(json_t **out, const struct qt_entry *e, struct qt_err *err);
+/* True for the name of a copied tensor, and its object in the manifest, as from qt_entry_json. */
+bool qt_container_is_copied(const struct qt_container *c, const char *name);
+int qt_container_copied_json(json_t **out, const struct qt_container *c, const char *name,
+                             struct qt_err *err);
 /* CRC-32 of the file qtool.json. It identifies the contents, as the manifest has the CRCs of all
  * tensors. */
 int qt_container_crc(uint32_t *out, const struct qt_container *c, struct qt_err *err);
@@ -443,7 +504,8 @@ struct qt_writer_options {
     struct qt_comm *comm;
 };
 /*
- * With several ranks, all call qt_writer_open, qt_writer_exchange and qt_writer_finish together.
+ * With several ranks, all call qt_writer_open, qt_writer_exchange, qt_writer_begin_manifest and
+ * qt_writer_finish together.
  * Each puts and commits units of its own; rank 0 does everything else. A rank sees and rank 0
  * journals the units of other ranks after the next qt_writer_exchange.
  *
@@ -463,15 +525,17 @@ int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tens
  * that holds `before`. */
 int qt_identity_check(const json_t *before, const json_t *now, const char *file,
                       struct qt_err *err);
-/* The record of a finished unit, owned by the writer, or NULL if the unit is not finished. */
-const json_t *qt_writer_done(const struct qt_writer *w, const char *unit);
+/* True for a finished unit. qt_writer_record reads its record from the journal; the caller releases
+ * it with json_decref. QT_E_RESOURCE if the journal reads back wrong. */
+bool qt_writer_done(const struct qt_writer *w, const char *unit);
+int qt_writer_record(json_t **out, const struct qt_writer *w, const char *unit, struct qt_err *err);
 /* Writes bytes [offset, offset + size) of declared tensor i. Each byte is written once. */
 int qt_writer_put(struct qt_writer *w, size_t i, const void *data, size_t size, uint64_t offset,
                   struct qt_err *err);
 /* Reads all of tensor i of a finished unit. */
 int qt_writer_get(const struct qt_writer *w, size_t i, void *data, size_t size, struct qt_err *err);
 /* Finishes a unit, which consists of all tensors put since the last commit; QT_E_INTERNAL if one is
- * incomplete. record (copied) must hold all that the manifest will state about the unit. */
+ * incomplete. record must hold all that the manifest will state about the unit. */
 int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record,
                      struct qt_err *err);
 /* With several ranks: tells all of them the units that each committed since the last call. */
@@ -501,16 +565,18 @@ int qt_writer_copy_file(struct qt_writer *w, const char *path, struct qt_err *er
 /* Adds a side file with this content and at most these permissions. */
 int qt_writer_add_text(struct qt_writer *w, const char *name, const char *text, size_t size,
                        unsigned mode, struct qt_err *err);
-/* Adds a JSON side file that may differ from run to run: SHA256SUMS does not list it. */
-int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *value,
-                       struct qt_err *err);
-/* Writes the index (if sharded) and qtool.json = manifest, reads everything back and compares it
- * with the CRCs of the manifest, writes SHA256SUMS, removes the journal, and renames DIR.partial to
- * DIR. QT_E_RESOURCE if the read-back differs, or if DIR now may not be replaced (a resume then
- * continues from DIR.partial). QT_E_INTERNAL if a tensor was not committed or the result does not
- * open as a container. The manifest must have the identity of qt_writer_open as member "identity".
- * A later run uses it to recognize a container that was complete but not yet renamed. */
-int qt_writer_finish(struct qt_writer *w, const json_t *manifest, struct qt_err *err);
+/* Begins a JSON side file that may differ from run to run: SHA256SUMS does not list it. */
+int qt_writer_begin_json(struct qt_json_out *out, struct qt_writer *w, const char *name,
+                         struct qt_err *err);
+/* Writes the index (if sharded) and begins qtool.json. The manifest must have the identity of
+ * qt_writer_open as member "identity": a later run uses it to recognize a container that was
+ * complete but not yet renamed. QT_E_INTERNAL if a tensor was not committed. */
+int qt_writer_begin_manifest(struct qt_json_out *out, struct qt_writer *w, struct qt_err *err);
+/* Reads everything back and compares it with the CRCs of the manifest, writes SHA256SUMS, removes
+ * the journal, and renames DIR.partial to DIR. QT_E_RESOURCE if the read-back differs, or if DIR now
+ * may not be replaced (a resume then continues from DIR.partial). QT_E_INTERNAL if the result does
+ * not open as a container. */
+int qt_writer_finish(struct qt_writer *w, struct qt_err *err);
 /* Frees the writer; an unfinished container stays in DIR.partial for a resume. */
 void qt_writer_close(struct qt_writer *w);
 /* Removes DIR.partial after a permanent failure (bad input); does nothing after a successful

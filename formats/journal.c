@@ -38,23 +38,6 @@ static json_t *unconst(const json_t *value)
     return (json_t *)(uintptr_t)value;
 }
 
-int qt_json_text(char **out, size_t *size, const json_t *value, size_t flags, struct qt_err *err)
-{
-    *out = NULL;
-    *size = json_dumpb(value, NULL, 0, flags);
-    if (*size == 0)
-        return no_memory(err, NULL);
-    int rc = qt_array_new(out, *size + 1, 1, err);
-    if (rc < 0)
-        return rc;
-    if (json_dumpb(value, *out, *size, flags) != *size) { /* allocates and may fail */
-        qt_free(*out);
-        *out = NULL;
-        return no_memory(err, NULL);
-    }
-    return QT_OK;
-}
-
 int qt_journal_open(struct qt_journal *j, const char *dir, bool owned, struct qt_err *err)
 {
     int rc;
@@ -182,7 +165,23 @@ static int check_header(const struct qt_journal *j, const json_t *header, const 
     return rc;
 }
 
-static int add_unit(struct qt_journal *j, json_t *line, struct qt_err *err)
+/* The line begins at j->end, or stays in memory. */
+static int add_unit(struct qt_journal *j, const char *unit, const json_t *line, struct qt_err *err)
+{
+    char *text = NULL;
+    size_t size;
+    int rc = QT_OK;
+    if (j->fd < 0)
+        QT_TRY(qt_json_text(&text, &size, line, JSON_COMPACT, err));
+    json_t *place = text ? json_string(text) : json_integer((json_int_t)j->end);
+    if (json_object_set_new(j->units, unit, place) < 0)
+        rc = no_memory(err, j->path);
+done:
+    qt_free(text);
+    return rc;
+}
+
+static int load_unit(struct qt_journal *j, const json_t *line, struct qt_err *err)
 {
     const char *unit = json_string_value(json_object_get(line, "unit"));
     if (!unit || !json_object_get(line, "record") ||
@@ -190,7 +189,7 @@ static int add_unit(struct qt_journal *j, json_t *line, struct qt_err *err)
         return qt_fail(
             err, QT_E_RESUME, j->path, NULL,
             "cannot resume: the journal is damaged; run again with --force, not --resume");
-    return json_object_set(j->units, unit, line) < 0 ? no_memory(err, j->path) : QT_OK;
+    return add_unit(j, unit, line, err);
 }
 
 /* Loads all valid lines and moves j->end past them. */
@@ -205,7 +204,7 @@ static int load_lines(bool *found, struct qt_journal *j, const char *text, size_
         QT_TRY(parse_line(&line, text + j->end, length, j->path, err));
         if (!line)
             break;
-        QT_TRY(*found ? add_unit(j, line, err) : check_header(j, line, plan, identity, err));
+        QT_TRY(*found ? load_unit(j, line, err) : check_header(j, line, plan, identity, err));
         json_decref(line);
         line = NULL;
         *found = true;
@@ -268,6 +267,69 @@ done:
     return rc;
 }
 
+/* Reads the line at an offset; *line = NULL if it is damaged. */
+static int read_line(json_t **line, const struct qt_journal *j, uint64_t at, struct qt_err *err)
+{
+    enum { PIECE = 4096 };
+    const char *newline = NULL;
+    char *text = NULL;
+    size_t size = 0, capacity = 0;
+    int rc = QT_OK;
+    while (!newline && at + size < j->end) {
+        const size_t n = qt_min_size(PIECE, (size_t)(j->end - at) - size);
+        QT_TRY(qt_array_grow(&text, &capacity, size + n, 1, err));
+        QT_TRY(qt_file_read_at(j->fd, j->path, text + size, n, at + size, err));
+        newline = memchr(text + size, '\n', n);
+        size += n;
+    }
+    if (newline)
+        rc = parse_line(line, text, (size_t)(newline - text), j->path, err);
+done:
+    qt_free(text);
+    return rc;
+}
+
+int qt_journal_read(json_t **line, const struct qt_journal *j, const char *unit, struct qt_err *err)
+{
+    const json_t *place = json_object_get(j->units, unit);
+    const char *text = json_string_value(place);
+    *line = NULL;
+    int rc = text ? qt_json_parse(line, text, strlen(text), j->path, err)
+                  : read_line(line, j, (uint64_t)json_integer_value(place), err);
+    const char *name = json_string_value(json_object_get(*line, "unit"));
+    if (rc == QT_OK && (!name || strcmp(name, unit) != 0)) {
+        json_decref(*line);
+        *line = NULL;
+        rc = qt_fail(err, QT_E_RESOURCE, j->path, unit,
+                     "data read back differs from what was written");
+    }
+    return rc;
+}
+
+int qt_journal_text(char **text, size_t *size, const struct qt_journal *j, struct qt_err *err)
+{
+    *text = NULL;
+    *size = (size_t)j->end;
+    int rc = qt_array_new(text, *size + 1, 1, err);
+    return rc < 0 ? rc : qt_file_read_at(j->fd, j->path, *text, *size, 0, err);
+}
+
+int qt_journal_take(struct qt_journal *j, const char *text, size_t size, struct qt_err *err)
+{
+    const char *newline;
+    int rc = QT_OK;
+    for (size_t at = 0; rc == QT_OK && (newline = memchr(text + at, '\n', size - at)) != NULL;) {
+        json_t *line;
+        const size_t length = (size_t)(newline - text) - at;
+        rc = parse_line(&line, text + at, length, j->path, err);
+        if (json_object_get(line, "unit")) /* not the first line */
+            rc = load_unit(j, line, err);
+        json_decref(line);
+        at += length + 1;
+    }
+    return rc;
+}
+
 int qt_journal_count(size_t *units, const struct qt_journal *j, struct qt_err *err)
 {
     char *text = NULL;
@@ -313,15 +375,14 @@ int qt_journal_add(struct qt_journal *j, const char *unit, const json_t *record,
 {
     int rc;
     json_t *line = json_object();
-    /* Copies the record: the caller may change its own later. */
     if (json_object_set_new(line, "unit", json_string(unit)) < 0 ||
-        json_object_set_new(line, "record", json_deep_copy(record)) < 0 ||
+        json_object_set(line, "record", unconst(record)) < 0 ||
         json_object_set(line, "tensors", tensors) < 0)
         rc = no_memory(err, j->path);
     else
-        rc = j->fd < 0 ? QT_OK : append(j, line, err);
-    if (rc == QT_OK && json_object_set(j->units, unit, line) < 0)
-        rc = no_memory(err, j->path);
+        rc = add_unit(j, unit, line, err);
+    if (rc == QT_OK && j->fd >= 0)
+        rc = append(j, line, err);
     json_decref(line);
     return rc;
 }

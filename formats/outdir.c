@@ -324,17 +324,13 @@ int qt_outdir_copy(const struct qt_outdir *o, const char *path, struct qt_err *e
 int qt_outdir_json(const struct qt_outdir *o, const char *name, const json_t *value,
                    struct qt_err *err)
 {
-    char *text = NULL, *path = NULL;
-    size_t size;
+    struct qt_json_out out;
     int rc;
-    /* 9 digits distinguish all FP32 values; a fixed number gives the same text everywhere. */
-    QT_TRY(qt_json_text(&text, &size, value, JSON_INDENT(1) | JSON_REAL_PRECISION(9), err));
-    text[size++] = '\n'; /* replaces the NUL */
-    QT_TRY(qt_path_join(&path, o->partial, name, err));
-    QT_TRY(qt_file_write(path, text, size, err));
+    QT_TRY(qt_json_out_open(&out, o->partial, name, err));
+    QT_TRY(qt_json_out_members(&out, value, err));
+    QT_TRY(qt_json_out_finish(&out, err));
 done:
-    qt_free(text);
-    qt_free(path);
+    qt_json_out_close(&out);
     return rc;
 }
 

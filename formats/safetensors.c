@@ -143,51 +143,10 @@ static int header_size(size_t *out, const struct qt_map *map, const char *file, 
 /* ---- header, member by member --------------------------------------------------------------- */
 
 /*
- * The JSON values of a million tensors take a gigabyte. So the header is cut at the commas between
- * its members, and each is parsed by itself. If that fails, or a name occurs twice, the whole is
- * parsed, which finds the fault and its line and column.
+ * The JSON values of a million tensors take a gigabyte. So the header is parsed member by member. If
+ * that fails, or a name occurs twice, the whole is parsed, which finds the fault and its line and
+ * column.
  */
-struct cutter {
-    const char *at, *end;
-};
-
-static void skip_space(struct cutter *c)
-{
-    while (c->at < c->end && strchr(" \t\n\r", *c->at) && *c->at)
-        c->at++;
-}
-
-static bool accept(struct cutter *c, char expected)
-{
-    skip_space(c);
-    if (c->at == c->end || *c->at != expected)
-        return false;
-    c->at++;
-    return true;
-}
-
-/* Moves behind a string that begins at c->at. */
-static void skip_string(struct cutter *c)
-{
-    for (c->at++; c->at < c->end && *c->at != '"'; c->at++)
-        c->at += *c->at == '\\' && c->at + 1 < c->end;
-    c->at += c->at < c->end;
-}
-
-/* Moves to the comma or brace after a member. */
-static void skip_member(struct cutter *c)
-{
-    for (int depth = 0; c->at < c->end;) {
-        const char ch = *c->at;
-        if (depth == 0 && (ch == ',' || ch == '}'))
-            return;
-        depth += (ch == '{' || ch == '[') - (ch == '}' || ch == ']');
-        if (ch == '"')
-            skip_string(c);
-        else
-            c->at++;
-    }
-}
 
 /* Adds the members of an object: tensors, or the metadata. data: offset of the data section. */
 static int add_members(struct qt_shard *shard, json_t *object, size_t data, struct qt_err *err)
@@ -210,27 +169,16 @@ done:
     return rc;
 }
 
-struct piece {
-    char *text;
-    size_t capacity;
-};
-
 /* *sound = false if the member is not one member of a JSON object. */
-static int add_member(bool *sound, struct qt_shard *shard, struct piece *piece, const char *text,
-                      size_t size, size_t data, struct qt_err *err)
+static int add_member(bool *sound, struct qt_shard *shard, struct qt_json_part member, size_t data,
+                      struct qt_err *err)
 {
-    json_t *object = NULL;
-    int rc;
-    QT_TRY(qt_array_grow(&piece->text, &piece->capacity, size + 2, 1, err));
-    piece->text[0] = '{';
-    memcpy(piece->text + 1, text, size);
-    piece->text[size + 1] = '}';
-    rc = qt_json_parse_lenient(&object, piece->text, size + 2, shard->path, err);
-    *sound = rc == QT_OK && json_object_size(object) == 1;
+    json_t *object;
+    int rc = qt_json_parse_part(&object, member, '{', true, shard->path, err);
+    *sound = rc == QT_OK;
     if (*sound && json_object_get(object, QT_METADATA_KEY) && shard->metadata)
         *sound = false; /* twice */
     rc = *sound ? add_members(shard, object, data, err) : rc == QT_E_RESOURCE ? rc : QT_OK;
-done:
     json_decref(object);
     return rc;
 }
@@ -256,32 +204,18 @@ static int check_names_differ(bool *differ, const struct qt_shard *shard, struct
     return QT_OK;
 }
 
-static int read_members(bool *sound, struct qt_shard *shard, const char *text, size_t size,
-                        size_t data, struct qt_err *err)
+static int read_members(bool *sound, struct qt_shard *shard, struct qt_json_part text, size_t data,
+                        struct qt_err *err)
 {
-    struct cutter c = {text, text + size};
-    struct piece piece = {0};
+    struct qt_json_cursor c;
+    struct qt_json_part member;
+    enum qt_json_step step = QT_JSON_FAULT;
     int rc = QT_OK;
-    bool more = accept(&c, '{');
-    *sound = more;
-    if (more && accept(&c, '}')) /* no members */
-        more = false;
-    while (more) {
-        const char *start = c.at;
-        skip_member(&c);
-        QT_TRY(add_member(sound, shard, &piece, start, (size_t)(c.at - start), data, err));
-        if (!*sound)
-            goto done;
-        more = accept(&c, ',');
-        *sound = more || accept(&c, '}');
-    }
-    skip_space(&c);
-    *sound = *sound && c.at == c.end;
-    if (*sound)
-        QT_TRY(check_names_differ(sound, shard, err));
-done:
-    qt_free(piece.text);
-    return rc;
+    *sound = qt_json_enter(&c, text, '{');
+    while (*sound && rc == QT_OK && (step = qt_json_next(&member, &c)) == QT_JSON_PART)
+        rc = add_member(sound, shard, member, data, err);
+    *sound = *sound && step == QT_JSON_END;
+    return rc == QT_OK && *sound ? check_names_differ(sound, shard, err) : rc;
 }
 
 /* Finds what is wrong with the syntax of a header that read_members has not taken. */
@@ -300,7 +234,7 @@ int qt_safetensors_open(struct qt_shard *shard, struct qt_err *err)
     bool sound;
     QT_TRY(header_size(&size, &shard->map, shard->path, err));
     const char *text = (const char *)shard->map.data + 8;
-    rc = read_members(&sound, shard, text, size, 8 + size, err);
+    rc = read_members(&sound, shard, (struct qt_json_part){text, size}, 8 + size, err);
     if (rc == QT_E_INPUT || rc == QT_E_UNSUPPORTED) { /* faults of the syntax come first */
         struct qt_err syntax = {0};
         const int earlier = explain_header(shard, text, size, &syntax);
@@ -334,9 +268,43 @@ static json_t *header_entry(const struct qt_tensor *t, uint64_t begin, uint64_t 
     return entry;
 }
 
-/* Fills `header` and offsets; offsets are relative to the data section. */
-static int header_object(json_t *header, uint64_t *offsets, const struct qt_tensor *tensors,
-                         size_t n, struct qt_err *err)
+/* The text of a header, which grows. */
+struct header {
+    char *text;
+    size_t size, capacity;
+};
+
+static int append(struct header *h, const char *text, size_t size, struct qt_err *err)
+{
+    if (size > QT_MAX_HEADER - h->size)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "the safetensors header is too large");
+    int rc = qt_array_grow(&h->text, &h->capacity, h->size + size, 1, err);
+    if (rc == QT_OK)
+        memcpy(h->text + h->size, text, size);
+    if (rc == QT_OK)
+        h->size += size;
+    return rc;
+}
+
+/* Appends a member, with the comma before it. Takes ownership of the value, also on failure. */
+static int append_member(struct header *h, const char *key, json_t *value, struct qt_err *err)
+{
+    json_t *object = json_pack("{s:o}", key, value);
+    char *text;
+    size_t size;
+    int rc = qt_json_text(&text, &size, object, JSON_COMPACT, err);
+    json_decref(object);
+    if (rc == QT_OK && h->size > 1)
+        rc = append(h, ",", 1, err);
+    if (rc == QT_OK)
+        rc = append(h, text + 1, size - 2, err);
+    qt_free(text);
+    return rc;
+}
+
+/* Appends the tensors and sets offsets, relative to the data section. */
+static int append_tensors(struct header *h, uint64_t *offsets, const struct qt_tensor *tensors,
+                          size_t n, struct qt_err *err)
 {
     offsets[0] = 0;
     for (size_t i = 0; i < n; i++) {
@@ -346,53 +314,54 @@ static int header_object(json_t *header, uint64_t *offsets, const struct qt_tens
             rc = qt_tensor_measure(&t, err);
         if (rc < 0)
             return rc;
-        if (json_object_get(header, t.name))
-            return qt_fail(err, QT_E_INTERNAL, t.file, t.name, "written twice into one file");
         if (t.nbytes > INT64_MAX - offsets[i])
             return qt_fail(err, QT_E_UNSUPPORTED, t.file, t.name, "the file would be too large");
         offsets[i + 1] = offsets[i] + t.nbytes;
-        json_t *entry = header_entry(&t, offsets[i], offsets[i + 1]);
-        if (json_object_set_new(header, t.name, entry) < 0)
-            return qt_fail(err, QT_E_RESOURCE, t.file, t.name, "out of memory");
+        rc = append_member(h, t.name, header_entry(&t, offsets[i], offsets[i + 1]), err);
+        if (rc < 0)
+            return rc;
     }
     return QT_OK;
+}
+
+static int check_written_once(const struct qt_tensor *tensors, size_t n, struct qt_err *err)
+{
+    const char **names;
+    int rc = qt_array_new(&names, n, sizeof *names, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < n; i++)
+        names[i] = tensors[i].name;
+    qsort(names, n, sizeof *names, compare_names);
+    for (size_t i = 1; i < n && rc == QT_OK; i++)
+        if (strcmp(names[i - 1], names[i]) == 0)
+            rc = qt_fail(err, QT_E_INTERNAL, NULL, names[i], "written twice into one file");
+    qt_free(names);
+    return rc;
 }
 
 int qt_safetensors_header(char **out, size_t *size, uint64_t *offsets,
                           const struct qt_tensor *tensors, size_t n, const json_t *metadata,
                           struct qt_err *err)
 {
+    struct header h = {0};
     int rc;
-    json_t *header = json_object();
     *out = NULL;
-    if (!header ||
-        (metadata && json_object_set(header, QT_METADATA_KEY, (json_t *)(uintptr_t)metadata) < 0)) {
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-        goto done;
-    }
-    QT_TRY(header_object(header, offsets, tensors, n, err));
-    size_t text = json_dumpb(header, NULL, 0, JSON_COMPACT);
-    if (text == 0 || text > QT_MAX_HEADER) {
-        rc = qt_fail(err, text ? QT_E_UNSUPPORTED : QT_E_RESOURCE, NULL, NULL,
-                     text ? "the safetensors header is too large" : "out of memory");
-        goto done;
-    }
-    uint64_t padded = qt_round_up(text, 8);
+    QT_TRY(check_written_once(tensors, n, err));
+    QT_TRY(append(&h, "{", 1, err));
+    if (metadata)
+        QT_TRY(append_member(&h, QT_METADATA_KEY, json_incref((json_t *)(uintptr_t)metadata), err));
+    QT_TRY(append_tensors(&h, offsets, tensors, n, err));
+    QT_TRY(append(&h, "}", 1, err));
+    uint64_t padded = qt_round_up(h.size, 8);
     *size = 8 + (size_t)padded;
     QT_TRY(qt_array_new(out, *size, 1, err));
     memcpy(*out, &padded, sizeof padded);
     memset(*out + 8, ' ', (size_t)padded);
-    if (json_dumpb(header, *out + 8, text, JSON_COMPACT) != text) {
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-        goto done;
-    }
+    memcpy(*out + 8, h.text, h.size);
     for (size_t i = 0; i <= n; i++)
         offsets[i] += *size;
 done:
-    json_decref(header);
-    if (rc < 0) {
-        qt_free(*out);
-        *out = NULL;
-    }
+    qt_free(h.text);
     return rc;
 }

@@ -263,20 +263,25 @@ done:
     return rc;
 }
 
-static int mark_committed(struct qt_writer *w, const json_t *unit, struct qt_err *err)
+static int mark_committed(struct qt_writer *w, const char *unit, struct qt_err *err)
 {
-    const json_t *list = json_object_get(unit, "tensors");
-    for (size_t k = 0; k < json_array_size(list); k++) {
+    json_t *line;
+    int rc = qt_journal_read(&line, &w->journal, unit, err);
+    const json_t *list = json_object_get(line, "tensors");
+    for (size_t k = 0; rc == QT_OK && k < json_array_size(list); k++) {
         const json_t *item = json_array_get(list, k);
         json_int_t i = json_is_integer(item) ? json_integer_value(item) : -1;
-        if (i < 0 || (size_t)i >= w->count || w->places[i].committed)
-            return qt_fail(
+        if (i < 0 || (size_t)i >= w->count || w->places[i].committed) {
+            rc = qt_fail(
                 err, QT_E_RESUME, w->journal.path, NULL,
                 "cannot resume: the journal is damaged; run again with --force, not --resume");
+            break;
+        }
         w->places[i].committed = true;
         w->places[i].written = w->places[i].size;
     }
-    return QT_OK;
+    json_decref(line);
+    return rc;
 }
 
 /* Checks the size and header of a shard. The data needs no check: it was synced before its journal
@@ -302,10 +307,10 @@ static int check_shard(const struct shard *s, struct qt_err *err)
 
 static int mark_all_committed(struct qt_writer *w, struct qt_err *err)
 {
-    const char *name;
-    json_t *unit;
+    const char *unit;
+    json_t *place;
     int rc = QT_OK;
-    json_object_foreach (w->journal.units, name, unit) {
+    json_object_foreach (w->journal.units, unit, place) {
         if ((rc = mark_committed(w, unit, err)) < 0)
             return rc;
     }
@@ -369,13 +374,11 @@ static int share_units(struct qt_writer *w, struct qt_err *err)
     size_t size = 0;
     int rc = QT_OK;
     if (owns(w))
-        rc = qt_json_text(&text, &size, w->journal.units, JSON_COMPACT, err);
+        rc = qt_journal_text(&text, &size, &w->journal, err);
     QT_TRY(share_text(w, &text, &size, rc, err));
     QT_TRY(qt_comm_broadcast(w->opt.comm, &w->resumed, sizeof w->resumed, 0, err));
     if (!owns(w)) {
-        json_decref(w->journal.units);
-        w->journal.units = NULL;
-        QT_TRY(qt_json_parse(&w->journal.units, text, size, w->journal.path, err));
+        QT_TRY(qt_journal_take(&w->journal, text, size, err));
         rc = mark_all_committed(w, err);
     }
 done:
@@ -460,9 +463,18 @@ static int contradiction(const struct qt_writer *w, const char *tensor, const ch
                    what);
 }
 
-const json_t *qt_writer_done(const struct qt_writer *w, const char *unit)
+bool qt_writer_done(const struct qt_writer *w, const char *unit)
 {
-    return json_object_get(json_object_get(w->journal.units, unit), "record");
+    return json_object_get(w->journal.units, unit) != NULL;
+}
+
+int qt_writer_record(json_t **out, const struct qt_writer *w, const char *unit, struct qt_err *err)
+{
+    json_t *line;
+    int rc = qt_journal_read(&line, &w->journal, unit, err);
+    *out = json_incref(json_object_get(line, "record"));
+    json_decref(line);
+    return rc;
 }
 
 int qt_writer_put(struct qt_writer *w, size_t i, const void *data, size_t size, uint64_t offset,
@@ -526,7 +538,9 @@ int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record
     for (size_t k = 0; k < w->ntouched; k++)
         w->places[w->touched[k]].committed = true;
     w->ntouched = 0;
-    if (w->news && json_array_append(w->news, json_object_get(w->journal.units, unit)) < 0)
+    if (w->news &&
+        json_array_append_new(w->news, json_pack("{s:s, s:O, s:O}", "unit", unit, "record", record,
+                                                 "tensors", tensors)) < 0)
         rc = qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory");
 done:
     json_decref(tensors);
@@ -540,12 +554,12 @@ static int add_news(struct qt_writer *w, const char *text, size_t size, struct q
     size_t i;
     int rc = qt_json_parse(&news, text, size, w->journal.path, err);
     json_array_foreach (news, i, line) {
+        const char *unit = json_string_value(json_object_get(line, "unit"));
         if (rc == QT_OK)
-            rc = mark_committed(w, line, err);
+            rc = qt_journal_add(&w->journal, unit, json_object_get(line, "record"),
+                                json_object_get(line, "tensors"), err);
         if (rc == QT_OK)
-            rc = qt_journal_add(&w->journal, json_string_value(json_object_get(line, "unit")),
-                                json_object_get(line, "record"), json_object_get(line, "tensors"),
-                                err);
+            rc = mark_committed(w, unit, err);
     }
     json_decref(news);
     return rc;
@@ -577,15 +591,20 @@ done:
 
 int qt_writer_reopen(struct qt_writer *w, const char *unit, struct qt_err *err)
 {
-    const json_t *list = json_object_get(json_object_get(w->journal.units, unit), "tensors");
-    if (!list || w->ntouched)
+    json_t *line;
+    if (!qt_writer_done(w, unit) || w->ntouched)
         return qt_fail(err, QT_E_INTERNAL, w->out.dir, unit,
                        "unit is not finished, or another one is open");
+    int rc = qt_journal_read(&line, &w->journal, unit, err);
+    if (rc < 0)
+        return rc;
+    const json_t *list = json_object_get(line, "tensors");
     for (size_t k = 0; k < json_array_size(list); k++) {
         struct place *p = &w->places[json_integer_value(json_array_get(list, k))];
         p->committed = false;
         p->written = 0;
     }
+    json_decref(line);
     json_object_del(w->journal.units, unit);
     return QT_OK;
 }
@@ -724,13 +743,14 @@ int qt_writer_add_text(struct qt_writer *w, const char *name, const char *text, 
     return rc < 0 || !owns(w) ? rc : qt_outdir_add(&w->out, name, text, size, mode, err);
 }
 
-int qt_writer_add_json(struct qt_writer *w, const char *name, const json_t *value,
-                       struct qt_err *err)
+int qt_writer_begin_json(struct qt_json_out *out, struct qt_writer *w, const char *name,
+                         struct qt_err *err)
 {
+    *out = (struct qt_json_out){.fd = -1};
     int rc = check_side_name(w, name, err);
     if (rc == QT_OK && json_object_set_new(w->unlisted, name, json_true()) < 0)
         rc = qt_fail(err, QT_E_RESOURCE, name, NULL, "out of memory");
-    return rc < 0 || !owns(w) ? rc : qt_outdir_json(&w->out, name, value, err);
+    return rc < 0 || !owns(w) ? rc : qt_json_out_open(out, w->out.partial, name, err);
 }
 
 /* ---- finishing ------------------------------------------------------------------------------ */
@@ -747,23 +767,30 @@ static int check_complete(const struct qt_writer *w, struct qt_err *err)
 
 static int write_index(const struct qt_writer *w, struct qt_err *err)
 {
-    json_t *index = json_object(), *metadata = json_object(), *map = json_object();
+    struct qt_json_out out;
+    json_t *head = NULL, *file = NULL;
     uint64_t total = 0;
-    int rc = QT_OK, failed = 0;
+    int rc;
+    for (size_t i = 0; i < w->count; i++)
+        total += w->places[i].size;
+    QT_TRY(qt_json_out_open(&out, w->out.partial, QT_INDEX_NAME, err));
+    head = json_pack("{s:{s:I}}", "metadata", "total_size", (json_int_t)total);
+    QT_TRY(head ? QT_OK : qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory"));
+    QT_TRY(qt_json_out_members(&out, head, err));
+    QT_TRY(qt_json_out_begin(&out, "weight_map", '{', err));
     for (size_t i = 0; i < w->count; i++) {
-        const struct place *p = &w->places[i];
-        total += p->size;
-        failed |=
-            json_object_set_new(map, p->name, json_string(qt_base_name(w->shards[p->shard].path)));
+        file = json_string(qt_base_name(w->shards[w->places[i].shard].path));
+        QT_TRY(file ? QT_OK : qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory"));
+        QT_TRY(qt_json_out_value(&out, w->places[i].name, file, err));
+        json_decref(file);
+        file = NULL;
     }
-    failed |= json_object_set_new(metadata, "total_size", json_integer((json_int_t)total));
-    failed |= json_object_set(index, "metadata", metadata);
-    failed |= json_object_set(index, "weight_map", map);
-    rc = failed ? qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory")
-                : qt_outdir_json(&w->out, QT_INDEX_NAME, index, err);
-    json_decref(index);
-    json_decref(metadata);
-    json_decref(map);
+    QT_TRY(qt_json_out_end(&out, err));
+    QT_TRY(qt_json_out_finish(&out, err));
+done:
+    qt_json_out_close(&out);
+    json_decref(head);
+    json_decref(file);
     return rc;
 }
 
@@ -800,14 +827,25 @@ static int read_back(const struct qt_writer *w, struct qt_err *err)
     return rc;
 }
 
-static int finish(struct qt_writer *w, const json_t *manifest, struct qt_err *err)
+int qt_writer_begin_manifest(struct qt_json_out *out, struct qt_writer *w, struct qt_err *err)
 {
     int rc;
+    *out = (struct qt_json_out){.fd = -1};
+    QT_TRY(qt_comm_meet(w->opt.comm, QT_OK, err)); /* before that a rank could fail */
+    if (!owns(w))
+        return QT_OK;
     QT_TRY(check_complete(w, err));
     QT_TRY(drop_progress(w, err));
     if (w->nshards > 1)
         QT_TRY(write_index(w, err));
-    QT_TRY(qt_outdir_json(&w->out, QT_MANIFEST_NAME, manifest, err));
+    QT_TRY(qt_json_out_open(out, w->out.partial, QT_MANIFEST_NAME, err));
+done:
+    return rc;
+}
+
+static int finish(struct qt_writer *w, struct qt_err *err)
+{
+    int rc;
     QT_TRY(read_back(w, err));
     QT_TRY(qt_checksums_write(w->out.partial, w->unlisted, err));
     QT_TRY(qt_dir_sync(w->out.partial, err));
@@ -816,12 +854,9 @@ done:
     return rc;
 }
 
-int qt_writer_finish(struct qt_writer *w, const json_t *manifest, struct qt_err *err)
+int qt_writer_finish(struct qt_writer *w, struct qt_err *err)
 {
-    int rc = qt_comm_meet(w->opt.comm, QT_OK, err); /* before that a rank could fail */
-    if (rc == QT_OK && owns(w))
-        rc = finish(w, manifest, err);
-    return qt_comm_meet(w->opt.comm, rc, err);
+    return qt_comm_meet(w->opt.comm, owns(w) ? finish(w, err) : QT_OK, err);
 }
 
 void qt_writer_discard(struct qt_writer *w)

@@ -41,7 +41,7 @@ int qt_outdir_add(const struct qt_outdir *o, const char *name, const void *data,
                   unsigned mode, struct qt_err *err);
 /* Copies a file into DIR.partial under its own name, with its permissions or fewer. */
 int qt_outdir_copy(const struct qt_outdir *o, const char *path, struct qt_err *err);
-/* Writes a JSON file into DIR.partial. */
+/* Writes a JSON object into a file of DIR.partial. */
 int qt_outdir_json(const struct qt_outdir *o, const char *name, const json_t *value,
                    struct qt_err *err);
 /* Removes the journal, renames DIR.partial to DIR and unlocks. QT_E_RESOURCE, without any change,
@@ -68,7 +68,7 @@ struct qt_journal {
     char *path;
     int fd;        /* -1 if not open, or not owned */
     uint64_t end;  /* end of the last valid line */
-    json_t *units; /* NAME -> its line, in journal order */
+    json_t *units; /* NAME -> offset of its line, or its text if not owned, in journal order */
 };
 
 /* Opens the journal of DIR.partial, or creates it; does not change its content. owned: false in the
@@ -93,7 +93,17 @@ int qt_journal_start(struct qt_journal *j, const char *plan, const json_t *ident
 int qt_journal_add(struct qt_journal *j, const char *unit, const json_t *record, json_t *tensors,
                    struct qt_err *err);
 
-/* Serializes a value: *size bytes and a NUL. The caller frees *out with qt_free. */
-int qt_json_text(char **out, size_t *size, const json_t *value, size_t flags, struct qt_err *err);
+/* *line = the line of a unit, read from the file; the caller releases it with json_decref.
+ * QT_E_RESOURCE if it differs from what was written. */
+int qt_journal_read(json_t **line, const struct qt_journal *j, const char *unit,
+                    struct qt_err *err);
+
+/* The lines of all units, for qt_journal_take in ranks that do not own the journal. The caller frees
+ * *text with qt_free. */
+int qt_journal_text(char **text, size_t *size, const struct qt_journal *j, struct qt_err *err);
+int qt_journal_take(struct qt_journal *j, const char *text, size_t size, struct qt_err *err);
+
+/* Begins the JSON file DIR/NAME. */
+int qt_json_out_open(struct qt_json_out *o, const char *dir, const char *name, struct qt_err *err);
 
 #endif

@@ -96,6 +96,20 @@ int qt_run_check_interrupted(struct qt_run *run, struct qt_err *err)
     return opt->interrupted && opt->interrupted() ? qt_run_interrupted(run, err) : QT_OK;
 }
 
+int qt_run_entry(json_t **out, struct qt_run *run, size_t i, struct qt_err *err)
+{
+    const struct qt_plan_item *item = &run->plan.items[i];
+    const char *name = item->tensor->name;
+    *out = NULL;
+    int rc = qt_run_settle(run, err);
+    if (rc < 0)
+        return rc;
+    if (!run->reused)
+        return qt_writer_record(out, run->writer, name, err);
+    return item->copied ? qt_container_copied_json(out, run->reused, name, err)
+                        : qt_entry_json(out, qt_container_find(run->reused, name), err);
+}
+
 static void count_item(struct qt_run *run, size_t i)
 {
     run->finished++;
@@ -105,15 +119,11 @@ static void count_item(struct qt_run *run, size_t i)
 
 void qt_run_resume(struct qt_run *run)
 {
-    for (size_t i = 0; i < run->plan.count; i++) {
-        const json_t *record =
-            run->made[i] ? NULL : qt_writer_done(run->writer, run->plan.items[i].tensor->name);
-        if (!record)
-            continue;
-        run->entries[i] = json_incref((json_t *)(uintptr_t)record); /* never modified */
-        run->made[i] = true;
-        count_item(run, i);
-    }
+    for (size_t i = 0; i < run->plan.count; i++)
+        if (!run->made[i] && qt_writer_done(run->writer, run->plan.items[i].tensor->name)) {
+            run->made[i] = true;
+            count_item(run, i);
+        }
 }
 
 /* Takes ownership of the entry, also on failure. */
@@ -121,17 +131,18 @@ static int commit_item(struct qt_run *run, size_t i, json_t *entry, struct qt_er
 {
     if (!entry)
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-    run->entries[i] = entry;
-    return qt_writer_commit(run->writer, run->plan.items[i].tensor->name, entry, err);
+    int rc = qt_writer_commit(run->writer, run->plan.items[i].tensor->name, entry, err);
+    json_decref(entry);
+    return rc;
 }
 
 int qt_run_replace_item(struct qt_run *run, size_t i, json_t *entry, struct qt_err *err)
 {
     if (!entry)
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-    json_decref(run->entries[i]);
-    run->entries[i] = entry;
-    return qt_writer_commit(run->writer, run->plan.items[i].tensor->name, entry, err);
+    int rc = qt_writer_commit(run->writer, run->plan.items[i].tensor->name, entry, err);
+    json_decref(entry);
+    return rc;
 }
 
 int qt_run_fall_back(char *why, size_t size, const struct qt_run *run, const struct qt_tensor *t,
@@ -202,11 +213,10 @@ static int check_nonfinite(const struct qt_run *run, const struct qt_tensor *t, 
 static void warn_of_nonfinite(const struct qt_run *run, size_t i)
 {
     const struct qt_tensor *t = run->plan.items[i].tensor;
-    const json_t *nonfinite = json_object_get(run->entries[i], "nonfinite");
-    if (nonfinite)
+    if (run->nonfinite[i])
         qt_log_message(run->opt->log, QT_LOG_WARNING,
                        "%s: tensor %s: " QT_NONFINITE ": they are copied as they are", t->file,
-                       t->name, (size_t)json_integer_value(nonfinite), t->count);
+                       t->name, run->nonfinite[i], t->count);
 }
 
 /* Copies in pieces and returns their pages to the kernel, so that large embeddings do not stay
@@ -232,6 +242,7 @@ static int finish_copied(void *ctx, struct qt_err *err)
             qt_map_drop(f->blob.map, f->blob.data + at, n);
     }
     QT_TRY(check_nonfinite(run, t, nonfinite, err));
+    run->nonfinite[f->i] = nonfinite;
     QT_TRY(
         commit_item(run, f->i,
                     json_pack("{s:s, s:o, s:o, s:o*, s:s*}", "dtype", qt_dtype_name(t->dtype),
@@ -375,21 +386,33 @@ int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, st
     return qt_fail(err, QT_E_INTERNAL, NULL, name, "not in the plan");
 }
 
-int qt_run_packed_new(struct qt_packed *out, const struct qt_run *run, size_t i, struct qt_err *err)
+static int packed_new(struct qt_packed *out, const struct qt_run *run, size_t i,
+                      const json_t *entry, struct qt_err *err)
 {
     int rc = QT_OK;
     *out = *run->plan.items[i].packed;
-    out->scale_exp2 = (int)json_integer_value(json_object_get(run->entries[i], "scale_exp2"));
+    out->scale_exp2 = (int)json_integer_value(json_object_get(entry, "scale_exp2"));
     for (size_t s = 0; s < out->nsections && rc == QT_OK; s++)
         rc = qt_array_new(&out->section[s].data, out->section[s].bytes, 1, err);
     return rc;
 }
 
-int qt_run_read_unchecked(struct qt_packed *out, struct qt_run *run, size_t i, struct qt_err *err)
+int qt_run_packed_new(struct qt_packed *out, struct qt_run *run, size_t i, struct qt_err *err)
+{
+    json_t *entry;
+    int rc = qt_run_entry(&entry, run, i, err);
+    *out = (struct qt_packed){0};
+    if (rc == QT_OK)
+        rc = packed_new(out, run, i, entry, err);
+    json_decref(entry);
+    return rc;
+}
+
+static int read_item(struct qt_packed *out, const struct qt_run *run, size_t i, const json_t *entry,
+                     struct qt_err *err)
 {
     int rc;
-    QT_TRY(qt_run_settle(run, err));
-    QT_TRY(qt_run_packed_new(out, run, i, err));
+    QT_TRY(packed_new(out, run, i, entry, err));
     for (size_t s = 0; s < out->nsections; s++)
         QT_TRY(qt_writer_get(run->writer, run->first[i] + s, out->section[s].data,
                              out->section[s].bytes, err));
@@ -397,18 +420,33 @@ done:
     return rc;
 }
 
+int qt_run_read_unchecked(struct qt_packed *out, struct qt_run *run, size_t i, struct qt_err *err)
+{
+    json_t *entry = NULL;
+    int rc = qt_run_entry(&entry, run, i, err);
+    *out = (struct qt_packed){0};
+    if (rc == QT_OK)
+        rc = read_item(out, run, i, entry, err);
+    json_decref(entry);
+    return rc;
+}
+
 int qt_run_read_back(struct qt_packed *out, struct qt_run *run, size_t i, struct qt_err *err)
 {
-    int rc = qt_run_read_unchecked(out, run, i, err);
-    if (rc < 0)
-        return rc;
-    json_t *sections = qt_run_sections_json(out);
+    json_t *entry = NULL, *sections = NULL;
+    int rc;
+    *out = (struct qt_packed){0};
+    QT_TRY(qt_run_entry(&entry, run, i, err));
+    QT_TRY(read_item(out, run, i, entry, err));
+    sections = qt_run_sections_json(out);
     if (!sections)
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-    else if (!json_equal(sections, json_object_get(run->entries[i], "sections")))
+    else if (!json_equal(sections, json_object_get(entry, "sections")))
         rc = qt_fail(
             err, QT_E_RESOURCE, run->opt->out_dir, run->plan.items[i].tensor->name,
             "data read back differs from the data written; start again with --force, not --resume");
+done:
+    json_decref(entry);
     json_decref(sections);
     return rc;
 }

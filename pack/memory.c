@@ -21,8 +21,9 @@ enum {
 static const uint64_t base_bytes = 20 << 20;
 /* Measured: the buffers of OpenBLAS, per thread; with k channels they take buffer_bytes * k. */
 static const uint64_t thread_bytes = 16 << 20, buffer_bytes = 2560;
-/* Names, entries of the manifest and the report, per tensor. */
-static const uint64_t tensor_bytes = 400, entry_bytes = 22500;
+/* Measured: names and descriptions, also of the written container when it is read back: per tensor,
+ * and more per quantized tensor and section. */
+static const uint64_t tensor_bytes = 400, entry_bytes = 1300, section_bytes = 1350;
 /* Measured: a tokenizer, per byte of tokenizer.json. */
 static const uint64_t tokenizer_bytes = 7;
 
@@ -200,7 +201,7 @@ int qt_plan_memory(uint64_t *out, const struct qt_plan *plan, const struct qt_ck
     const struct qt_weights source = qt_weights_of_ckpt(ckpt);
     struct qt_learn_options learn;
     struct qt_model *model;
-    uint64_t largest = 0, reading;
+    uint64_t largest = 0, sections = 0, reading;
     bool learns = false, acts = false;
     int rc = qt_learn_parse(&learn, "", err);
     if (rc < 0)
@@ -208,12 +209,14 @@ int qt_plan_memory(uint64_t *out, const struct qt_plan *plan, const struct qt_ck
     for (size_t i = 0; i < plan->count; i++) {
         const struct qt_plan_item *item = &plan->items[i];
         largest = max_u64(largest, item->tensor->nbytes);
+        sections += item->packed->nsections;
         learns |= !item->copied && qt_spec_learns(&item->packed->spec);
         acts |= !item->copied && item->packed->spec.scheme->needs_data;
     }
     /* Without data one tensor at a time is in memory; reading the output back, one per thread. */
     uint64_t work = max_u64(largest + plan->working_bytes, largest * (uint64_t)qt_threads());
-    *out = base_bytes + plan->count * tensor_bytes + plan->quantized * entry_bytes;
+    *out = base_bytes + plan->count * tensor_bytes + plan->quantized * entry_bytes +
+           sections * section_bytes;
     if (opt->samples || opt->file) {
         QT_TRY(reading_bytes(&reading, ckpt, opt, err));
         QT_TRY(qt_model_open(&model, &source, err));

@@ -365,7 +365,8 @@ struct qt_plan_item {
     bool named;      /* a --tensor rule decides, not the default scheme */
     float grown_bpw; /* not 0: packed, the matrix would not be smaller; its bits per weight */
     const char *why; /* reason for copying: "embedding", "vector", ...; static string */
-    /* Sections and sizes, without data. Owned by the plan if quantized, else an empty one. */
+    /* Sections and sizes, without data; an empty one if copied. Owned by the plan, several items may
+     * have the same. */
     const struct qt_packed *packed;
 };
 
@@ -388,6 +389,8 @@ enum { QT_LEFT_MAX = 32 };
 struct qt_plan {
     struct qt_plan_item *items; /* one per source tensor, in source order */
     size_t count;
+    const struct qt_packed **descriptions; /* owned; of the quantized items */
+    size_t ndescriptions, descriptions_capacity;
     size_t quantized;       /* items that are quantized */
     uint64_t weights;       /* elements of the quantized items */
     uint64_t packed_bytes;  /* stored bytes of the quantized items */
@@ -531,11 +534,15 @@ struct qt_quantize_options {
     const struct qt_log *log;
     /* Polled between tensors. If true, qt_quantize returns QT_E_INTERRUPTED and can be resumed. */
     bool (*interrupted)(void);
+    /* Receives the report of every quantized tensor, in source order, when all are finished; may keep
+     * a reference. NULL: nobody does. */
+    void (*tensor)(void *ctx, json_t *tensor);
+    void *tensor_ctx;
 };
 
 struct qt_quantize_report {
-    json_t *document; /* content of qtool-report.json, owned (json_decref); if reused output has
-                       * none, it is rebuilt without times and learning */
+    json_t *document; /* content of qtool-report.json with `tensors` empty, owned (json_decref); if
+                       * reused output has none, it is rebuilt without times and learning */
     size_t quantized, copied;
     double bpw, paper_bpw; /* as qt_plan_bpw, qt_plan_paper_bpw */
     uint64_t bytes;        /* of all stored tensors */

@@ -99,13 +99,6 @@ static int rules_check_used(const struct rules *rules, const struct qt_plan_opti
 /* A checkpoint may have a million tensors that are copied: these share an empty description. */
 static const struct qt_packed not_packed;
 
-static void drop_packed(struct qt_plan_item *item)
-{
-    if (item->packed != &not_packed)
-        qt_free((void *)(uintptr_t)item->packed);
-    item->packed = &not_packed;
-}
-
 /* Copies a matrix that its scheme would not make smaller, unless a rule names it, or the scheme is
  * w4ax: linears that share an input have the same scheme. */
 static void check_size(struct qt_plan_item *item)
@@ -117,20 +110,36 @@ static void check_size(struct qt_plan_item *item)
         return;
     item->why = "would grow";
     item->copied = true;
-    drop_packed(item);
+    item->packed = &not_packed;
 }
 
-static int describe_item(struct qt_plan_item *item, const struct qt_spec *spec, struct qt_err *err)
+/* Experts have few shapes: matrices of the same shape and scheme share a description, if it is one of
+ * the last ones. */
+static int describe_item(struct qt_plan_item *item, struct qt_plan *plan,
+                         const struct qt_spec *spec, struct qt_err *err)
 {
+    enum { LAST = 16 };
+    const size_t n = item->tensor->shape[0], k = item->tensor->shape[1];
     struct qt_packed *packed;
-    int rc = qt_array_new(&packed, 1, sizeof *packed, err);
+    for (size_t i = plan->ndescriptions; i > 0 && i + LAST > plan->ndescriptions; i--) {
+        item->packed = plan->descriptions[i - 1];
+        if (item->packed->n == n && item->packed->k == k &&
+            strcmp(item->packed->spec.text, spec->text) == 0)
+            return QT_OK;
+    }
+    item->packed = &not_packed;
+    int rc = qt_array_grow(&plan->descriptions, &plan->descriptions_capacity,
+                           plan->ndescriptions + 1, sizeof *plan->descriptions, err);
+    if (rc == QT_OK)
+        rc = qt_array_new(&packed, 1, sizeof *packed, err);
     if (rc < 0)
         return rc;
+    plan->descriptions[plan->ndescriptions++] = packed;
     item->packed = packed;
-    return qt_packed_describe(packed, spec, item->tensor->shape[0], item->tensor->shape[1], err);
+    return qt_packed_describe(packed, spec, n, k, err);
 }
 
-static int plan_item(struct qt_plan_item *item, const struct qt_ckpt *ckpt,
+static int plan_item(struct qt_plan_item *item, struct qt_plan *plan, const struct qt_ckpt *ckpt,
                      const struct qt_spec *def, struct rules *rules, struct qt_err *err)
 {
     const struct qt_tensor *t = item->tensor;
@@ -151,7 +160,7 @@ static int plan_item(struct qt_plan_item *item, const struct qt_ckpt *ckpt,
         return QT_OK;
     if (t->ndim != 2 || !qt_dtype_is_weight(t->dtype))
         return cannot_quantize(t, err);
-    rc = describe_item(item, spec, &inner);
+    rc = describe_item(item, plan, spec, &inner);
     if (rc < 0)
         return qt_fail(err, inner.status, t->file, t->name, "%s: %s", spec->text, inner.reason);
     check_size(item);
@@ -262,7 +271,7 @@ int qt_plan_new(struct qt_plan *out, const struct qt_ckpt *ckpt, const struct qt
     for (size_t i = 0; i < qt_ckpt_count(ckpt); i++) {
         struct qt_plan_item *item = &out->items[out->count++];
         *item = (struct qt_plan_item){.tensor = qt_ckpt_tensor(ckpt, i), .packed = &not_packed};
-        QT_TRY(plan_item(item, ckpt, &def, &rules, err));
+        QT_TRY(plan_item(item, out, ckpt, &def, &rules, err));
         plan_add(out, item);
     }
     if (out->quantized || def.scheme)
@@ -278,8 +287,9 @@ done:
 
 void qt_plan_free(struct qt_plan *plan)
 {
-    for (size_t i = 0; i < plan->count; i++)
-        drop_packed(&plan->items[i]);
+    for (size_t i = 0; i < plan->ndescriptions; i++)
+        qt_free((void *)(uintptr_t)plan->descriptions[i]);
+    qt_free(plan->descriptions);
     qt_free(plan->items);
     *plan = (struct qt_plan){0};
 }

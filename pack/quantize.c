@@ -165,9 +165,9 @@ static int stored_new(struct qt_run *run, struct qt_err *err)
     QT_TRY(qt_array_new(&run->stored, n, sizeof *run->stored, err));
     QT_TRY(qt_array_new(&run->names, n, sizeof *run->names, err));
     QT_TRY(qt_array_new(&run->first, run->plan.count, sizeof *run->first, err));
-    QT_TRY(qt_array_new(&run->entries, run->plan.count, sizeof *run->entries, err));
     QT_TRY(qt_array_new(&run->seconds, run->plan.count, sizeof *run->seconds, err));
     QT_TRY(qt_array_new(&run->made, run->plan.count, sizeof *run->made, err));
+    QT_TRY(qt_array_new(&run->nonfinite, run->plan.count, sizeof *run->nonfinite, err));
     QT_TRY(qt_array_new(&run->handed_over, run->plan.count, sizeof *run->handed_over, err));
     for (size_t i = 0; i < run->plan.count; i++) {
         const struct qt_plan_item *item = &run->plan.items[i];
@@ -258,38 +258,54 @@ done:
 }
 
 /* Entries in source order, whatever order the items were made in. */
-static json_t *manifest_new(const struct qt_run *run, json_t *identity)
+static int write_entries(struct qt_json_out *out, struct qt_run *run, bool copied,
+                         struct qt_err *err)
 {
-    const struct qt_plan *plan = &run->plan;
-    json_t *tensors = json_object(), *copied = json_object();
-    for (size_t i = 0; i < plan->count; i++)
-        if (json_object_set(plan->items[i].copied ? copied : tensors, plan->items[i].tensor->name,
-                            run->entries[i]) < 0) {
-            json_decref(tensors);
-            json_decref(copied);
-            return NULL;
-        }
-    json_t *manifest =
-        json_pack("{s:s, s:i, s:O, s:{s:f, s:I, s:I}, s:o, s:o}", "format", "qtool",
-                  "format_version", qt_plan_format_version(plan), "identity", identity, "totals",
-                  "bpw", qt_plan_bpw(plan), "quantized_weights", (json_int_t)plan->weights, "bytes",
-                  (json_int_t)plan->output_bytes, "tensors", tensors, "copied", copied);
-    int failed =
-        manifest && json_object_set_new(manifest, QT_QUANTIZATION_KEY, qt_run_quantization(run));
-    const json_t *source = qt_ckpt_quantization(run->ckpt);
-    if (manifest && source)
-        failed |= json_object_set(manifest, "source_quantization", (json_t *)(uintptr_t)source);
-    if (manifest && run->acts.report)
-        failed |= json_object_set(manifest, "activations", run->acts.report);
-    if (manifest && run->kv.entry)
-        failed |= json_object_set(manifest, "kv", run->kv.entry);
-    if (!failed)
-        return manifest;
-    json_decref(manifest);
-    return NULL;
+    int rc = qt_json_out_begin(out, copied ? "copied" : "tensors", '{', err);
+    for (size_t i = 0; i < run->plan.count && rc == QT_OK; i++) {
+        json_t *entry;
+        if (run->plan.items[i].copied != copied)
+            continue;
+        rc = qt_run_entry(&entry, run, i, err);
+        if (rc == QT_OK)
+            rc = qt_json_out_value(out, run->plan.items[i].tensor->name, entry, err);
+        json_decref(entry);
+    }
+    return rc < 0 ? rc : qt_json_out_end(out, err);
 }
 
-static int report_new(struct qt_quantize_report *out, const struct qt_run *run, double start,
+static int write_manifest(struct qt_run *run, json_t *identity, struct qt_err *err)
+{
+    const struct qt_plan *plan = &run->plan;
+    const json_t *source = qt_ckpt_quantization(run->ckpt);
+    struct qt_json_out out;
+    json_t *head = NULL, *tail = NULL;
+    int rc;
+    QT_TRY(qt_writer_begin_manifest(&out, run->writer, err));
+    head = json_pack("{s:s, s:i, s:O, s:{s:f, s:I, s:I}}", "format", "qtool", "format_version",
+                     qt_plan_format_version(plan), "identity", identity, "totals", "bpw",
+                     qt_plan_bpw(plan), "quantized_weights", (json_int_t)plan->weights, "bytes",
+                     (json_int_t)plan->output_bytes);
+    tail = json_pack("{s:o, s:O*, s:O*, s:O*}", QT_QUANTIZATION_KEY, qt_run_quantization(run),
+                     "source_quantization", source, "activations", run->acts.report, "kv",
+                     run->kv.entry);
+    if (!head || !tail) {
+        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        goto done;
+    }
+    QT_TRY(qt_json_out_members(&out, head, err));
+    QT_TRY(write_entries(&out, run, false, err));
+    QT_TRY(write_entries(&out, run, true, err));
+    QT_TRY(qt_json_out_members(&out, tail, err));
+    QT_TRY(qt_json_out_finish(&out, err));
+done:
+    qt_json_out_close(&out);
+    json_decref(head);
+    json_decref(tail);
+    return rc;
+}
+
+static int report_new(struct qt_quantize_report *out, struct qt_run *run, double start,
                       struct qt_err *err)
 {
     out->quantized = run->plan.quantized;
@@ -300,14 +316,20 @@ static int report_new(struct qt_quantize_report *out, const struct qt_run *run, 
     out->share = run->plan.share;
     out->nleft = qt_plan_left(out->left, &run->plan);
     for (size_t i = 0; i < run->plan.count; i++) {
-        const json_t *nonfinite = json_object_get(run->entries[i], "nonfinite");
+        json_t *entry;
+        if (!run->plan.items[i].copied)
+            continue;
+        int rc = qt_run_entry(&entry, run, i, err);
+        if (rc < 0)
+            return rc;
+        const json_t *nonfinite = json_object_get(entry, "nonfinite");
         if (nonfinite && !out->nonfinite)
             out->nonfinite = run->plan.items[i].tensor->name;
         out->nonfinite_tensors += nonfinite != NULL;
         out->nonfinite_values += (uint64_t)json_integer_value(nonfinite);
+        json_decref(entry);
     }
-    out->document = out->reused ? qt_run_earlier_report(run) : NULL;
-    return out->document ? QT_OK : qt_run_report(&out->document, run, start, err);
+    return qt_run_report(&out->document, run, start, err);
 }
 
 static int finish_behind(struct qt_run *run, struct qt_err *err)
@@ -321,15 +343,14 @@ static void run_close(struct qt_run *run)
 {
     qt_behind_close(run->behind);
     qt_writer_close(run->writer);
+    qt_container_close(run->reused);
     for (size_t i = 0; run->names && i < run->nstored; i++)
         qt_free(run->names[i]);
-    for (size_t i = 0; run->entries && i < run->plan.count; i++)
-        json_decref(run->entries[i]);
     json_decref(run->learning);
     json_decref(run->kv.entry);
-    qt_free(run->entries);
     qt_free(run->seconds);
     qt_free(run->made);
+    qt_free(run->nonfinite);
     qt_free(run->handed_over);
     qt_free(run->first);
     qt_free(run->names);
@@ -345,7 +366,7 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     struct qt_writer_options wopt = {.force = opt->force, .resume = opt->resume, .comm = opt->comm};
     struct sources sources = {0};
     struct qt_learner *learner = NULL;
-    json_t *identity = NULL, *manifest = NULL;
+    json_t *identity = NULL;
     double start = qt_clock();
     uint32_t config, config_now;
     int rc = QT_OK;
@@ -366,7 +387,8 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(identity_new(&identity, &run, learner, config, err));
     QT_TRY(stored_new(&run, err));
     if (opt->resume && !opt->force)
-        QT_TRY(qt_run_reuse(&out->reused, &run, identity, err));
+        QT_TRY(qt_run_reuse(&run, identity, err));
+    out->reused = run.reused != NULL;
     if (out->reused) {
         QT_TRY(report_new(out, &run, start, err));
         goto done;
@@ -388,11 +410,6 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(qt_run_kv(&run, err));
     QT_TRY(qt_ckpt_check_unchanged(ckpt, err));
     QT_TRY(config_crc(&config_now, &run, &config, err));
-    manifest = manifest_new(&run, identity);
-    if (!manifest) {
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-        goto done;
-    }
     QT_TRY(qt_run_gather_seconds(&run, err));
     if (qt_comm_size(opt->comm) > 1)
         qt_log_message(opt->log, QT_LOG_INFO,
@@ -400,8 +417,8 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
                        opt->comm->size, opt->comm->waited, opt->comm->bytes / 1e9,
                        opt->comm->moved);
     QT_TRY(report_new(out, &run, start, err));
-    QT_TRY(qt_writer_add_json(run.writer, QT_REPORT_NAME, out->document, err));
-    QT_TRY(qt_writer_finish(run.writer, manifest, err));
+    QT_TRY(write_manifest(&run, identity, err));
+    QT_TRY(qt_writer_finish(run.writer, err));
 done:
     qt_run_settle(&run, NULL);
     if (rc == QT_E_INTERRUPTED && !err->file[0]) /* a parallel loop was stopped */
@@ -414,7 +431,6 @@ done:
         *out = (struct qt_quantize_report){0};
     }
     json_decref(identity);
-    json_decref(manifest);
     qt_learn_close(learner);
     run_close(&run);
     sources_free(&sources);

@@ -45,9 +45,13 @@ int qt_run_check_records(const struct qt_run *run, struct qt_err *err)
     int rc = QT_OK;
     for (size_t i = 0; i < run->plan.count && rc == QT_OK; i++) {
         const struct qt_tensor *t = run->plan.items[i].tensor;
-        const json_t *record = qt_writer_done(run->writer, t->name);
-        if (record && i % qt_comm_size(run->opt->comm) == qt_comm_rank(run->opt->comm))
+        json_t *record = NULL;
+        if (qt_writer_done(run->writer, t->name) &&
+            i % qt_comm_size(run->opt->comm) == qt_comm_rank(run->opt->comm))
+            rc = qt_writer_record(&record, run->writer, t->name, err);
+        if (record)
             rc = check_record(run, t, record, err);
+        json_decref(record);
     }
     return qt_comm_meet(run->opt->comm, rc, err);
 }
@@ -84,20 +88,23 @@ static int check_checksums(const struct qt_run *run, struct qt_err *err)
     return rc;
 }
 
-static int take_entries(struct qt_run *run, const json_t *manifest, struct qt_err *err)
+static int take_entries(struct qt_run *run, struct qt_err *err)
 {
-    const json_t *tensors = json_object_get(manifest, "tensors");
-    const json_t *copied = json_object_get(manifest, "copied");
+    const json_t *manifest = qt_container_manifest(run->reused);
     for (size_t i = 0; i < run->plan.count; i++) {
         const struct qt_plan_item *item = &run->plan.items[i];
-        json_t *entry = json_object_get(item->copied ? copied : tensors, item->tensor->name);
-        if (!entry)
-            return qt_fail(err, QT_E_INPUT, run->opt->out_dir, item->tensor->name,
-                           "missing from the manifest");
-        run->entries[i] = json_incref(entry);
+        const char *name = item->tensor->name;
+        json_t *entry = NULL;
+        if (item->copied ? !qt_container_is_copied(run->reused, name)
+                         : !qt_container_find(run->reused, name))
+            return qt_fail(err, QT_E_INPUT, run->opt->out_dir, name, "missing from the manifest");
+        run->made[i] = true;
         int rc = qt_run_check_interrupted(run, err);
         if (rc == QT_OK)
+            rc = qt_run_entry(&entry, run, i, err);
+        if (rc == QT_OK)
             rc = check_record(run, item->tensor, entry, err);
+        json_decref(entry);
         if (rc < 0)
             return rc;
     }
@@ -106,58 +113,21 @@ static int take_entries(struct qt_run *run, const json_t *manifest, struct qt_er
     return QT_OK;
 }
 
-int qt_run_reuse(bool *reused, struct qt_run *run, const json_t *identity, struct qt_err *err)
+int qt_run_reuse(struct qt_run *run, const json_t *identity, struct qt_err *err)
 {
-    struct qt_container *c = NULL;
     const char *name;
     int rc = QT_OK;
-    *reused = false;
     if (!qt_container_probe(run->opt->out_dir))
         return QT_OK;
-    QT_TRY(qt_container_open(&c, run->opt->out_dir, err));
-    const json_t *manifest = qt_container_manifest(c);
-    QT_TRY(
-        qt_identity_check(json_object_get(manifest, "identity"), identity, run->opt->out_dir, err));
+    QT_TRY(qt_container_open(&run->reused, run->opt->out_dir, err));
+    QT_TRY(qt_identity_check(json_object_get(qt_container_manifest(run->reused), "identity"),
+                             identity, run->opt->out_dir, err));
     QT_TRY(check_checksums(run, err));
-    QT_TRY(check_stored(run, qt_container_ckpt(c), err));
+    QT_TRY(check_stored(run, qt_container_ckpt(run->reused), err));
     for (size_t i = 0; (name = qt_side_file(i)) != NULL; i++)
         QT_TRY(qt_run_check_side_file(run, name, err));
     QT_TRY(qt_checksums_check_small(run->opt->out_dir, err));
-    QT_TRY(take_entries(run, manifest, err));
-    *reused = true;
+    QT_TRY(take_entries(run, err));
 done:
-    qt_container_close(c);
     return rc;
-}
-
-/* Checks the members that readers of a report need; SHA256SUMS does not cover the report. */
-static bool is_report(const json_t *report, size_t quantized)
-{
-    const json_t *tensors = json_object_get(report, "tensors");
-    if (json_array_size(tensors) != quantized || !json_is_object(json_object_get(report, "totals")))
-        return false;
-    for (size_t i = 0; i < quantized; i++) {
-        const json_t *t = json_array_get(tensors, i);
-        if (!json_is_string(json_object_get(t, "name")) ||
-            !json_is_string(json_object_get(t, "scheme")))
-            return false;
-    }
-    return true;
-}
-
-json_t *qt_run_earlier_report(const struct qt_run *run)
-{
-    enum { LIMIT = 1 << 28 };
-    struct qt_err err = {0};
-    json_t *report = NULL;
-    char *path;
-    if (qt_path_join(&path, run->opt->out_dir, QT_REPORT_NAME, &err) != QT_OK)
-        return NULL;
-    if (qt_path_exists(path) && qt_json_load(&report, path, LIMIT, &err) != QT_OK)
-        report = NULL;
-    qt_free(path);
-    if (is_report(report, run->plan.quantized))
-        return report;
-    json_decref(report);
-    return NULL;
 }

@@ -15,19 +15,20 @@ struct qt_run {
     struct qt_act_plan acts;  /* plan of activations for w4ax linears */
     struct qt_tensor *stored; /* all tensors of the container */
     size_t nstored;
-    char **names;     /* names of sections, owned; parallel to stored, NULL for copied tensors */
-    size_t *first;    /* per plan item: index of its first stored tensor */
-    json_t **entries; /* per plan item: its manifest entry; NULL until it is finished */
-    double *seconds;  /* per plan item; 0 if an earlier run made it */
+    char **names;    /* names of sections, owned; parallel to stored, NULL for copied tensors */
+    size_t *first;   /* per plan item: index of its first stored tensor */
+    double *seconds; /* per plan item; 0 if an earlier run made it */
     struct {
         size_t first;  /* index of the first stored tensor: scale and zero of each layer */
         json_t *entry; /* manifest entry; NULL until it is finished */
     } kv;
-    struct qt_writer *writer;
+    struct qt_writer *writer;    /* NULL with `reused` */
+    struct qt_container *reused; /* the complete output, if nothing is to be done; else NULL */
     /* With a backend that is not the host, a background thread finishes items: it packs, compares
-     * and stores them. Then it alone uses the writer and sets entries, until qt_run_settle. */
+     * and stores them. Then it alone uses the writer, until qt_run_settle. */
     struct qt_behind *behind;       /* NULL: items are finished at once */
     bool *made;                     /* per plan item: finished, or handed over to be finished */
+    size_t *nonfinite;              /* per plan item: values of a copied tensor */
     size_t *handed_over;            /* plan items, in order */
     size_t nhanded_over, collected; /* the first `collected` are counted */
     json_t *learning;               /* result of learning for the report; NULL: none */
@@ -40,10 +41,14 @@ struct qt_run {
 /* QT_E_INTERRUPTED if the caller has asked to stop. */
 int qt_run_interrupted(struct qt_run *run, struct qt_err *err);
 int qt_run_check_interrupted(struct qt_run *run, struct qt_err *err);
-/* Takes the entries of items that an interrupted run or another rank finished from the journal. */
+/* Counts the items that an interrupted run or another rank finished as made. */
 void qt_run_resume(struct qt_run *run);
 /* Waits until all items that were handed over are finished. Returns the error of one that failed. */
 int qt_run_settle(struct qt_run *run, struct qt_err *err);
+/* *out = the manifest entry of a made item, after qt_run_settle; the caller releases it with
+ * json_decref. The journal holds the entries, because those of 100000 matrices would take a gigabyte
+ * of memory. */
+int qt_run_entry(json_t **out, struct qt_run *run, size_t i, struct qt_err *err);
 /* Reason why an item that layers.c does not quantize has no Hessian. */
 #define QT_NO_HESSIAN "not a linear of a decoder layer, so there is no Hessian"
 /* Handles a tensor without a usable Hessian, which is quantized by search: writes the text for the
@@ -80,8 +85,7 @@ json_t *qt_run_error_json(const struct qt_error *e);
 int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err);
 /* A finished matrix with sections that are allocated but empty. The caller frees *out, also on
  * failure. */
-int qt_run_packed_new(struct qt_packed *out, const struct qt_run *run, size_t i,
-                      struct qt_err *err);
+int qt_run_packed_new(struct qt_packed *out, struct qt_run *run, size_t i, struct qt_err *err);
 /* Reads a finished matrix back from the output, because later steps depend on it. QT_E_RESOURCE if
  * it does not match its entry; the unchecked function does not compare. The caller frees *out, also
  * on failure. */
@@ -96,7 +100,7 @@ struct qt_weights qt_run_weights(struct qt_run *run);
 
 /* QT_E_UNSUPPORTED for what several ranks cannot share. learns: parameters are learned. */
 int qt_run_check_ranks(const struct qt_run *run, bool learns, struct qt_err *err);
-/* All ranks learn what the others have finished: run->entries then has it. rc: the status of the
+/* All ranks learn what the others have finished: run->made then has it. rc: the status of the
  * caller's own work; the result is its error, or that of another rank. */
 int qt_run_exchange(struct qt_run *run, int rc, struct qt_err *err);
 /* Makes all unfinished items but those of later[items] (NULL: none) as qt_run_make_item does. */
@@ -125,12 +129,10 @@ int qt_run_check_side_file(const struct qt_run *run, const char *name, struct qt
 /* QT_E_RESUME if the source of a tensor that the interrupted run finished has changed, or
  * if that run accepted a fallback that --strict refuses. */
 int qt_run_check_records(const struct qt_run *run, struct qt_err *err);
-/* Sets *reused if the output is complete; the run's entries are then those of its manifest.
+/* Sets run->reused if the output is complete; the run's entries are then those of its manifest.
  * QT_E_RESUME as above, and if the output has another identity, other tensors or side files;
  * QT_E_INPUT and QT_E_UNSUPPORTED as qt_container_open. Tensor data is not read. */
-int qt_run_reuse(bool *reused, struct qt_run *run, const json_t *identity, struct qt_err *err);
-/* The report of a reused output, owned; NULL if there is none. */
-json_t *qt_run_earlier_report(const struct qt_run *run);
+int qt_run_reuse(struct qt_run *run, const json_t *identity, struct qt_err *err);
 
 /* layers.c: quantizes all linears of the decoder layers, layer by layer. */
 int qt_run_layers(struct qt_run *run, struct qt_err *err);
@@ -140,7 +142,9 @@ int qt_run_layers(struct qt_run *run, struct qt_err *err);
 int qt_run_kv(struct qt_run *run, struct qt_err *err);
 
 #define QT_REPORT_NAME "qtool-report.json"
-/* report.c: scheme and errors of each tensor, totals, times, peak memory. *out is owned. */
-int qt_run_report(json_t **out, const struct qt_run *run, double start, struct qt_err *err);
+/* report.c: scheme and errors of each tensor, totals, times, peak memory. Passes the tensors on to
+ * opt->tensor, and sets *out, owned, to the other members. Writes the file, if there is a writer. If
+ * the output is reused, its report is returned, or made without times if it has none. */
+int qt_run_report(json_t **out, struct qt_run *run, double start, struct qt_err *err);
 
 #endif

@@ -150,10 +150,9 @@ static int scales_fit(bool *fit, const struct qt_export *x, const struct qt_expo
 
 static enum qt_dtype source_dtype(const struct qt_entry *e)
 {
-    const char *name = json_string_value(json_object_get(e->json, "source_dtype"));
     static const enum qt_dtype kept[] = {QT_F16, QT_BF16};
-    for (size_t i = 0; name && i < sizeof kept / sizeof *kept; i++)
-        if (strcmp(name, qt_dtype_name(kept[i])) == 0)
+    for (size_t i = 0; e->source_dtype && i < sizeof kept / sizeof *kept; i++)
+        if (strcmp(e->source_dtype, qt_dtype_name(kept[i])) == 0)
             return kept[i];
     return QT_F32;
 }
@@ -299,12 +298,6 @@ static size_t matrix_at(const struct qt_export *x, const struct qt_tensor *t)
     return SIZE_MAX;
 }
 
-static bool is_copied(const struct qt_export *x, const struct qt_tensor *t)
-{
-    const json_t *copied = json_object_get(qt_container_manifest(x->container), "copied");
-    return json_object_get(copied, t->name) != NULL;
-}
-
 static void add_tensor(struct run *run, struct qt_tensor t)
 {
     run->tensors[run->ntensors++] = t;
@@ -346,7 +339,7 @@ static int list_items(struct run *run, struct qt_err *err)
         const size_t matrix = matrix_at(x, t);
         if (matrix != SIZE_MAX) {
             add_item(run, (struct item){.matrix = matrix});
-        } else if (is_copied(x, t)) {
+        } else if (qt_container_is_copied(x->container, t->name)) {
             x->copied[x->ncopied++] = t;
             add_item(run, (struct item){.copied = t});
         }
@@ -416,15 +409,18 @@ done:
 int qt_export_read_copied(struct qt_blob *out, const struct qt_export *x, const struct qt_tensor *t,
                           struct qt_err *err)
 {
-    const json_t *entry =
-        json_object_get(json_object_get(qt_container_manifest(x->container), "copied"), t->name);
-    const char *crc = json_string_value(json_object_get(entry, "crc32"));
-    char found[9];
-    int rc = qt_ckpt_read(out, qt_container_ckpt(x->container), t, err);
+    char found[9], crc[9];
+    json_t *entry;
+    int rc = qt_container_copied_json(&entry, x->container, t->name, err);
+    if (rc < 0)
+        return rc;
+    snprintf(crc, sizeof crc, "%s", json_string_value(json_object_get(entry, "crc32")));
+    json_decref(entry);
+    rc = qt_ckpt_read(out, qt_container_ckpt(x->container), t, err);
     if (rc < 0)
         return rc;
     snprintf(found, sizeof found, "%08x", qt_crc32(0, out->data, out->size));
-    if (crc && strcmp(crc, found) == 0)
+    if (strcmp(crc, found) == 0)
         return QT_OK;
     qt_blob_free(out);
     return qt_fail(err, QT_E_INPUT, t->file, t->name,

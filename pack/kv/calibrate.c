@@ -209,11 +209,8 @@ int qt_run_kv(struct qt_run *run, struct qt_err *err)
     if (run->plan.kv.keys == QT_KV_KEYS_NONE)
         return QT_OK;
     unit = run->plan.kv.bytes ? run->stored[run->kv.first].name : NULL;
-    const json_t *record = unit ? qt_writer_done(run->writer, unit) : NULL;
-    if (record) {
-        run->kv.entry = json_incref((json_t *)(uintptr_t)record); /* read-only from here on */
-        return QT_OK;
-    }
+    if (unit && qt_writer_done(run->writer, unit))
+        return qt_writer_record(&run->kv.entry, run->writer, unit, err);
     run->kv.entry = qt_kv_entry_new(run->plan.kv.keys);
     if (!run->kv.entry)
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");

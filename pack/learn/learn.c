@@ -373,18 +373,20 @@ done:
 
 /* ---- rewriting ------------------------------------------------------------------------------ */
 
-/* Returns in *entry a copy of the item's entry with `value` under `key`; takes ownership of
- * `value`. Returns false if the entry has that value already: then an interrupted run has journaled
- * it, and the tensor on disk is up to date. */
-static bool update_entry(json_t **entry, const struct qt_run *run, size_t item, const char *key,
-                         json_t *value)
+/* Reads the item's entry and sets `value` under `key`; takes ownership of `value`. *differs is false
+ * if the entry has that value already: then an interrupted run has journaled it, and the tensor on
+ * disk is up to date. Otherwise *before is the value that the entry had. The caller releases *entry
+ * and *before. */
+static int update_entry(json_t **entry, json_t **before, bool *differs, struct qt_run *run,
+                        size_t item, const char *key, json_t *value, struct qt_err *err)
 {
-    bool differs = !json_equal(json_object_get(run->entries[item], key), value);
-    *entry = differs ? json_deep_copy(run->entries[item]) : NULL;
-    if (differs)
-        json_object_set(*entry, key, value);
+    int rc = qt_run_entry(entry, run, item, err);
+    *before = json_incref(json_object_get(*entry, key));
+    *differs = rc == QT_OK && !json_equal(*before, value);
+    if (*differs && json_object_set(*entry, key, value) < 0)
+        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     json_decref(value);
-    return differs;
+    return rc;
 }
 
 static int rewrite_matrix(struct qt_learner *l, const struct learn_matrix *m, struct qt_err *err)
@@ -393,10 +395,13 @@ static int rewrite_matrix(struct qt_learner *l, const struct learn_matrix *m, st
     const struct qt_tensor *t = run->plan.items[m->item].tensor;
     struct qt_error error;
     struct qt_blob blob = {0};
-    json_t *entry = NULL;
-    int rc = QT_OK;
-    if (!update_entry(&entry, run, m->item, "sections", qt_run_sections_json(&m->packed)))
-        return QT_OK;
+    json_t *entry, *before;
+    bool differs;
+    int rc;
+    QT_TRY(update_entry(&entry, &before, &differs, run, m->item, "sections",
+                        qt_run_sections_json(&m->packed), err));
+    if (!differs)
+        goto done;
     QT_TRY(qt_run_check_interrupted(run, err));
     QT_TRY(qt_ckpt_read(&blob, run->ckpt, t, err));
     struct qt_matrix w = {blob.data, t->dtype, t->shape[0], t->shape[1], t->file, t->name};
@@ -412,6 +417,7 @@ static int rewrite_matrix(struct qt_learner *l, const struct learn_matrix *m, st
     QT_TRY(qt_run_replace_item(run, m->item, json_incref(entry), err));
 done:
     json_decref(entry);
+    json_decref(before);
     qt_blob_free(&blob);
     return rc;
 }
@@ -420,23 +426,26 @@ static int rewrite_norm(struct qt_learner *l, const struct learn_norm *norm, str
 {
     struct qt_run *run = l->run;
     const struct qt_tensor *t = run->plan.items[norm->item].tensor;
-    json_t *entry = NULL;
+    json_t *entry = NULL, *before = NULL;
     void *stored = NULL;
     float *w = NULL;
+    bool differs;
     int rc;
     QT_TRY(qt_array_new(&w, t->count, sizeof *w, err));
     QT_TRY(learn_norm_stored(&stored, w, l, norm, err));
-    if (!update_entry(&entry, run, norm->item, "crc32",
-                      qt_crc_json(qt_crc32(0, stored, t->nbytes))))
+    QT_TRY(update_entry(&entry, &before, &differs, run, norm->item, "crc32",
+                        qt_crc_json(qt_crc32(0, stored, t->nbytes)), err));
+    if (!differs)
         goto done;
     QT_TRY(qt_run_check_interrupted(run, err));
     if (!json_object_get(entry, "source_crc32"))
-        json_object_set(entry, "source_crc32", json_object_get(run->entries[norm->item], "crc32"));
+        json_object_set(entry, "source_crc32", before);
     QT_TRY(qt_writer_reopen(run->writer, t->name, err));
     QT_TRY(qt_writer_put(run->writer, run->first[norm->item], stored, t->nbytes, 0, err));
     QT_TRY(qt_run_replace_item(run, norm->item, json_incref(entry), err));
 done:
     json_decref(entry);
+    json_decref(before);
     qt_free(stored);
     qt_free(w);
     return rc;
@@ -520,14 +529,11 @@ static int resume(struct qt_learner *l, struct qt_err *err)
 
 int qt_learn_run(struct qt_learner *l, struct qt_err *err)
 {
-    const json_t *finished = qt_writer_done(l->run->writer, unit_name);
     double start = qt_clock();
     bool found;
     int rc = QT_OK;
-    if (finished) {
-        l->run->learning = json_deep_copy(finished);
-        return QT_OK;
-    }
+    if (qt_writer_done(l->run->writer, unit_name))
+        return qt_writer_record(&l->run->learning, l->run->writer, unit_name, err);
     QT_TRY(learn_params_load(&found, l, err));
     QT_TRY(read_matrices(l, err));
     QT_TRY(found ? resume(l, err) : learn_params_read(l, err));

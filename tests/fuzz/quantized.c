@@ -120,6 +120,7 @@ static void write_container(const char *path, const struct made *made)
     json_t *tensors = json_object(), *copied = json_object();
     const struct qt_writer_options opt = {0};
     struct qt_writer *w;
+    struct qt_json_out out;
     struct qt_err err = {0};
     size_t at = 0;
     fuzz_ok(qt_writer_open(&w, path, made->tensors, made->ntensors, identity, &opt, &err), &err);
@@ -136,7 +137,11 @@ static void write_container(const char *path, const struct made *made)
     json_t *manifest =
         json_pack("{s:s, s:i, s:o, s:o, s:o}", "format", "qtool", "format_version",
                   QT_FORMAT_VERSION, "identity", identity, "tensors", tensors, "copied", copied);
-    fuzz_ok(qt_writer_finish(w, manifest, &err), &err);
+    fuzz_ok(qt_writer_begin_manifest(&out, w, &err), &err);
+    fuzz_ok(qt_json_out_members(&out, manifest, &err), &err);
+    fuzz_ok(qt_json_out_finish(&out, &err), &err);
+    qt_json_out_close(&out);
+    fuzz_ok(qt_writer_finish(w, &err), &err);
     qt_writer_close(w);
     json_decref(manifest);
 }

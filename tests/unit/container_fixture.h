@@ -98,16 +98,20 @@ static inline json_t *fixture_record(size_t u)
 }
 
 /* Made from the writer's records, so that a record lost or changed by the journal changes the
- * bytes. */
-static inline json_t *fixture_manifest(const struct qt_writer *w)
+ * bytes. NULL if a record cannot be read. */
+static inline json_t *fixture_manifest(const struct qt_writer *w, struct qt_err *err)
 {
     json_t *m = json_pack("{s:s, s:i, s:{}, s:{}}", "format", "qtool", "format_version", 1,
                           "tensors", "copied");
     for (size_t u = 0; u < UNITS; u++) {
-        const json_t *record = w ? qt_writer_done(w, fixture_units[u].name) : NULL;
+        json_t *record = NULL;
+        if (w && qt_writer_done(w, fixture_units[u].name) &&
+            qt_writer_record(&record, w, fixture_units[u].name, err) < 0) {
+            json_decref(m);
+            return NULL;
+        }
         json_object_set_new(json_object_get(m, fixture_units[u].quantized ? "tensors" : "copied"),
-                            fixture_units[u].name,
-                            record ? json_deep_copy(record) : fixture_record(u));
+                            fixture_units[u].name, record ? record : fixture_record(u));
     }
     return m;
 }
@@ -151,12 +155,27 @@ static inline int fixture_unit(struct qt_writer *w, size_t u, struct run *r)
     return rc;
 }
 
+static inline int fixture_publish(struct qt_writer *w, const json_t *manifest, struct qt_err *err)
+{
+    struct qt_json_out out;
+    int rc;
+    QT_TRY(qt_writer_begin_manifest(&out, w, err));
+    QT_TRY(qt_json_out_members(&out, manifest, err));
+    QT_TRY(qt_json_out_finish(&out, err));
+    QT_TRY(qt_writer_finish(w, err));
+done:
+    qt_json_out_close(&out);
+    return rc;
+}
+
 static inline int fixture_finish(struct qt_writer *w, struct run *r)
 {
-    json_t *manifest = fixture_manifest(w);
+    json_t *manifest = fixture_manifest(w, &r->err);
+    if (!manifest)
+        return (int)r->err.status;
     json_object_set_new(manifest, "identity",
                         r->identity ? json_deep_copy(r->identity) : fixture_identity());
-    int rc = qt_writer_finish(w, manifest, &r->err);
+    int rc = fixture_publish(w, manifest, &r->err);
     json_decref(manifest);
     return rc;
 }

@@ -123,11 +123,21 @@ static struct qt_quantize_options options(struct fixture *f, const char *out, co
     };
 }
 
-static json_t *quantize(struct fixture *f, const struct qt_ckpt *ckpt,
-                        const struct qt_quantize_options *opt)
+static void collect(void *ctx, json_t *tensor)
 {
+    json_array_append(ctx, tensor);
+}
+
+/* The report with its tensors. */
+static json_t *quantize(struct fixture *f, const struct qt_ckpt *ckpt,
+                        const struct qt_quantize_options *options)
+{
+    struct qt_quantize_options opt = *options;
     struct qt_quantize_report report;
-    expect_ok("quantize", qt_quantize(&report, ckpt, opt, &f->err), &f->err);
+    opt.tensor = collect;
+    opt.tensor_ctx = json_array();
+    expect_ok("quantize", qt_quantize(&report, ckpt, &opt, &f->err), &f->err);
+    json_object_set_new(report.document, "tensors", opt.tensor_ctx);
     return report.document;
 }
 

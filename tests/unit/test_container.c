@@ -31,7 +31,16 @@ static void check_contents(const char *dir)
     assert_int_equal(e->nsections, 3);
     assert_string_equal(e->section[1].name, "scale");
     assert_string_equal(e->section[1].tensor->name, "layers.1.weight.q.scale");
-    assert_non_null(json_object_get(e->json, "bpw"));
+    json_t *entry;
+    assert_status(qt_entry_json(&entry, e, &err), QT_OK, err);
+    assert_non_null(json_object_get(entry, "bpw"));
+    json_decref(entry);
+    assert_true(qt_container_is_copied(c, "lm_head"));
+    assert_false(qt_container_is_copied(c, "layers.1.weight.q.scale"));
+    assert_false(qt_container_is_copied(c, "absent"));
+    assert_status(qt_container_copied_json(&entry, c, "lm_head", &err), QT_OK, err);
+    assert_string_equal(json_string_value(json_object_get(entry, "dtype")), "BF16");
+    json_decref(entry);
     assert_int_equal(qt_ckpt_count(ckpt), TENSORS);
     for (size_t i = 0; i < TENSORS; i++) {
         const struct qt_tensor *t = qt_ckpt_find(ckpt, fixture_tensors[i].name);
@@ -112,7 +121,7 @@ static void test_no_tensors(void **state)
                                  "tensors", "copied");
     assert_status(qt_writer_open(&w, "none", NULL, 0, empty, &(struct qt_writer_options){0}, &err),
                   QT_OK, err);
-    assert_status(qt_writer_finish(w, manifest, &err), QT_OK, err);
+    assert_status(fixture_publish(w, manifest, &err), QT_OK, err);
     qt_writer_close(w);
     c = open_good("none");
     assert_int_equal(qt_container_count(c), 0);
@@ -239,7 +248,7 @@ static void test_hostile_manifests(void **state)
     for (size_t i = 0; i < sizeof hostile / sizeof *hostile; i++) {
         struct qt_container *c;
         struct qt_err err = {0};
-        json_t *m = fixture_manifest(NULL);
+        json_t *m = fixture_manifest(NULL, NULL);
         edit(m, hostile[i].path, hostile[i].json);
         assert_int_equal(json_dump_file(m, "hostile/qtool.json", 0), 0);
         json_decref(m);

@@ -316,13 +316,86 @@ static void test_out_of_memory(void **state)
     json_decref(root);
 }
 
+/* ---- parts ---------------------------------------------------------------------------------- */
+
+/* Cuts an object or array and parses its parts. Returns their number, or -1. */
+static int cut(const char *text, char open)
+{
+    struct qt_json_cursor c;
+    struct qt_json_part part;
+    enum qt_json_step step;
+    json_t *value;
+    int n = 0;
+    if (!qt_json_enter(&c, (struct qt_json_part){text, strlen(text)}, open))
+        return -1;
+    while ((step = qt_json_next(&part, &c)) == QT_JSON_PART) {
+        if (qt_json_parse_part(&value, part, open, false, "x.json", NULL) < 0)
+            return -1;
+        json_decref(value);
+        n++;
+    }
+    return step == QT_JSON_END ? n : -1;
+}
+
+static void test_cut(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        char open;
+        int parts;
+    } cases[] = {
+        {"{}", '{', 0},
+        {" [ ] \n", '[', 0},
+        {"{\"a\": [1, {\"b\": \"}],\\\"\"}], \"c\" : null }", '{', 2},
+        {"[1, \"x\", [2, 3], {\"a\": 4}]", '[', 4},
+        {"[1]", '{', -1},
+        {"", '{', -1},
+        {"{\"a\": 1", '{', -1},
+        {"{\"a\": 1,}", '{', -1},
+        {"{,}", '{', -1},
+        {"[1] 2", '[', -1},
+        {"[1 2]", '[', -1},
+        {"[1}", '[', -1},
+        {"{\"a\": [}]}", '{', -1},
+        {"{\"a\": \"x}", '{', -1},
+        {"{\"a\": 1 \"b\": 2}", '{', -1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        if (cut(cases[i].text, cases[i].open) != cases[i].parts)
+            fail_msg("'%s': %d parts", cases[i].text, cut(cases[i].text, cases[i].open));
+        /* every text that is accepted is valid JSON, and the other way round */
+        struct qt_err err = {0};
+        json_t *whole;
+        const bool valid = parse(&whole, cases[i].text, &err) == QT_OK;
+        assert_int_equal(valid && cases[i].text[strspn(cases[i].text, " ")] == cases[i].open,
+                         cases[i].parts >= 0);
+        json_decref(whole);
+    }
+}
+
+static void test_part_value(void **state)
+{
+    (void)state;
+    const char *text = "\"key\" : [1]";
+    struct qt_json_part value;
+    const struct qt_json_part member = {text, strlen(text)};
+    assert_true(qt_json_part_value(&value, member, "key"));
+    assert_int_equal(value.size, 3);
+    assert_memory_equal(value.text, "[1]", 3);
+    assert_false(qt_json_part_value(&value, member, "ke"));
+    assert_false(qt_json_part_value(&value, member, "key2"));
+    assert_false(qt_json_part_value(&value, (struct qt_json_part){text, 5}, "key"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hostile), cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_getters), cmocka_unit_test(test_load),
-        cmocka_unit_test(test_python),  cmocka_unit_test(test_out_of_memory),
-        cmocka_unit_test(test_edit),
+        cmocka_unit_test(test_hostile),    cmocka_unit_test(test_depth),
+        cmocka_unit_test(test_getters),    cmocka_unit_test(test_load),
+        cmocka_unit_test(test_python),     cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_edit),       cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_part_value),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -151,8 +151,13 @@ static void check_quantized(const char *name)
     assert_non_null(
         json_object_get(json_object_get(manifest, "source_quantization"), "quant_method"));
     assert_null(json_object_get(qt_container_manifest(b), "source_quantization"));
-    assert_non_null(json_object_get(qt_container_entry(a, 0)->json, "source_encoding"));
-    assert_null(json_object_get(qt_container_entry(b, 0)->json, "source_encoding"));
+    json_t *entry;
+    expect_ok("entry", qt_entry_json(&entry, qt_container_entry(a, 0), &err), &err);
+    assert_non_null(json_object_get(entry, "source_encoding"));
+    json_decref(entry);
+    expect_ok("entry", qt_entry_json(&entry, qt_container_entry(b, 0), &err), &err);
+    assert_null(json_object_get(entry, "source_encoding"));
+    json_decref(entry);
     qt_container_close(a);
     qt_container_close(b);
     for (size_t i = 0; i < 2; i++) {

@@ -109,9 +109,12 @@ static void test_recorded_errors(void **state)
     expect_ok("verify", qt_verify(&r, c, world.ckpt, NULL, NULL, &err), &err);
     for (size_t i = 0; i < r.count; i++) {
         double recorded = 0, measured = qt_error_sqnr_db(&r.tensors[i].error);
-        const json_t *error = json_object_get(qt_container_entry(c, i)->json, "error");
+        json_t *entry;
+        expect_ok("entry", qt_entry_json(&entry, qt_container_entry(c, i), &err), &err);
+        const json_t *error = json_object_get(entry, "error");
         assert_int_equal(qt_json_get_real(&recorded, error, "sqnr_db", "qtool.json", NULL), 0);
         assert_true(measured > recorded - 1e-6 && measured < recorded + 1e-6);
+        json_decref(entry);
     }
     qt_verify_free(&r);
     qt_container_close(c);

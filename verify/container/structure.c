@@ -104,6 +104,7 @@ static int compare_entry(struct qt_error *out, const struct check *check, const 
                          const struct qt_packed *p, struct qt_err *err)
 {
     struct qt_blob blob = {0};
+    json_t *entry = NULL;
     const struct qt_tensor *t = find_source(check, e->name, err);
     int rc = QT_OK;
     if (!t)
@@ -113,7 +114,8 @@ static int compare_entry(struct qt_error *out, const struct check *check, const 
     if (!qt_dtype_is_weight(t->dtype))
         return bad_tensor(check->container, e->name, "is not floating-point in the source", err);
     QT_TRY(qt_ckpt_read(&blob, check->source, t, err));
-    QT_TRY(check_source_crc(check, e->name, e->json, &blob, err));
+    QT_TRY(qt_entry_json(&entry, e, err));
+    QT_TRY(check_source_crc(check, e->name, entry, &blob, err));
     struct qt_matrix w = {.data = blob.data,
                           .dtype = t->dtype,
                           .n = e->n,
@@ -122,13 +124,9 @@ static int compare_entry(struct qt_error *out, const struct check *check, const 
                           .name = t->name};
     QT_TRY(qt_packed_compare(out, p, &w, err));
 done:
+    json_decref(entry);
     qt_blob_free(&blob);
     return rc;
-}
-
-static const json_t *copied_entry(const struct qt_container *c, const char *name)
-{
-    return json_object_get(json_object_get(qt_container_manifest(c), "copied"), name);
 }
 
 /* Tuned tensors are exempt from the comparison, so only norms of a run with tune_norms may be. */
@@ -143,9 +141,10 @@ static int check_tuned(const struct check *check, const struct qt_tensor *copy, 
                       err);
 }
 
-/* tuned: only dtype and shape equal the source; the CRC of the source tensor is compared. */
-static int compare_copy(const struct check *check, const struct qt_tensor *copy, bool tuned,
-                        struct qt_err *err)
+/* entry: of the manifest. tuned: only dtype and shape equal the source; the CRC of the source tensor
+ * is compared. */
+static int compare_copy(const struct check *check, const struct qt_tensor *copy,
+                        const json_t *entry, bool tuned, struct qt_err *err)
 {
     struct qt_blob a = {0}, b = {0};
     const struct qt_tensor *t = find_source(check, copy->name, err);
@@ -160,8 +159,7 @@ static int compare_copy(const struct check *check, const struct qt_tensor *copy,
     QT_TRY(qt_ckpt_read(&b, check->source, t, err));
     bool same = a.size == b.size && (a.size == 0 || memcmp(a.data, b.data, a.size) == 0);
     if (tuned)
-        QT_TRY(check_source_crc(check, copy->name, copied_entry(check->container, copy->name), &b,
-                                err));
+        QT_TRY(check_source_crc(check, copy->name, entry, &b, err));
     else if (!same)
         rc = bad_tensor(check->container, copy->name,
                         "differs from the copied tensor of the source", err);
@@ -241,13 +239,16 @@ static int check_copies(struct qt_verify_report *out, struct check *check, struc
 {
     for (size_t i = 0; i < qt_ckpt_count(check->stored); i++) {
         const struct qt_tensor *t = qt_ckpt_tensor(check->stored, i);
-        const json_t *entry = copied_entry(check->container, t->name);
-        if (!entry || !is_own(check, i))
+        json_t *entry;
+        if (!qt_container_is_copied(check->container, t->name) || !is_own(check, i))
             continue;
+        int rc = qt_container_copied_json(&entry, check->container, t->name, err);
         bool tuned = json_object_get(entry, "source_crc32");
-        int rc = tuned ? check_tuned(check, t, err) : QT_OK;
+        if (rc == QT_OK && tuned)
+            rc = check_tuned(check, t, err);
         if (rc == QT_OK && check->source)
-            rc = compare_copy(check, t, tuned, err);
+            rc = compare_copy(check, t, entry, tuned, err);
+        json_decref(entry);
         if (rc == QT_OK)
             rc = count_nonfinite(out, check, t, err);
         if (rc < 0)
@@ -294,7 +295,8 @@ static int check_complete(const struct check *check, struct qt_err *err)
 {
     for (size_t i = 0; check->source && i < qt_ckpt_count(check->source); i++) {
         const char *name = qt_ckpt_tensor(check->source, i)->name;
-        if (!qt_container_find(check->container, name) && !copied_entry(check->container, name))
+        if (!qt_container_find(check->container, name) &&
+            !qt_container_is_copied(check->container, name))
             return bad_tensor(check->container, name, "is in the source but not in the container",
                               err);
     }

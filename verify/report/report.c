@@ -175,8 +175,8 @@ static int container_tensors(struct subject *s, struct qt_err *err)
     QT_TRY(qt_array_new(&s->tensors, count, sizeof *s->tensors, err));
     for (size_t i = 0; i < count; i++) {
         const struct qt_entry *e = qt_container_entry(s->container, i);
-        const json_t *hessian = json_object_get(e->json, "hessian");
         struct tensor_figures *t = &s->tensors[i];
+        json_t *entry;
         double bytes = 0;
         for (size_t k = 0; k < e->nsections; k++)
             bytes += (double)e->section[k].tensor->nbytes;
@@ -187,8 +187,11 @@ static int container_tensors(struct subject *s, struct qt_err *err)
         t->weights = (double)e->n * (double)e->k;
         t->bpw = 8 * bytes / t->weights;
         t->ms = member(times, e->name);
+        QT_TRY(qt_entry_json(&entry, e, err));
+        const json_t *hessian = json_object_get(entry, "hessian");
         t->compensated = member(hessian, "error_after") / member(hessian, "error_before");
-        set_errors(t, json_object_get(e->json, "error"));
+        set_errors(t, json_object_get(entry, "error"));
+        json_decref(entry);
         weights += t->weights;
         bits += 8 * bytes;
     }
