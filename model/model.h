@@ -264,8 +264,8 @@ enum { QT_LAYER_LINEARS = 7, QT_LAYER_NORMS = 6 }; /* at most, in a layer that c
 /* The row (of a set, see struct qt_linear) from which channel c of `input` is computed. This is c
  * except for values under grouped-query attention: several query heads share one KV head. */
 size_t qt_model_feed_row(const struct qt_model *model, int input, size_t c);
-/* True if a norm directly precedes the input, so that per-channel factors can be folded into the
- * weights of the norm. */
+/* True if a norm directly precedes the input, and no other input, so that per-channel factors can
+ * be folded into the weights of the norm. */
 bool qt_model_input_is_norm(const struct qt_model *model, int input);
 /* If the linear with this input is the last operation of its sublayer before the residual add:
  * the factor by which its output is multiplied there. Otherwise 0. */

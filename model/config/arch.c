@@ -1614,8 +1614,7 @@ const char *qt_model_type(size_t i)
                                        : NULL;
 }
 
-const char *arch_cannot(const struct arch *arch, bool experts, bool parallel, bool ssm,
-                        enum qt_use use)
+const char *arch_cannot(const struct arch *arch, bool experts, bool ssm, enum qt_use use)
 {
     const bool changes = use == QT_USE_LEARN || use == QT_USE_W4AX;
     if (experts && use != QT_USE_KV4)
@@ -1630,10 +1629,6 @@ const char *arch_cannot(const struct arch *arch, bool experts, bool parallel, bo
         return "short convolutions";
     if (ssm && (use != QT_USE_CALIB_FILE || arch->ssm == SSM_BESIDE))
         return "state space models";
-    if (arch->grouped_qkv && use != QT_USE_CALIB_FILE)
-        return "interleaved queries, keys and values";
-    if (parallel && changes)
-        return "parallel sublayers";
     if ((arch->gated || arch->parts[ROLE_ATTN_GATE]) && changes)
         return "gated attention";
     return arch->parts[ROLE_SINKS] && use == QT_USE_LEARN ? "attention sinks" : NULL;
@@ -1655,7 +1650,6 @@ bool qt_model_family(struct qt_family *out, size_t i)
                                                               : "attention",
                               .experts = arch->experts != NULL};
     for (int use = 0; use < QT_USES; use++)
-        out->can[use] =
-            !arch_cannot(arch, out->experts, arch->parallel.value, arch->ssm, (enum qt_use)use);
+        out->can[use] = !arch_cannot(arch, out->experts, arch->ssm, (enum qt_use)use);
     return true;
 }

@@ -29,9 +29,9 @@ done:
     return rc;
 }
 
-/* Queries, keys and values of x by one linear, whose outputs are stored in all[m]: [KV heads]
- * [queries | key | value], or [shards][queries | values | keys]. */
-static int make_grouped(float *q, float *k, float *v, float *all, const float *x,
+/* Copies between all[m], which is [KV heads][queries | key | value] or [shards][queries | values |
+ * keys], and q, k, v. split: from all[m]. */
+static int copy_grouped(float *q, float *k, float *v, float *all, bool split,
                         const struct layer_run *r, struct qt_err *err)
 {
     const struct heads *heads = &r->layer->def->heads;
@@ -40,13 +40,29 @@ static int make_grouped(float *q, float *k, float *v, float *all, const float *x
     const size_t groups = shards ? shards : heads->kv, rows = r->m * groups;
     const size_t n = r->layer->model->cfg.info.heads * heads->dim / groups;
     const size_t kv = heads->kv * heads->dim / groups, ld = n + 2 * kv;
-    int rc;
-    QT_TRY(layer_linear(r, ROLE_QKV, all, x, err));
-    QT_TRY(be->copy_columns(be, q, n, all, ld, n, rows, err));
-    QT_TRY(be->copy_columns(be, shards ? v : k, kv, all + n, ld, kv, rows, err));
-    QT_TRY(be->copy_columns(be, shards ? k : v, kv, all + n + kv, ld, kv, rows, err));
+    float *parts[] = {q, shards ? v : k, shards ? k : v};
+    int rc = QT_OK;
+    for (int i = 0; i < 3; i++) {
+        const size_t width = i ? kv : n;
+        QT_TRY(split ? be->copy_columns(be, parts[i], width, all, ld, width, rows, err)
+                     : be->copy_columns(be, all, ld, parts[i], width, width, rows, err));
+        all += width;
+    }
 done:
     return rc;
+}
+
+int layer_grouped(float *q, float *k, float *v, float *all, const float *x,
+                  const struct layer_run *r, struct qt_err *err)
+{
+    int rc = layer_linear(r, ROLE_QKV, all, x, err);
+    return rc < 0 ? rc : copy_grouped(q, k, v, all, true, r, err);
+}
+
+int layer_group(float *all, float *q, float *k, float *v, const struct layer_run *r,
+                struct qt_err *err)
+{
+    return copy_grouped(q, k, v, all, false, r, err);
 }
 
 /* Copies the keys, then the values, [m][width] each, to the state of the tokens, or back. */
@@ -116,7 +132,7 @@ int attention_run(bool *stop, float *out, const float *x, const struct layer_run
     int rc = QT_OK;
     if (gate_apart)
         QT_TRY(layer_linear(r, ROLE_ATTN_GATE, gate, x, err));
-    QT_TRY(grouped ? make_grouped(q, k, v, gate, x, r, err)
+    QT_TRY(grouped ? layer_grouped(q, k, v, gate, x, r, err)
                    : make_queries(q, gate, both, x, r, err));
     if (l->model->cfg.clip_qkv > 0)
         QT_TRY(l->be->clip(l->be, q, l->model->cfg.clip_qkv, r->m * width, err));

@@ -5,7 +5,8 @@
  *
  * A sublayer computes x -> x + r f(x), where f includes the norms and r is residual_scale. The
  * gradient g of its output stays in place, and the gradient through f is added to it. With
- * norm_after the sublayer computes x -> norm(x + r f(x)).
+ * norm_after the sublayer computes x -> norm(x + r f(x)). Parallel sublayers compute
+ * x -> x + f(x) + h(x): both f and h take the gradient of the output.
  */
 #include "model/graph/layer.h"
 
@@ -51,6 +52,8 @@ static size_t lay_out(struct layer_grad_work *w, const struct qt_layer *l, float
     w->down_raw = raw_out ? carve(&at, h) : NULL;
     w->mlp_sum = cfg->norm_after ? carve(&at, h) : NULL;
     w->dx = carve(&at, h);
+    w->dmlp = cfg->parallel && layer_norm_in_front(l, ROLE_MLP_IN) ? carve(&at, h) : NULL;
+    w->qkv = cfg->arch->grouped_qkv ? carve(&at, q + 2 * kv) : NULL;
     size_t attention = 2 * (q + kv), mlp = 2 * inner;
     w->dscratch = carve(&at, attention > mlp ? attention : mlp);
     return at.used;
@@ -123,9 +126,13 @@ static int attention_forward(struct chunk *c, struct qt_err *err)
     int rc = QT_OK;
     if (w->attn_in)
         QT_TRY(layer_apply_norm(&c->run, ROLE_ATTN_IN, w->attn_in, c->x, c->run.m, err));
-    QT_TRY(layer_linear(&c->run, ROLE_Q, w->q, in, err));
-    QT_TRY(layer_linear(&c->run, ROLE_K, w->k, in, err));
-    QT_TRY(layer_linear(&c->run, ROLE_V, w->v, in, err));
+    if (w->qkv) {
+        QT_TRY(layer_grouped(w->q, w->k, w->v, w->qkv, in, &c->run, err));
+    } else {
+        QT_TRY(layer_linear(&c->run, ROLE_Q, w->q, in, err));
+        QT_TRY(layer_linear(&c->run, ROLE_K, w->k, in, err));
+        QT_TRY(layer_linear(&c->run, ROLE_V, w->v, in, err));
+    }
     QT_TRY(layer_heads(&c->run, ROLE_Q_NORM, w->q, w->q_raw, info->heads, err));
     QT_TRY(layer_heads(&c->run, ROLE_K_NORM, w->k, w->k_raw, info->kv_heads, err));
     QT_TRY(c->be->attention(c->be, w->y, w->q, w->k, w->v, c->run.m, &a, err));
@@ -135,15 +142,29 @@ done:
     return rc;
 }
 
+/* The hidden states that the MLP sublayer reads. */
+static const float *mlp_hidden(const struct chunk *c)
+{
+    return c->cfg->parallel ? c->x : c->w->mid;
+}
+
+/* The input of the MLP. */
+static const float *mlp_input(const struct chunk *c)
+{
+    return c->w->mlp_in                        ? c->w->mlp_in
+           : c->cfg->parallel && c->w->attn_in ? c->w->attn_in
+                                               : mlp_hidden(c);
+}
+
 /* Runs up to the activation; runs DOWN too if a norm follows it. */
 static int mlp_forward(struct chunk *c, struct qt_err *err)
 {
     struct layer_grad_work *w = c->w;
-    const float *in = w->mlp_in ? w->mlp_in : w->mid;
+    const float *in = mlp_input(c);
     bool gated = has(c, ROLE_GATE);
     int rc = QT_OK;
     if (w->mlp_in)
-        QT_TRY(layer_apply_norm(&c->run, ROLE_MLP_IN, w->mlp_in, w->mid, c->run.m, err));
+        QT_TRY(layer_apply_norm(&c->run, ROLE_MLP_IN, w->mlp_in, mlp_hidden(c), c->run.m, err));
     if (gated)
         QT_TRY(layer_linear(&c->run, ROLE_GATE, w->gate, in, err));
     QT_TRY(layer_linear(&c->run, ROLE_UP, w->up, in, err));
@@ -222,22 +243,32 @@ done:
     return rc;
 }
 
-static int mlp_back(struct chunk *c, struct qt_err *err)
+/* dx = gradient of the MLP's input, from d, that of its output. */
+static int mlp_input_back(struct chunk *c, const float *d, struct qt_err *err)
 {
     struct layer_grad_work *w = c->w;
-    const float *in = w->mlp_in ? w->mlp_in : w->mid, *d;
+    const float *in = mlp_input(c);
     bool gated = has(c, ROLE_GATE);
     size_t count = c->run.m * c->cfg->dense_width;
     float *dgate = w->dscratch, *dup = gated ? dgate + count : dgate;
     int rc = QT_OK;
-    QT_TRY(sublayer_back(&d, c, w->mlp_sum, w->down_raw, ROLE_MLP_IN, ROLE_MLP_OUT, err));
     QT_TRY(linear_back(c, ROLE_DOWN, dgate, false, d, w->act, err));
     QT_TRY(c->be->activate_grad(c->be, dgate, gated ? dup : NULL, dgate, w->gate,
                                 gated ? w->up : NULL, c->cfg->act, count, err));
     QT_TRY(linear_back(c, ROLE_UP, w->dx, false, dup, in, err));
     if (gated)
         QT_TRY(linear_back(c, ROLE_GATE, w->dx, true, dgate, in, err));
-    QT_TRY(input_back(c, w->mid, ROLE_MLP_IN, err));
+done:
+    return rc;
+}
+
+static int mlp_back(struct chunk *c, struct qt_err *err)
+{
+    const float *d;
+    int rc;
+    QT_TRY(sublayer_back(&d, c, c->w->mlp_sum, c->w->down_raw, ROLE_MLP_IN, ROLE_MLP_OUT, err));
+    QT_TRY(mlp_input_back(c, d, err));
+    QT_TRY(input_back(c, c->w->mid, ROLE_MLP_IN, err));
 done:
     return rc;
 }
@@ -261,25 +292,57 @@ done:
     return rc;
 }
 
-static int attention_back(struct chunk *c, struct qt_err *err)
+/* dx = gradient of the attention's input, from d, that of its output; or dx += if `add`. */
+static int attention_input_back(struct chunk *c, bool add, const float *d, struct qt_err *err)
 {
     struct layer_grad_work *w = c->w;
     const struct qt_model_info *info = &c->cfg->info;
     struct qt_attention a = layer_attention(&c->run);
-    const float *in = w->attn_in ? w->attn_in : c->x, *d;
+    const float *in = w->attn_in ? w->attn_in : c->x;
     size_t q = c->run.m * info->heads * info->head_dim;
     size_t kv = c->run.m * info->kv_heads * info->head_dim;
     float *dq = w->dscratch, *dy = dq + q, *dk = dy + q, *dv = dk + kv;
     int rc = QT_OK;
-    QT_TRY(sublayer_back(&d, c, w->attn_sum, w->o_raw, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
     QT_TRY(linear_back(c, ROLE_O, dy, false, d, w->y, err));
     QT_TRY(c->be->attention_grad(c->be, dq, dk, dv, dy, w->q, w->k, w->v, c->run.m, &a, err));
     QT_TRY(heads_back(c, ROLE_Q_NORM, dq, w->q_raw, info->heads, err));
     QT_TRY(heads_back(c, ROLE_K_NORM, dk, w->k_raw, info->kv_heads, err));
-    QT_TRY(linear_back(c, ROLE_Q, w->dx, false, dq, in, err));
-    QT_TRY(linear_back(c, ROLE_K, w->dx, true, dk, in, err));
-    QT_TRY(linear_back(c, ROLE_V, w->dx, true, dv, in, err));
+    if (w->qkv) {
+        QT_TRY(layer_group(w->qkv, dq, dk, dv, &c->run, err));
+        QT_TRY(linear_back(c, ROLE_QKV, w->dx, add, w->qkv, in, err));
+    } else {
+        QT_TRY(linear_back(c, ROLE_Q, w->dx, add, dq, in, err));
+        QT_TRY(linear_back(c, ROLE_K, w->dx, true, dk, in, err));
+        QT_TRY(linear_back(c, ROLE_V, w->dx, true, dv, in, err));
+    }
+done:
+    return rc;
+}
+
+static int attention_back(struct chunk *c, struct qt_err *err)
+{
+    const float *d;
+    int rc;
+    QT_TRY(sublayer_back(&d, c, c->w->attn_sum, c->w->o_raw, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
+    QT_TRY(attention_input_back(c, false, d, err));
     QT_TRY(input_back(c, c->x, ROLE_ATTN_IN, err));
+done:
+    return rc;
+}
+
+/* A shared norm takes the sum of both gradients. */
+static int parallel_back(struct chunk *c, struct qt_err *err)
+{
+    struct layer_grad_work *w = c->w;
+    const size_t count = hidden_count(c);
+    int rc;
+    QT_TRY(mlp_input_back(c, c->g, err));
+    if (w->dmlp)
+        QT_TRY(norm_back(c, ROLE_MLP_IN, w->dmlp, w->dx, c->x, c->run.m, err));
+    QT_TRY(attention_input_back(c, !w->dmlp, c->g, err));
+    QT_TRY(input_back(c, c->x, ROLE_ATTN_IN, err));
+    if (w->dmlp)
+        QT_TRY(c->be->add(c->be, c->g, w->dmlp, count, err));
 done:
     return rc;
 }
@@ -303,8 +366,12 @@ int qt_layer_grad(struct qt_layer *layer, float *grad, const struct qt_layer_gra
                           add, hidden + at * width, grad + at * width};
         QT_TRY(attention_forward(&c, err));
         QT_TRY(mlp_forward(&c, err));
-        QT_TRY(mlp_back(&c, err));
-        QT_TRY(attention_back(&c, err));
+        if (cfg->parallel)
+            QT_TRY(parallel_back(&c, err));
+        else {
+            QT_TRY(mlp_back(&c, err));
+            QT_TRY(attention_back(&c, err));
+        }
     }
 done:
     return rc;

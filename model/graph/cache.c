@@ -149,8 +149,10 @@ int cache_keys(const float **keys, const float **values, struct qt_attention *a,
     }
     if (quant->cache) {
         a->seqlen += r->past;
-        QT_TRY(quant->cache(quant->cache_ctx, l->be, k, v, exact, layer_linear_of(l->def, ROLE_K),
-                            layer_linear_of(l->def, ROLE_V), m, a, err));
+        const bool grouped = l->model->cfg.arch->grouped_qkv;
+        QT_TRY(quant->cache(quant->cache_ctx, l->be, k, v, exact,
+                            layer_linear_of(l->def, grouped ? ROLE_QKV : ROLE_K),
+                            layer_linear_of(l->def, grouped ? ROLE_QKV : ROLE_V), m, a, err));
         a->seqlen = r->seqlen;
     }
     *keys = k;

@@ -285,10 +285,8 @@ struct arch {
     /* Reads options that only this family and its relatives have, after all others; NULL: none. */
     int (*read)(struct config *cfg, const struct source *src, struct qt_err *err);
 };
-/* See qt_model_cannot; experts: the model has MoE layers; parallel: see struct config; ssm: some
- * layers have state space models. */
-const char *arch_cannot(const struct arch *arch, bool experts, bool parallel, bool ssm,
-                        enum qt_use use);
+/* See qt_model_cannot; experts: the model has MoE layers; ssm: some layers have state space models. */
+const char *arch_cannot(const struct arch *arch, bool experts, bool ssm, enum qt_use use);
 /* Returns NULL for an unknown family. */
 const struct arch *arch_find(const char *family);
 /* A multimodal model: the family of its decoder, and the decoder's default of the norms' epsilon

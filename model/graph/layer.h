@@ -24,6 +24,8 @@ struct layer_grad_work {
     float *attn_in, *q_raw, *k_raw, *q, *k, *v, *y, *o_raw, *attn_sum, *mid;
     float *mlp_in, *gate, *up, *act, *down_raw, *mlp_sum;
     float *dx;       /* gradient, [rows][hidden] */
+    float *dmlp;     /* [rows][hidden], of a parallel MLP with a norm of its own; else NULL */
+    float *qkv;      /* [rows][rows of QKV] with grouped_qkv, output or gradient; else NULL */
     float *dscratch; /* gradients of q, y, k, v, or of gate, up, one after the other */
 };
 
@@ -205,6 +207,16 @@ int cache_keys(const float **keys, const float **values, struct qt_attention *a,
 /* be->convolve of x[m][width] and the tokens before, with the weights and bias of `part`. */
 int cache_convolve(float *y, const float *x, enum role part, const struct layer_run *r,
                    struct qt_err *err);
+
+/* ---- attention.c ---------------------------------------------------------------------------- */
+
+/* Queries, keys and values of x[m][hidden] by QKV with grouped_qkv. all: [m][rows of QKV], its
+ * output. */
+int layer_grouped(float *q, float *k, float *v, float *all, const float *x,
+                  const struct layer_run *r, struct qt_err *err);
+/* The way back: q, k and v (or their gradients) in the order of the rows of QKV. */
+int layer_group(float *all, float *q, float *k, float *v, const struct layer_run *r,
+                struct qt_err *err);
 
 /* ---- mixers --------------------------------------------------------------------------------- */
 

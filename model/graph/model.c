@@ -692,8 +692,9 @@ size_t qt_model_feed_row(const struct qt_model *model, int input, size_t c)
 
 bool qt_model_input_is_norm(const struct qt_model *model, int input)
 {
-    return input % 2 == 0 && !model->cfg.norm_after &&
-           model->cfg.arch->parts[input < 2 ? ROLE_ATTN_IN : ROLE_MLP_IN];
+    const struct config *cfg = &model->cfg;
+    return input % 2 == 0 && !cfg->norm_after && !(cfg->parallel && !cfg->parallel_norms) &&
+           cfg->arch->parts[input < 2 ? ROLE_ATTN_IN : ROLE_MLP_IN];
 }
 
 int qt_model_mlp_input(const struct qt_model *model, size_t layer)
@@ -730,7 +731,7 @@ const char *qt_model_cannot(const struct qt_model *model, enum qt_use use)
     return cfg->per_layer ? "inputs of single layers"
            : use == QT_USE_LEARN && cfg->clip_qkv > 0
                ? "clipped queries, keys and values"
-               : arch_cannot(cfg->arch, cfg->info.experts > 0, cfg->parallel, ssm, use);
+               : arch_cannot(cfg->arch, cfg->info.experts > 0, ssm, use);
 }
 
 bool qt_model_scales_expert_inputs(const struct qt_model *model)

@@ -542,6 +542,8 @@ MODELS |= {
         use_double_wide_mlp=True, layer_types=["sliding_attention", "full_attention"] * 2,
         final_logit_softcapping=20.0), {}),
 }
+MODELS["Yi"] = ("Yi", TINY | dict(num_hidden_layers=1),
+                TINY | dict(num_hidden_layers=1, rms_norm_eps=1e-6))
 # Compared by --check only: the same decoders with other options or the names of multimodal models.
 CHECKED = {
     "codegen_many": ("codegen", dict(n_embd=32, n_layer=2, n_head=8, n_positions=44, vocab_size=53,
@@ -559,7 +561,6 @@ CHECKED = {
         "num_kv_heads": None}),
     "bloom_heads": ("bloom", dict(n_layer=1, n_head=12, hidden_size=24, vocab_size=53), {
         "seq_length": 64}),
-    "Yi": ("Yi", TINY, TINY | dict(rms_norm_eps=1e-6)),
     "internlm2_biased": ("internlm2", TINY | dict(attention_bias=True, num_key_value_heads=1),
                          TINY | dict(num_key_value_heads=1, rms_norm_eps=1e-6)),
     "baichuan": ("baichuan", SAME_HEADS, BAICHUAN | dict(max_position_embeddings=64,
@@ -601,9 +602,8 @@ WHOLE = {"gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"}
 MULTIMODAL = {kind for kind, options, _ in (MODELS | CHECKED).values() if "text_config" in options}
 
 
-# Families that qtool does not differentiate, or (GPT-2) whose matrices are stored transposed.
-NO_GRADS = {"bloom", "codegen", "cohere", "cohere2", "falcon", "gpt2", "gptj", "gpt_neox",
-            "internlm2", "phi", "stablelm"}
+# The matrices of GPT-2 are stored transposed.
+NO_GRADS = {"gpt2"}
 
 
 def published(model):

@@ -271,13 +271,15 @@ static double mean_loss(struct fixture *f, const struct qt_objective *objective)
     return sum;
 }
 
-/* The model and the reference differ in one weight; its gradient must be the slope of the loss. */
-static void test_kl(void **state)
+/* The model and the reference differ in one weight of a layer; its gradient must be the slope of the
+ * loss. */
+static void kl_case(const char *model, size_t layer, const char *name)
 {
-    static const char name[] = "model.layers.1.mlp.gate_proj.weight";
+    char dir[256], ids[300];
     struct fixture f;
-    (void)state;
-    open_fixture(&f, "tests/golden/models/llama", "tests/golden/models/llama/ids.u16", 2);
+    snprintf(dir, sizeof dir, "tests/golden/models/%s", model);
+    snprintf(ids, sizeof ids, "%s/ids.u16", dir);
+    open_fixture(&f, dir, ids, 2);
     float *ref = new_floats(f.m * f.info.hidden);
     forward(&f);
     memcpy(ref, f.hidden[f.info.layers], f.m * f.info.hidden * sizeof *ref);
@@ -297,14 +299,24 @@ static void test_kl(void **state)
     backward(&f, &o);
     const struct qt_linear *linear;
     size_t i = 0;
-    qt_model_linears(&linear, f.model, 1);
+    qt_model_linears(&linear, f.model, layer);
     while (strcmp(linear[i].weight, name) != 0)
         i++;
-    double got = (double)f.grads[1].linear[i][c.at] / (double)o.weight;
-    print_message("  slope %.6f, gradient %.6f\n", slope, got);
+    double got = (double)f.grads[layer].linear[i][c.at] / (double)o.weight;
+    print_message("  %s: slope %.6f, gradient %.6f\n", model, slope, got);
     assert_true(slope > 1e-3 && fabs(got - slope) < 0.01 * slope);
     qt_free(ref);
     close_fixture(&f);
+}
+
+static void test_kl(void **state)
+{
+    (void)state;
+    kl_case("llama", 1, "model.layers.1.mlp.gate_proj.weight");
+    /* Parallel sublayers with one norm and with two, fused projections, ALiBi. */
+    kl_case("phi", 0, "model.layers.0.self_attn.v_proj.weight");
+    kl_case("falcon", 1, "transformer.h.1.mlp.dense_h_to_4h.weight");
+    kl_case("bloom", 0, "transformer.h.0.self_attention.query_key_value.weight");
 }
 
 /* ---- threads, memory ------------------------------------------------------------------------ */
