@@ -89,23 +89,39 @@ static json_t *options(const struct qt_export_matrix *m)
     } else {
         snprintf(type, sizeof type, "uint%u", bits);
     }
-    return json_pack("{s:s, s:i, s:s, s:o*}", "b_dtype", type, "weight_scale_group_size",
+    return json_pack("{s:s, s:i, s:s, s:b}", "b_dtype", type, "weight_scale_group_size",
                      rows ? 0 : (int)m->codes.group, "weight_scale_type",
-                     rows ? "channel" : "group", "has_zero_point",
-                     m->codes.asymmetric ? json_true() : NULL);
+                     rows ? "channel" : "group", "has_zero_point", m->codes.asymmetric);
 }
 
-/* A regular expression that matches the module from the start of the runtime's name. */
+/* The layer that vLLM makes of this module and its neighbours, and whose name it looks up. */
+static const char *fused_name(const char *last)
+{
+    static const char *const fused[][2] = {{"q_proj", "qkv_proj"},
+                                           {"k_proj", "qkv_proj"},
+                                           {"v_proj", "qkv_proj"},
+                                           {"gate_proj", "gate_up_proj"},
+                                           {"up_proj", "gate_up_proj"}};
+    for (size_t i = 0; i < sizeof fused / sizeof *fused; i++)
+        if (strcmp(last, fused[i][0]) == 0)
+            return fused[i][1];
+    return NULL;
+}
+
+/* A regular expression that matches the module, and the fused one, from the start of the runtime's
+ * name. */
 static int add_override(json_t *dynamic, const struct qt_export_matrix *m, json_t *value)
 {
-    char key[2 * QT_TENSOR_NAME_MAX + 8], *to = key;
+    char key[2 * QT_TENSOR_NAME_MAX + 32], *to = key;
+    const char *dot = strrchr(m->module, '.'), *last = dot ? dot + 1 : m->module;
+    const char *fused = fused_name(last);
     to += sprintf(to, "+:");
-    for (const char *c = m->module; *c; c++) {
+    for (const char *c = m->module; c < last; c++) {
         if (*c == '.')
             *to++ = '\\';
         *to++ = *c;
     }
-    strcpy(to, "$");
+    sprintf(to, fused ? "(%s|%s)$" : "%s$", last, fused);
     return json_object_set_new(dynamic, key, value);
 }
 

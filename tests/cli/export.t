@@ -32,15 +32,25 @@ $ qtool export box-int4:g=64 -o bf --format compressed-tensors --dtype bfloat16 
 $ qtool export box-fp5 -o x2 --format compressed-tensors
 ? 4
 2 integers, E4M3FN, MXFP4 and NVFP4 only; int4, int8, fp8:max=448, mxfp4 and nvfp4 fit
-$ qtool quantize "$NANO" -o mixed --scheme int4 --tensor 'down_proj=int8:g=128' -q >/dev/null && qtool export mixed -o x2 --format awq
+$ qtool quantize "$NANO" -o mixed --scheme int4 --tensor '(down|gate|up)_proj=int8:g=128' -q >/dev/null && qtool export mixed -o x2 --format awq
 ? 4
 2 awq cannot hold int8
 $ qtool export mixed -o x2 --format gptq
 ? 4
 2 gptq needs one scheme for all matrices, but this one is int.* and .* is int.*; compressed-tensors can hold both
-$ qtool export mixed -o x2 --format compressed-tensors -q && grep -c '"num_bits"' x2/config.json && grep '"model\.layers\.2\.mlp\.down_proj"' x2/config.json && qtool export mixed -o x3 --format humming -q && grep -A1 'layers.*0.*down_proj\$"' x3/config.json
+$ qtool export mixed -o x2 --format compressed-tensors -q && grep -c '"num_bits"' x2/config.json && grep '"model\.layers\.2\.mlp\.down_proj"' x2/config.json && qtool export mixed -o x3 --format humming -q && grep -A1 -e 'layers.*0.*down_proj\$"' -e gate_proj x3/config.json
 > ^2$
 > "b_dtype": "uint8"
+> "\+:model\\\\\.layers\\\\\.0\\\\\.mlp\\\\\.\(gate_proj\|gate_up_proj\)\$"
+$ qtool export box-fp8:max=448 -o fp8 --format compressed-tensors --fp8-inputs -q && grep -A6 input_act fp8/config.json
+> "strategy": "token"
+> "dynamic": true
+$ qtool export mixed --format compressed-tensors --fp8-inputs --dry-run
+? 2
+2 --fp8-inputs: no matrix of the container has fp8 weights
+$ qtool export box-fp8:max=448 --format humming --fp8-inputs --dry-run
+? 2
+2 --fp8-inputs: humming cannot ask for it; compressed-tensors can
 $ qtool quantize "$NANO" -o head --scheme none --tensor 'embed_tokens=int4' -q >/dev/null && qtool export head -o x4 --format compressed-tensors
 ? 4
 2 model\.embed_tokens\.weight: compressed-tensors cannot hold int4.*: the format has no quantized embeddings

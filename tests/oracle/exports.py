@@ -66,23 +66,31 @@ def dense(scheme):
     return export(scheme, "dense", "--dtype", "float32")
 
 
-def logits(path, dtype):
+def logits(path, dtype, hook=None):
     model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    for name, module in model.named_modules():
+        if hook and name.endswith("_proj"):
+            module.register_forward_pre_hook(hook)
     ids = torch.arange(64).remainder(model.config.vocab_size).mul(7)
     ids = ids.remainder(model.config.vocab_size)[None]
     with torch.no_grad():
         return model(ids).logits.float()
 
 
-def compare_logits(name, path, scheme, dtype, limit):
+def compare_logits(name, path, scheme, dtype, limit, hook=None):
     try:
         got = logits(path, dtype)
     except (ImportError, RuntimeError) as e:
         return skip(name, str(e).split("\n")[0])
-    want = logits(dense(scheme), torch.float32)
+    want = logits(dense(scheme), torch.float32, hook)
     scale = (want.max() - want.min()).item()
     worst = (got - want).abs().max().item() / scale
     report(name, worst <= limit, f"logits differ by {worst:.1e} of their range (<= {limit:.0e})")
+
+
+def fp8_inputs(module, args):
+    scale = args[0].abs().amax(-1, keepdim=True) / 448
+    return (args[0] / scale).to(torch.float8_e4m3fn).float() * scale
 
 
 def weights(scheme):
@@ -290,6 +298,9 @@ compare_logits("transformers, dense", export("nf4", "dense"), "nf4", torch.float
 for scheme in ["int4", "int4:zero=group", "int8", "fp8:max=448"]:
     compare_logits(f"transformers, compressed-tensors {scheme}",
                    export(scheme, "compressed-tensors"), scheme, half, 5e-3)
+compare_logits("transformers, compressed-tensors fp8:max=448 --fp8-inputs",
+               export("fp8:max=448", "compressed-tensors", "--fp8-inputs"), "fp8:max=448",
+               torch.float32, 1e-6, fp8_inputs)
 compare_logits("transformers, bnb nf4:g=64", export("nf4:g=64", "bnb"), "nf4:g=64", half, 5e-3)
 for form in ["gptq", "awq"]:
     compare_logits(f"transformers, {form}", export("int4", form), "int4", half, 5e-3)

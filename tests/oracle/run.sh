@@ -12,6 +12,7 @@
 #   exports     exports of the example checkpoint, loaded by the packages of runtimes (3 GB)
 #   python      kernels/python: containers in PyTorch and transformers, on the CPU (3 GB)
 #   gguf        GGUF exports, decoded by gguf
+#   vllm        exports in the config parsers and weight loaders of vLLM 0.33, on the CPU (1 GB)
 #   llama.cpp   GGUF exports, run by llama.cpp, which is compiled (takes long), against transformers
 #   registers   machine code of BUILD/libqtool_kernels.a, by wgmma_registers.py and NVIDIA's cuobjdump
 #
@@ -90,6 +91,20 @@ check() {
             "$python" tests/oracle/exports.py "$build/qtool" examples/nano-llama "$build/exports" \
                 "$build/exports/golden.txt" &&
             diff "$build/exports/golden.txt" tests/golden/exports.txt
+        ;;
+    vllm)
+        into_venv "torch==2.*" "transformers==5.*" safetensors numpy aiohttp blake3 cachetools cbor2 \
+            cloudpickle diskcache einops fastapi gguf msgspec openai openai-harmony \
+            opentelemetry-sdk partial-json-parser pillow prometheus-client protobuf psutil \
+            py-cpuinfo pybase64 pydantic pydantic-settings pyzmq regex requests sentencepiece \
+            setproctitle tiktoken uvloop || return 77
+        [ -d "$build/vllm" ] ||
+            { "$python" -m pip install --quiet --disable-pip-version-check --no-deps \
+                --target "$build/vllm.partial" vllm==0.33.0 compressed-tensors==0.17.0 \
+                humming-kernels==0.1.19 && mv "$build/vllm.partial" "$build/vllm"; } || return 77
+        rm -rf "$build/vllm-exports" && mkdir -p "$build/vllm-exports" &&
+            PYTHONPATH=$(realpath "$build/vllm") "$python" tests/oracle/exports_vllm_loaders.py \
+                "$build/qtool" examples/nano-llama "$build/vllm-exports"
         ;;
     python)
         into_venv "torch==2.*" "transformers==5.*" safetensors numpy pytest || return 77
