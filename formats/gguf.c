@@ -407,6 +407,11 @@ static int rename_slot(struct adopt *a, struct qt_slot *slot)
                        "the architecture '%s' has no tensor of this name", a->facts.family->name);
     slot->head = origin.rotary ? a->head_dim : 0;
     slot->plus_1 = origin.plus_1;
+    if (t->ndim == 1 && origin.matrix) {
+        t->shape[1] = t->shape[0]; /* one row, such as a gate */
+        t->shape[0] = 1;
+        t->ndim = 2;
+    }
     if (t->ndim < 1 || (origin.stacked && t->ndim != 3) || (!origin.stacked && t->ndim > 2) ||
         (slot->head && rows % slot->head))
         return qt_fail(a->err, QT_E_INPUT, t->file, t->name,

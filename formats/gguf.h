@@ -75,6 +75,7 @@ struct qt_gguf_origin {
     char name[2 * QT_GGUF_NAME];
     size_t layer;
     bool rotary, plus_1, stacked; /* as of qt_gguf_place; stacked: of all experts */
+    bool matrix;                  /* of a layer; GGUF stores those of one row as vectors */
 };
 /* False if the family has no tensor of this name. */
 bool qt_gguf_origin(struct qt_gguf_origin *out, const struct qt_gguf_family *f, const char *name);

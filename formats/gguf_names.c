@@ -248,6 +248,7 @@ bool qt_gguf_origin(struct qt_gguf_origin *out, const struct qt_gguf_family *f, 
     out->stacked = strchr(p->source, '#') != NULL;
     out->rotary = f->permuted && p->flags & ROTARY;
     out->plus_1 = f->norms_plus_1 && strstr(p->target, "norm");
+    out->matrix = !bias && !strstr(p->target, "norm");
     snprintf(out->name, sizeof out->name, "model.layers.%zu.%s%s", out->layer,
              out->stacked ? stack_name(p->target) : p->source, dot);
     return true;

@@ -15,15 +15,14 @@ Needs llama_cpp (llama-cpp-python); for the logits torch and transformers.
 """
 import json
 import os
-import shutil
 import subprocess
 import sys
 
 import numpy
+from gguf_models import ARCHS, make_model
 from llama_cpp import Llama
 
 qtool, work, *models = sys.argv[1:]
-NANO = os.path.join(os.path.dirname(__file__), "../../examples/nano-llama")
 SCHEMES = {"int8": [], "int4:g=32": [], "int4:g=128": [], "int4:g=64,zero=group": ["--lossy"],
            "iq4nl": [], "mxfp4": []}
 PPL, RMS, RMS_EXPERTS = 5e-3, 0.08, 0.25
@@ -84,73 +83,6 @@ def compare_perplexity(checkpoint, text, scheme, options):
 
 
 # ---- architectures -----------------------------------------------------------------------------
-
-def rope(**options):
-    return {"rope_parameters": {"rope_theta": 10000.0, **options}}
-
-
-EXPERTS = dict(moe_intermediate_size=96, num_experts=6, num_experts_per_tok=2,
-               decoder_sparse_step=1, mlp_only_layers=[])
-YARN = rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=128)
-ARCHS = {
-    "llama": ("llama", dict(head_dim=32, attention_bias=True, mlp_bias=True)),
-    "llama3": ("llama", dict(head_dim=32, **rope(
-        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-        original_max_position_embeddings=128))),
-    "llama_linear": ("llama", rope(rope_type="linear", factor=4.0)),
-    "llama_yarn": ("llama", YARN),
-    "mistral": ("mistral", dict(head_dim=64)),
-    "mixtral": ("mixtral", dict(num_local_experts=4, num_experts_per_tok=2)),
-    "qwen2": ("qwen2", {}),
-    "qwen2_yarn": ("qwen2", YARN),
-    "qwen3": ("qwen3", dict(head_dim=64)),
-    "qwen2_moe": ("qwen2_moe", dict(shared_expert_intermediate_size=160, norm_topk_prob=False,
-                                    **EXPERTS)),
-    "qwen3_moe": ("qwen3_moe", dict(head_dim=64, norm_topk_prob=True, **EXPERTS)),
-    "gemma2": ("gemma2", dict(head_dim=64, query_pre_attn_scalar=64, sliding_window=32)),
-    "gemma3": ("gemma3_text", dict(head_dim=64, query_pre_attn_scalar=64, sliding_window=32,
-                                   num_hidden_layers=7)),
-    "phi3": ("phi3", {}),
-    "phi3_partial": ("phi3", rope(rope_type="default", partial_rotary_factor=0.5)),
-    "phi3_long": ("phi3", dict(original_max_position_embeddings=300, **rope(
-        rope_type="longrope", short_factor=[1.0 + 0.05 * i for i in range(16)],
-        long_factor=[1.5 + 0.3 * i for i in range(16)]))),
-    "olmo2": ("olmo2", {}),
-    "smollm3": ("smollm3", dict(no_rope_layer_interval=4)),
-    "granite": ("granite", dict(embedding_multiplier=6.0, attention_multiplier=0.1,
-                                residual_multiplier=0.3, logits_scaling=4.0)),
-    "glm4": ("glm4", dict(head_dim=32, attention_bias=True)),
-}
-
-
-def scale_of(name, kind, shape):
-    if "embed" in name:
-        return 0.1 if "gemma" in kind or kind == "granite" else 1.0
-    if len(shape) == 1:
-        return 0.3
-    return 0.5 if name.endswith("gate.weight") else (2.0 / shape[-1]) ** 0.5
-
-
-def make_model(path, kind, options):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(kind, **{
-        **dict(vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
-               num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-               bos_token_id=0, eos_token_id=1, pad_token_id=None,
-               tie_word_embeddings=kind in ("gemma2", "gemma3_text", "smollm3", "granite")),
-        **options})
-    model = AutoModelForCausalLM.from_config(config)
-    rng = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            middle = 1.0 if "norm" in name and "gemma" not in kind else 0.0
-            p.copy_(middle + scale_of(name, kind, p.shape) * torch.randn(p.shape, generator=rng))
-    shutil.rmtree(path, ignore_errors=True)
-    model.half().save_pretrained(path)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(os.path.join(NANO, name), path)
-
 
 def compare_arch(name, kind, options):
     from transformers import AutoModelForCausalLM

@@ -11,7 +11,7 @@
 #   model       logits and gradients of random models of every family, by transformers and torch (2 GB)
 #   exports     exports of the example checkpoint, loaded by the packages of runtimes (3 GB)
 #   python      kernels/python: containers in PyTorch and transformers, on the CPU (3 GB)
-#   gguf        GGUF exports, decoded by gguf
+#   gguf        GGUF exports, decoded by gguf, and read back by qtool, models of every architecture
 #   vllm        exports in the config parsers and weight loaders of vLLM 0.33, on the CPU (1 GB)
 #   llama.cpp   GGUF exports, run by llama.cpp, which is compiled (takes long), against transformers
 #   registers   machine code of BUILD/libqtool_kernels.a, by wgmma_registers.py and NVIDIA's cuobjdump
@@ -112,9 +112,10 @@ check() {
             QTOOL=$(realpath "$build/qtool") "$python" -m pytest -q kernels/python/tests
         ;;
     gguf)
-        into_venv gguf==0.19.0 numpy safetensors || return 77
+        into_venv gguf==0.19.0 numpy safetensors "torch==2.*" "transformers==5.*" || return 77
         rm -rf "$build/gguf" && mkdir -p "$build/gguf" &&
-            "$python" tests/oracle/gguf_decode.py "$build/qtool" "$build/gguf" examples/nano-llama
+            "$python" tests/oracle/gguf_decode.py "$build/qtool" "$build/gguf" examples/nano-llama &&
+            "$python" tests/oracle/gguf_families.py "$build/qtool" "$build/gguf"
         ;;
     llama.cpp)
         CMAKE_ARGS="-DLLAVA_BUILD=OFF -DGGML_OPENMP=OFF -DLLAMA_OPENSSL=OFF" \

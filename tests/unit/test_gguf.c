@@ -3,6 +3,7 @@
  * tests/cli/gguf_source.t runs the program on them.
  */
 #include "ckpt_fixture.h"
+#include "formats/gguf.h"
 
 #define GOLDEN "tests/golden/sources/gguf_mixtral/model.gguf"
 
@@ -223,10 +224,22 @@ static void test_refusals(void **state)
     fixture_remove(dir);
 }
 
+/* Of the tensors that GGUF stores as vectors, some are matrices of one row. */
+static void test_one_row(void **state)
+{
+    const struct qt_gguf_family *f = qt_gguf_family_find("qwen2_moe");
+    struct qt_gguf_origin origin;
+    (void)state;
+    assert_true(qt_gguf_origin(&origin, f, "blk.0.ffn_gate_inp_shexp.weight") && origin.matrix);
+    assert_true(qt_gguf_origin(&origin, f, "blk.0.attn_norm.weight") && !origin.matrix);
+    assert_true(qt_gguf_origin(&origin, f, "blk.0.attn_q.bias") && !origin.matrix);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_truncated), cmocka_unit_test(test_changed),
-        cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_refusals)};
+        cmocka_unit_test(test_one_row), cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_changed), cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_refusals)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
