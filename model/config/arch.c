@@ -259,6 +259,34 @@ static const struct arch_alias granite4_keys[] = {{"layer_types", "layers_block_
     .tied = {"tie_word_embeddings", false}, .qkv_bias = {"attention_bias", false},                 \
     .o_bias = {"attention_bias", false}, .mlp_bias = {"mlp_bias", false}
 
+#define BLOCK_LIKE                                                                                 \
+    .layers = "layers.", .embed = "embeddings", .final_norm = "norm_f", .ssm = SSM_BLOCKS,         \
+    .ssm_groups = 8, .ssm_state = 128, .ssm_dim = 64, .ssm_bias = {"use_bias", false},             \
+    .eps_key = "layer_norm_epsilon", .eps = 1e-5, .norm = QT_NORM_RMS,                             \
+    .tied = {"tie_word_embeddings", false}
+
+#define BLOCK_PARTS                                                                                \
+    [ROLE_ATTN_IN] = "norm", [ROLE_SSM_IN] = "mixer.in_proj", [ROLE_CONV] = "mixer.conv1d",        \
+    [ROLE_A_LOG] = "mixer.A_log", [ROLE_DT_BIAS] = "mixer.dt_bias", [ROLE_SSM_D] = "mixer.D",      \
+    [ROLE_SSM_NORM] = "mixer.norm", [ROLE_SSM_OUT] = "mixer.out_proj"
+
+#define BLOCK_KEYS                                                                                 \
+    {"mamba_n_groups", "n_groups"}, {"mamba_d_conv", "conv_kernel"},                               \
+        {"mamba_conv_bias", "use_conv_bias"},                                                      \
+    {                                                                                              \
+        0                                                                                          \
+    }
+
+static const struct arch_alias nemotron_h_keys[] = {
+    {"layer_types", "layers_block_type"}, {"mamba_n_heads", "mamba_num_heads"},
+    {"mamba_d_head", "mamba_head_dim"},   {"mamba_d_state", "ssm_state_size"},
+    {"time_step_min", "mamba_dt_min"},    BLOCK_KEYS};
+
+static const struct arch_alias mamba2_keys[] = {{"mamba_n_heads", "num_heads"},
+                                                {"mamba_d_head", "head_dim"},
+                                                {"mamba_d_state", "state_size"},
+                                                BLOCK_KEYS};
+
 static const struct arch_alias exaone_keys[] = {{"num_hidden_layers", "num_layers"},
                                                 {"rms_norm_eps", "layer_norm_epsilon"},
                                                 {"hidden_act", "activation_function"},
@@ -1019,6 +1047,47 @@ static const struct arch table[] = {
         .rotary_factor = 0.5,
     },
     {
+        .family = "falcon_h1",
+        BAMBA_LIKE,
+        .ssm = SSM_BESIDE,
+        .read = config_read_falcon_h1,
+    },
+    {
+        .family = "nemotron_h",
+        .aliases = nemotron_h_keys,
+        .kv_heads = 8,
+        .head_dim = 128,
+        BLOCK_LIKE,
+        .parts = {BLOCK_PARTS, [ROLE_Q] = "mixer.q_proj", [ROLE_K] = "mixer.k_proj",
+                  [ROLE_V] = "mixer.v_proj", [ROLE_O] = "mixer.o_proj", [ROLE_MLP_IN] = "norm",
+                  [ROLE_ROUTER] = "mixer.gate",
+                  [ROLE_SELECT_BIAS] = "mixer.gate.e_score_correction_bias", [ROLE_UP] = "up_proj",
+                  [ROLE_DOWN] = "down_proj"},
+        .ssm_step_min = true,
+        .intermediate_key = "moe_intermediate_size",
+        .experts = "mixer.experts.",
+        .shared = "mixer.shared_experts.",
+        .shared_key = "moe_shared_expert_intermediate_size",
+        .dense = "mixer.",
+        .sigmoid_router = true,
+        .grouped_router = true,
+        .normalize_routing = {"norm_topk_prob", true},
+        .act_key = "mlp_hidden_act",
+        .act = "relu2",
+        .mlp_bias = {"mlp_bias", false},
+        .read = config_read_nemotron_h,
+    },
+    {
+        .family = "mamba2",
+        .aliases = mamba2_keys,
+        .heads = 1,
+        .max_positions = CONFIG_POSITIONS, /* there is no limit */
+        BLOCK_LIKE,
+        .parts = {BLOCK_PARTS},
+        .act_key = "hidden_act",
+        .act = "silu",
+    },
+    {
         .family = "smollm3",
         .kv_heads = 4,
         LLAMA_COMMON,
@@ -1627,7 +1696,7 @@ const char *arch_cannot(const struct arch *arch, bool experts, bool ssm, enum qt
         return "gated DeltaNet";
     if (arch->short_conv && use != QT_USE_CALIB_FILE)
         return "short convolutions";
-    if (ssm && (use != QT_USE_CALIB_FILE || arch->ssm == SSM_BESIDE))
+    if (ssm && (use != QT_USE_CALIB_FILE || arch->ssm == SSM_BESIDE || arch->ssm == SSM_BLOCKS))
         return "state space models";
     if ((arch->gated || arch->parts[ROLE_ATTN_GATE]) && changes)
         return "gated attention";
@@ -1641,14 +1710,15 @@ bool qt_model_family(struct qt_family *out, size_t i)
         return false;
     const char *decoder = i < FAMILIES ? type : multimodal[i - FAMILIES].decoder;
     const struct arch *arch = arch_find(decoder);
-    *out = (struct qt_family){.type = type,
-                              .decoder = decoder,
-                              .attention = arch->latent       ? "latent attention"
-                                           : arch->delta      ? "gated DeltaNet and attention"
-                                           : arch->short_conv ? "short convolution and attention"
-                                           : arch->ssm        ? "state space and attention"
-                                                              : "attention",
-                              .experts = arch->experts != NULL};
+    *out = (struct qt_family){
+        .type = type,
+        .decoder = decoder,
+        .attention = arch->latent       ? "latent attention"
+                     : arch->delta      ? "gated DeltaNet and attention"
+                     : arch->short_conv ? "short convolution and attention"
+                     : arch->ssm ? arch->parts[ROLE_O] ? "state space and attention" : "state space"
+                                 : "attention",
+        .experts = arch->experts != NULL};
     for (int use = 0; use < QT_USES; use++)
         out->can[use] = !arch_cannot(arch, out->experts, arch->ssm, (enum qt_use)use);
     return true;

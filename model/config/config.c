@@ -151,13 +151,24 @@ static int read_mixers(struct config *cfg, const struct source *src, struct qt_e
                                    : QT_OK;
 }
 
+/* True if some layer is this block; families without blocks have all of them. */
+static bool has_block(const struct config *cfg, const struct source *src, char block)
+{
+    bool found = cfg->arch->ssm != SSM_BLOCKS;
+    for (size_t i = 0; i < cfg->info.layers && !found; i++)
+        found = config_block(src, i) == block;
+    return found;
+}
+
 static int read_sizes(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     struct qt_model_info *info = &cfg->info;
     const char *key = cfg->arch->experts ? cfg->arch->dense_key : cfg->arch->intermediate_key;
     bool mixture = cfg->arch->experts && !cfg->arch->experts_switch;
     int rc = QT_OK;
-    QT_TRY(config_read_size(&info->layers, src, "num_hidden_layers", CONFIG_LAYERS, err));
+    QT_TRY(cfg->arch->ssm == SSM_BLOCKS && cfg->arch->experts
+               ? config_count_blocks(&info->layers, src, err)
+               : config_read_size(&info->layers, src, "num_hidden_layers", CONFIG_LAYERS, err));
     QT_TRY(config_read_size(&info->hidden, src, "hidden_size", CONFIG_WIDTH, err));
     info->vocab = cfg->arch->vocab;
     info->max_positions = cfg->arch->max_positions;
@@ -175,9 +186,9 @@ static int read_sizes(struct config *cfg, const struct source *src, struct qt_er
     }
     if (cfg->arch->experts_switch)
         QT_TRY(qt_json_get_bool(&mixture, src->json, cfg->arch->experts_switch, src->path, err));
-    if (mixture)
+    if (mixture && has_block(cfg, src, 'E')) {
         QT_TRY(config_read_experts(cfg, src, err));
-    else {
+    } else if (has_block(cfg, src, '-')) {
         cfg->dense_width = cfg->arch->grows ? 4 * info->hidden : 0;
         QT_TRY(config_read_size(&cfg->dense_width, src, key ? key : "intermediate_size",
                                 CONFIG_WIDTH, err));

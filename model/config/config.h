@@ -62,6 +62,8 @@ int config_read_stablelm(struct config *cfg, const struct source *src, struct qt
 int config_read_gpt2(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_minimax_m2(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_granite4(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_falcon_h1(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_nemotron_h(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_baichuan(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_qwen(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_chatglm(struct config *cfg, const struct source *src, struct qt_err *err);
@@ -72,6 +74,10 @@ int config_read_mpt(struct config *cfg, const struct source *src, struct qt_err 
 
 /* Reads cfg->ssm and cfg->mixers. */
 int config_read_ssm(struct config *cfg, const struct source *src, struct qt_err *err);
+/* Layers that are one mixer or one MLP (SSM_BLOCKS): the number of layers; and what layer i is,
+ * 'M' (state space model), '*' (attention), '-' (dense MLP) or 'E' (experts). */
+int config_count_blocks(size_t *layers, const struct source *src, struct qt_err *err);
+char config_block(const struct source *src, size_t i);
 /* Reads cfg->heads; cfg->windows is read before. */
 int config_read_layer_heads(struct config *cfg, const struct source *src, struct qt_err *err);
 /* Sets info.state and heads.kept; everything else is read before. */

@@ -79,7 +79,9 @@ static int read_dense(struct config *cfg, const struct source *src, struct qt_er
     QT_TRY(qt_array_new(&cfg->dense, cfg->info.layers, sizeof *cfg->dense, err));
     QT_TRY(read_layers(&layers, cfg, src, err));
     for (i = 0; i < cfg->info.layers; i++)
-        cfg->dense[i] = i < layers.first || i > layers.last || (i + 1) % layers.step != 0;
+        cfg->dense[i] = cfg->arch->ssm == SSM_BLOCKS
+                            ? config_block(src, i) == '-'
+                            : i < layers.first || i > layers.last || (i + 1) % layers.step != 0;
     if (config_given(src->json, "mlp_only_layers") && !json_is_array(listed))
         return qt_fail(err, QT_E_INPUT, src->path, NULL, "'mlp_only_layers' is not a list");
     json_array_foreach (listed, i, entry) {

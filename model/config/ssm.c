@@ -1,4 +1,4 @@
-/* State space models (Mamba-2) in config.json: sizes, step limits, and the layers that have them. */
+/* State space models (Mamba-2) in config.json: sizes, step limits, and which layers have them. */
 #include "model/config/config.h"
 
 enum {
@@ -129,6 +129,49 @@ static void read_types(struct config *cfg, const struct source *src)
     }
 }
 
+/* ---- layers of one block -------------------------------------------------------------------- */
+
+static const char pattern_key[] = "hybrid_override_pattern";
+
+char config_block(const struct source *src, size_t i)
+{
+    static const struct {
+        const char *type;
+        char block;
+    } blocks[] = {{"mamba", 'M'},     {"linear_attention", 'M'},
+                  {"attention", '*'}, {"full_attention", '*'},
+                  {"mlp", '-'},       {"moe", 'E'}};
+    const json_t *types = json_object_get(src->json, "layer_types");
+    const char *type = json_string_value(json_array_get(types, i));
+    if (!config_given(src->json, "layer_types")) {
+        const char *pattern = json_string_value(json_object_get(src->json, pattern_key));
+        return !pattern ? 'M' : strchr("M*-E", pattern[i]) ? pattern[i] : 0;
+    }
+    for (size_t b = 0; type && b < sizeof blocks / sizeof *blocks; b++)
+        if (strcmp(blocks[b].type, type) == 0)
+            return blocks[b].block;
+    return 0;
+}
+
+int config_count_blocks(size_t *layers, const struct source *src, struct qt_err *err)
+{
+    const bool listed = config_given(src->json, "layer_types");
+    const char *key = listed ? "layer_types" : pattern_key;
+    const json_t *list = json_object_get(src->json, key);
+    const char *pattern = json_string_value(list);
+    if (listed ? !json_is_array(list) : !pattern)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is %s", key,
+                       list ? "not a list of layers" : "missing");
+    *layers = listed ? json_array_size(list) : strlen(pattern);
+    if (*layers == 0 || *layers > CONFIG_LAYERS)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' has %zu layers, not 1 .. %d", key,
+                       *layers, CONFIG_LAYERS);
+    for (size_t i = 0; i < *layers; i++)
+        if (!config_block(src, i))
+            return config_unsupported(src, key, "another kind of layer", err);
+    return QT_OK;
+}
+
 int config_read_ssm(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     const enum ssm_rule rule = cfg->arch->ssm;
@@ -141,6 +184,94 @@ int config_read_ssm(struct config *cfg, const struct source *src, struct qt_err 
         QT_TRY(read_unlisted(cfg, src, err));
     if (rule == SSM_TYPES)
         read_types(cfg, src);
+    for (size_t i = 0; rule == SSM_BLOCKS && i < cfg->info.layers; i++) {
+        const char block = config_block(src, i);
+        cfg->mixers[i] = block == 'M' ? MIXER_SSM : block == '*' ? MIXER_ATTENTION : MIXER_NONE;
+    }
+done:
+    return rc;
+}
+
+/* ---- options of families -------------------------------------------------------------------- */
+
+/* Reads a list of `count` positive numbers; a missing list leaves out[] unchanged. */
+static int read_factors(double *out, size_t count, const struct source *src, const char *key,
+                        struct qt_err *err)
+{
+    const json_t *list = json_object_get(src->json, key);
+    if (!config_given(src->json, key))
+        return QT_OK;
+    if (!json_is_array(list) || json_array_size(list) != count)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not a list of %zu numbers", key,
+                       count);
+    for (size_t i = 0; i < count; i++) {
+        out[i] = json_number_value(json_array_get(list, i));
+        if (!(out[i] > 1e-30 && out[i] < 1e30))
+            return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                           "'%s' has an entry that is no positive "
+                           "number",
+                           key);
+    }
+    return QT_OK;
+}
+
+/* Factors of the inputs of linears multiply their outputs here, which have no bias then. */
+static int read_input_factor(double *out, const struct source *src, const char *key, bool biased,
+                             struct qt_err *err)
+{
+    int rc = config_read_positive(out, src, key, err);
+    return rc == QT_OK && biased && *out != 1
+               ? config_unsupported(src, key, "a number other than 1 with a bias", err)
+               : rc;
+}
+
+int config_read_falcon_h1(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const struct arch_flag norm = {"mamba_rms_norm", false},
+                           first = {"mamba_norm_before_gate", true};
+    const struct arch_flag out_bias = {"projectors_bias", false};
+    double embed = 1, head = 1, attn_in = 1, key = 1, attn_out = 1, ssm_in = 1, ssm_out = 1;
+    double mlp[2] = {1, 1}, sections[5] = {1, 1, 1, 1, 1};
+    float *factors = cfg->output_factors;
+    int rc;
+    QT_TRY(config_read_flag(&cfg->ssm.norm, src, &norm, err));
+    QT_TRY(config_read_flag(&cfg->ssm.norm_first, src, &first, err));
+    QT_TRY(config_read_flag(&cfg->ssm.out_bias, src, &out_bias, err));
+    QT_TRY(config_read_positive(&embed, src, "embedding_multiplier", err));
+    QT_TRY(config_read_positive(&head, src, "lm_head_multiplier", err));
+    QT_TRY(read_input_factor(&attn_in, src, "attention_in_multiplier", cfg->qkv_bias, err));
+    QT_TRY(config_read_positive(&key, src, "key_multiplier", err));
+    QT_TRY(config_read_positive(&attn_out, src, "attention_out_multiplier", err));
+    QT_TRY(read_input_factor(&ssm_in, src, "ssm_in_multiplier", cfg->ssm.in_bias, err));
+    QT_TRY(config_read_positive(&ssm_out, src, "ssm_out_multiplier", err));
+    QT_TRY(read_factors(mlp, 2, src, "mlp_multipliers", err));
+    QT_TRY(read_factors(sections, 5, src, "ssm_multipliers", err));
+    cfg->embed_scale = (float)embed;
+    cfg->logit_scale = (float)head;
+    factors[ROLE_Q] = factors[ROLE_V] = (float)attn_in;
+    factors[ROLE_K] = (float)(attn_in * key);
+    factors[ROLE_O] = (float)attn_out;
+    factors[ROLE_SSM_OUT] = (float)ssm_out;
+    factors[ROLE_GATE] = (float)mlp[0];
+    factors[ROLE_DOWN] = (float)mlp[1];
+    for (size_t i = 0; i < 5; i++)
+        cfg->ssm.factors[i] = (float)(ssm_in * sections[i]);
+done:
+    return rc;
+}
+
+int config_read_nemotron_h(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const char *act = "silu";
+    int rc;
+    QT_TRY(qt_json_get_string(&act, src->json, "mamba_hidden_act", src->path, err));
+    if (strcmp(act, "silu") != 0)
+        QT_TRY(config_unsupported(src, "mamba_hidden_act", act, err));
+    if (cfg->info.experts && config_given(src->json, "moe_latent_size"))
+        QT_TRY(config_unsupported(src, "moe_latent_size", "a number", err));
+    if (cfg->info.experts && cfg->mlp_bias) /* experts have none, the shared expert has */
+        QT_TRY(config_unsupported(src, "mlp_bias", "true", err));
+    cfg->ssm.act = QT_ACT_SILU;
 done:
     return rc;
 }

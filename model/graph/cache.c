@@ -1,7 +1,8 @@
 /*
  * State of sequences that grow: keys and values of attention, the recurrent states of gated
- * DeltaNet and state space models, and the last inputs of convolutions. A decoder layer that runs with a cache continues
- * the sequences; without one (r->cache = NULL) its tokens are whole sequences.
+ * DeltaNet and state space models, and the last inputs of convolutions. A decoder layer that runs
+ * with a cache continues the sequences; without one (r->cache = NULL) its tokens are whole
+ * sequences.
  */
 #include "model/graph/layer.h"
 

@@ -111,8 +111,11 @@ struct sublayers {
 
 static struct sublayers all_of(const struct qt_layer *layer)
 {
-    return layer->model->cfg.parallel ? (struct sublayers){{run_parallel}}
-                                      : (struct sublayers){{run_mixer, run_mlp, run_last}};
+    const struct layer_def *def = layer->def;
+    return layer->model->cfg.parallel
+               ? (struct sublayers){{run_parallel}}
+               : (struct sublayers){{def->mixer != MIXER_NONE ? run_mixer : NULL,
+                                     def->mlp ? run_mlp : NULL, run_last}};
 }
 
 /* The sublayer with this linear input. What follows the MLP without a linear belongs to it. */

@@ -21,8 +21,8 @@
  *
  * Other mixers than attention have their parts between ATTN_IN and ATTN_OUT: latent.c, delta.c,
  * short.c and ssm.c draw them. A layer may also be a mixer without an MLP, or an MLP without a mixer.
- * SINKS adds a term to the softmax of each attention head; with gates, Q also
- * computes a factor for each channel in front of O, or ATTN_GATE does.
+ * SINKS adds a term to the softmax of each attention head; with gates, Q also computes a factor for
+ * each channel in front of O, or ATTN_GATE does.
  *
  * With grouped_qkv, QKV has for each KV head the rows of its queries, key and value; with
  * qkv_shards (CodeGen), for each shard the rows of its queries, values and keys.
@@ -159,7 +159,8 @@ enum ssm_rule {
     SSM_NEVER,
     SSM_UNLISTED, /* layers that are not in attn_layer_indices */
     SSM_TYPES,    /* by layer_types; without it, all */
-    SSM_BESIDE    /* all, beside attention */
+    SSM_BESIDE,   /* all, beside attention */
+    SSM_BLOCKS    /* a layer is one mixer or one MLP: by layer_types, or hybrid_override_pattern */
 };
 
 /* A model family: the keys of config.json, their defaults, tensor names and parts of the graph. */
@@ -404,6 +405,7 @@ struct part {
 
 struct layer_def {
     enum mixer_kind mixer;
+    bool mlp;
     struct heads heads;
     int mixer_inputs;   /* linear inputs of the mixer; those of the MLP follow */
     size_t experts;     /* 0: dense MLP */
@@ -422,6 +424,12 @@ struct qt_model {
     char *tied_head;     /* name of a head that is stored although it is tied; NULL: none */
     struct qt_norm last; /* final_norm, for qt_model_norms */
 };
+
+/* False: the layer is a mixer only. */
+static inline bool config_has_mlp(const struct config *cfg, size_t layer)
+{
+    return cfg->arch->ssm != SSM_BLOCKS || cfg->mixers[layer] == MIXER_NONE;
+}
 
 /* Floats per token: values of a state space model, and the channels of its convolution. */
 static inline size_t ssm_values(const struct config *cfg)
@@ -467,7 +475,8 @@ static inline size_t dense_width(const struct config *cfg, const struct heads *h
 /* Linear inputs of the mixer and the MLP. */
 static inline int layer_mlp_end(const struct layer_def *layer)
 {
-    return layer->mixer_inputs + 2 * (int)(layer->experts ? layer->experts : 1);
+    const size_t mlps = !layer->mlp ? 0 : layer->experts ? layer->experts : 1;
+    return layer->mixer_inputs + 2 * (int)mlps;
 }
 
 /* Number of elements of the weight. */

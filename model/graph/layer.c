@@ -385,7 +385,8 @@ static size_t scratch_floats(const struct config *cfg, bool gated)
 {
     size_t most = (gated ? 2 : 1) * widest_mlp(cfg);
     for (size_t i = 0; i < cfg->info.layers; i++)
-        most = qt_max_size(most, mixers[cfg->mixers[i]]->scratch_floats(cfg));
+        if (cfg->mixers[i] != MIXER_NONE)
+            most = qt_max_size(most, mixers[cfg->mixers[i]]->scratch_floats(cfg));
     return most;
 }
 

@@ -401,6 +401,7 @@ static bool layer_has(const struct config *cfg, const struct layer_def *layer, e
                       size_t expert)
 {
     return role_name(cfg, layer, role, expert) && mixer_has(cfg, layer->mixer, role) &&
+           (layer->mlp || role < ROLE_MLP_IN) &&
            (role != ROLE_MLP_IN || !cfg->parallel || cfg->parallel_norms) &&
            (layer->experts || role < ROLE_ROUTER || role > ROLE_SHARED_OUT) &&
            (role != ROLE_V || !layer->heads.keys_are_values) &&
@@ -429,7 +430,7 @@ static int layer_part(struct layer_def *layer, const struct config *cfg, const c
     if (rc < 0)
         return rc;
     part->whole = at;
-    part->factor = cfg->output_factors[role];
+    part->factor = cfg->output_factors[role] == 1 ? 0 : cfg->output_factors[role];
     part->linear = linear.input >= 0;
     if (part->linear) {
         part->index = layer->linear_count++;
@@ -469,11 +470,13 @@ static int layer_set(struct layer_def *layer, const struct config *cfg, const ch
     int rc;
     layer->mixer = cfg->mixers[index];
     layer->heads = cfg->heads[index];
-    layer->mixer_inputs = layer->mixer == MIXER_SSM_ATTENTION ? 3
-                          : layer->mixer != MIXER_LATENT      ? 2
-                          : cfg->latent.q_rank                ? 4
-                                                              : 3;
-    layer->experts = cfg->dense && cfg->dense[index] ? 0 : cfg->info.experts;
+    layer->mlp = config_has_mlp(cfg, index);
+    layer->mixer_inputs = layer->mixer == MIXER_NONE            ? 0
+                          : layer->mixer == MIXER_SSM_ATTENTION ? 3
+                          : layer->mixer != MIXER_LATENT        ? 2
+                          : cfg->latent.q_rank                  ? 4
+                                                                : 3;
+    layer->experts = !layer->mlp || (cfg->dense && cfg->dense[index]) ? 0 : cfg->info.experts;
     QT_TRY(qt_array_new(&layer->parts, parts, sizeof *layer->parts, err));
     QT_TRY(qt_array_new(&layer->linears, parts, sizeof *layer->linears, err));
     for (size_t expert = 0; expert < (layer->experts ? layer->experts : 1); expert++)
@@ -489,7 +492,8 @@ done:
     return rc;
 }
 
-/* *exists: there is a layer `index` beyond the decoder, recognized by its O. MTP layers, which have
+/* *exists: there is a layer `index` beyond the decoder, recognized by its O, or by ATTN_IN if not
+ * all layers have O. MTP layers, which have
  * an eh_proj, are allowed there; any other layer is an error. */
 static int find_layer(bool *exists, const struct config *cfg, const char *prefix, size_t index,
                       const struct qt_weights *w, struct qt_err *err)
@@ -497,7 +501,8 @@ static int find_layer(bool *exists, const struct config *cfg, const char *prefix
     size_t shape[QT_MAX_DIMS];
     char *stem = NULL, *o = NULL, *eh_proj = NULL;
     int ndim, rc;
-    QT_TRY(part_stem(&stem, cfg, &(struct layer_def){0}, prefix, index, ROLE_O, 0, err));
+    QT_TRY(part_stem(&stem, cfg, &(struct layer_def){0}, prefix, index,
+                     cfg->arch->ssm ? ROLE_ATTN_IN : ROLE_O, 0, err));
     QT_TRY(qt_string_format(&o, err, "%s.weight", stem));
     QT_TRY(qt_string_format(&eh_proj, err, "%s%s%zu.eh_proj.weight", prefix, cfg->arch->layers,
                             index));
@@ -553,6 +558,7 @@ static struct naming find_naming(const struct arch *arch, const struct qt_weight
         {"thinker.model.", "thinker.lm_head"},
         {"transformer.", "lm_head"},
         {"gpt_neox.", "embed_out"},
+        {"backbone.", "lm_head"},
     };
     struct naming naming = known[0];
     for (size_t i = sizeof known / sizeof *known; i-- > 0;)
@@ -715,9 +721,8 @@ float qt_model_output_scale(const struct qt_model *model, size_t layer, int inpu
     const bool added = model->cfg.info.state == model->cfg.info.hidden &&
                        qt_model_ends_sublayer(model, layer, input) &&
                        !model->cfg.arch->parts[mlp ? ROLE_MLP_OUT : ROLE_ATTN_OUT];
-    const enum role last = mlp                                 ? ROLE_DOWN
-                           : model->cfg.arch->ssm != SSM_NEVER ? ROLE_SSM_OUT
-                                                               : ROLE_O;
+    const enum mixer_kind mixer = model->layers[layer].mixer;
+    const enum role last = mlp ? ROLE_DOWN : mixer == MIXER_SSM_ATTENTION ? ROLE_SSM_OUT : ROLE_O;
     const float factor = model->cfg.output_factors[last];
     return added ? model->cfg.residual_scale * (factor != 0 ? factor : 1) : 0;
 }

@@ -2,9 +2,9 @@
  * State space model (Mamba-2, arXiv 2405.21060): linear attention whose state decays by a step that
  * depends on the token.
  *
- *   x -- SSM_IN --+-- values, input and output vectors -- CONV -- act --+
- *                 +-- step inputs --------------------------------------+-- state space -- * (SSM_NORM)
- *                 +-- gates -- silu ----------------------------------------------------- +
+ *   x -- SSM_IN -+- values, input and output vectors -- CONV -- act -+
+ *                +- step inputs -------------------------------------+- state space -- * (SSM_NORM)
+ *                +- gates -- silu ------------------------------------------------------+
  *
  * and then SSM_OUT. SSM_NORM may be absent, or in front of the gates; it normalizes the channels of
  * each group apart. Falcon-H1 adds the output of attention.

@@ -23,6 +23,7 @@ $ qtool list archs
 > ^gemma4_unified +attention +dense +yes +no +no +no
 > ^lfm2 +short convolution and attention +dense +yes +no +no +no
 > ^bamba +state space and attention +dense +yes +no +no +no
+> ^nemotron_h +state space and attention +experts +no +no +no +no
 > ^minicpm3 +latent attention +dense +no +no +no +no
 > ^qwen3_5 +gated DeltaNet and attention +dense +yes +no +no +no
 2-

@@ -525,6 +525,11 @@ MODELS |= {
         "rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5}), CHATGLM),
 }
 MAMBA = TINY | dict(mamba_n_heads=4, mamba_d_state=6, mamba_d_conv=3, mamba_chunk_size=16)
+NEMOTRON_H = TINY | dict(
+    layers_block_type=["linear_attention", "full_attention", "mlp", "moe"], mamba_num_heads=4,
+    mamba_head_dim=6, ssm_state_size=6, n_groups=2, conv_kernel=3, chunk_size=16, head_dim=8,
+    time_step_min=0.5, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=12,
+    moe_shared_expert_intermediate_size=20, n_group=2, topk_group=1, routed_scaling_factor=1.5)
 MODELS |= {
     "bamba": ("bamba", MAMBA | dict(
         attn_layer_indices=[1], mamba_n_groups=2, mamba_proj_bias=True, attention_bias=True,
@@ -535,6 +540,17 @@ MODELS |= {
         embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.4,
         logits_scaling=2.5), {"mamba_d_head": "auto", "layer_types": None,
                               "layers_block_type": ["mamba", "attention"]}),
+    "falcon_h1": ("falcon_h1", MAMBA | dict(
+        num_hidden_layers=1, mamba_d_ssm=24, mamba_n_groups=2, mamba_rms_norm=True,
+        projectors_bias=True, lm_head_multiplier=0.4, embedding_multiplier=3.0,
+        mlp_multipliers=[0.7, 1.4], key_multiplier=1.5, attention_out_multiplier=0.6,
+        attention_in_multiplier=1.3, ssm_multipliers=[0.5, 1.2, 0.8, 1.4, 0.7],
+        ssm_in_multiplier=1.25, ssm_out_multiplier=0.6), {}),
+    "nemotron_h": ("nemotron_h", NEMOTRON_H, {
+        "layers_block_type": None, "hybrid_override_pattern": "M*-E", "layer_norm_epsilon": None}),
+    "mamba2": ("mamba2", dict(
+        hidden_size=16, num_hidden_layers=2, num_heads=4, head_dim=8, state_size=6, n_groups=2,
+        conv_kernel=3, chunk_size=16, use_bias=True, use_conv_bias=False, vocab_size=53), {}),
 }
 MODELS |= {
     "gemma4_small": ("gemma4_text", GEMMA4 | dict(
@@ -546,6 +562,15 @@ MODELS["Yi"] = ("Yi", TINY | dict(num_hidden_layers=1),
                 TINY | dict(num_hidden_layers=1, rms_norm_eps=1e-6))
 # Compared by --check only: the same decoders with other options or the names of multimodal models.
 CHECKED = {
+    "falcon_h1_plain": ("falcon_h1", MAMBA | dict(
+        num_hidden_layers=2, mamba_d_ssm=None, attention_bias=True, mlp_bias=True,
+        mamba_proj_bias=True, attention_out_multiplier=0.6), {}),
+    "falcon_h1_norm_last": ("falcon_h1", MAMBA | dict(
+        num_hidden_layers=2, mamba_d_ssm=24, mamba_rms_norm=True, mamba_norm_before_gate=False,
+        mamba_conv_bias=False), {"mamba_d_head": "auto"}),
+    "nemotron_h_dense": ("nemotron_h", NEMOTRON_H | dict(
+        layers_block_type=["linear_attention", "linear_attention", "mlp", "full_attention"],
+        n_groups=1, use_bias=True, mlp_bias=True, use_conv_bias=False), {}),
     "codegen_many": ("codegen", dict(n_embd=32, n_layer=2, n_head=8, n_positions=44, vocab_size=53,
                                      rotary_dim=4, n_inner=24), {}),
     "falcon_old": ("falcon", FALCON, {"num_kv_heads": None, "max_position_embeddings": None}),

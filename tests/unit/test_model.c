@@ -411,6 +411,7 @@ static void sublayer_case(const char *dir, size_t index)
     }
     memcpy(parts, all, bytes);
     must(qt_layer_run(layer, all, M, M, &(struct qt_hook){&whole, keep}, &f.err), &f.err);
+    const int mlp = qt_model_mlp_input(f.model, index);
     for (int i = 0; i < (int)qt_model_inputs(f.model, index); i++) {
         memcpy(before, parts, bytes);
         must(qt_layer_run_to(layer, i, parts, M, M, NULL, &(struct qt_hook){&part, keep}, &f.err),
@@ -418,7 +419,7 @@ static void sublayer_case(const char *dir, size_t index)
         compare_kept(&whole, &part, i, i);
         assert_memory_equal(before, parts, bytes);
         free_kept(&part);
-        if (i % 2)
+        if (i + 1 >= mlp && (i + mlp) % 2)
             must(qt_layer_run_sublayer(layer, i, parts, M, M, NULL, &f.err), &f.err);
     }
     assert_memory_equal(all, parts, bytes);
@@ -437,6 +438,9 @@ static void test_sublayers(void **state)
     sublayer_case(GOLDEN "/gemma2", 0);
     sublayer_case(GOLDEN "/opt", 0);
     sublayer_case(GOLDEN "/bamba", 0);
+    sublayer_case(GOLDEN "/falcon_h1", 0);
+    for (size_t layer = 0; layer < 3; layer++)
+        sublayer_case(GOLDEN "/nemotron_h", layer);
     sublayer_case(GOLDEN "/opt_norm_after", 0);
     for (size_t layer = 0; layer < 4; layer++)
         sublayer_case(GOLDEN "/gemma4_small", layer);
@@ -963,6 +967,26 @@ static const struct refusal refusals[] = {
     {"bamba", "attn_layer_indices", "[0]", QT_E_INPUT, "layers.0.self_attn"},
     {"bamba", "attn_layer_indices", "[-1]", QT_E_INPUT, "attn_layer_indices"},
     {"bamba", "attn_layer_indices", "1", QT_E_INPUT, "attn_layer_indices"},
+    {"falcon_h1", "ssm_multipliers", "[1, 2]", QT_E_INPUT, "ssm_multipliers"},
+    {"falcon_h1", "mlp_multipliers", "[1, 0]", QT_E_INPUT, "mlp_multipliers"},
+    {"falcon_h1", "attention_bias", "true", QT_E_UNSUPPORTED, "attention_in_multiplier"},
+    {"falcon_h1", "mamba_proj_bias", "true", QT_E_UNSUPPORTED, "ssm_in_multiplier"},
+    {"falcon_h1", "projectors_bias", "false", QT_E_INPUT, "implies no bias"},
+    {"falcon_h1", "mamba_rms_norm", "false", QT_OK, ""},
+    {"nemotron_h", "hybrid_override_pattern", "\"M*-X\"", QT_E_UNSUPPORTED, "override_pattern"},
+    {"nemotron_h", "hybrid_override_pattern", "\"M*-\"", QT_E_INPUT, "backbone.layers.3.norm"},
+    {"nemotron_h", "hybrid_override_pattern", "\"M*--\"", QT_E_INPUT, "layers.3.mixer.up_proj"},
+    {"nemotron_h", "hybrid_override_pattern", "\"\"", QT_E_INPUT, "0 layers"},
+    {"nemotron_h", "hybrid_override_pattern", NULL, QT_E_INPUT, "override_pattern"},
+    {"nemotron_h", "layers_block_type", "[\"mamba\"]", QT_E_INPUT, "backbone.layers.1.norm"},
+    {"nemotron_h", "layers_block_type", "[1, 2]", QT_E_UNSUPPORTED, "another kind"},
+    {"nemotron_h", "layers_block_type", "1", QT_E_INPUT, "not a list"},
+    {"nemotron_h", "moe_latent_size", "8", QT_E_UNSUPPORTED, "moe_latent_size"},
+    {"nemotron_h", "mlp_bias", "true", QT_E_UNSUPPORTED, "mlp_bias"},
+    {"nemotron_h", "mamba_hidden_act", "\"gelu\"", QT_E_UNSUPPORTED, "mamba_hidden_act"},
+    {"nemotron_h", "time_step_min", "0", QT_E_INPUT, "time_step_min"},
+    {"mamba2", "num_hidden_layers", "1", QT_E_INPUT, "backbone.layers.1.norm"},
+    {"mamba2", "use_bias", "false", QT_E_INPUT, "implies no bias"},
     {"bamba", "time_step_limit", "null", QT_E_INPUT, "time_step_limit"},
     {"bamba", "time_step_limit", "[0.5]", QT_E_INPUT, "time_step_limit"},
     {"bamba", "time_step_limit", "[0.5, {\"__float__\": \"NaN\"}]", QT_E_INPUT, "time_step_limit"},
