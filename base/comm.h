@@ -26,7 +26,8 @@ struct qt_comm {
     void (*broadcast)(struct qt_comm *c, void *data, size_t bytes, size_t from);
     /* all[size][bytes] = mine[bytes] of every rank, in the order of ranks */
     void (*gather)(struct qt_comm *c, void *all, const void *mine, size_t bytes);
-    /* Sends to one rank while it receives from one. All ranks call it at the same time. */
+    /* Sends to one rank while it receives from one; 0 bytes: it does not. What a rank sends to
+     * another is received in the same order and sizes. */
     void (*shift)(struct qt_comm *c, const void *out, size_t out_bytes, size_t to, void *in,
                   size_t in_bytes, size_t from);
     void (*close)(struct qt_comm *c);

@@ -99,7 +99,7 @@ int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *sour
         goto done;
     }
     choose_tokens(s);
-    if (qt_mul_overflow(&bytes, s->all_tokens, s->width * sizeof *s->hidden)) {
+    if (qt_mul_overflow(&bytes, s->tokens, s->width * sizeof *s->hidden)) {
         rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
         goto done;
     }

@@ -1,5 +1,5 @@
-# Several ranks: the same bytes for 1, 2 and 3; refusals; a rank with other input; resuming. Not under
-# AddressSanitizer, which reports what Open MPI does not free.
+# Several ranks: the same bytes for 1, 2 and 3; refusals; a rank with other input, one with a full disk,
+# one that dies; resuming. Not under AddressSanitizer, which reports what Open MPI does not free.
 need command -v mpirun >/dev/null && ldd "$(command -v qtool)" | grep -q libmpi && ! ldd "$(command -v qtool)" | grep -q libasan
 $ printf '#!/bin/sh\nn=$1\nshift\nexec mpirun --allow-run-as-root --oversubscribe --bind-to none -n $n "$@"\n' >ranks && chmod +x ranks
 $ qtool quantize "$NANO" -o fp6-1 --scheme fp6 -q && ./ranks 2 qtool quantize "$NANO" -o fp6-2 --scheme fp6 -q && cmp fp6-1/SHA256SUMS fp6-2/SHA256SUMS
@@ -23,6 +23,9 @@ $ ./ranks 2 qtool quantize "$NANO" -o no --scheme nf4 --tune-norms $(cat data)
 $ ./ranks 2 qtool quantize "$NANO" -o no --target-bpw 4
 ? 4
 2 targets cannot be shared by several ranks
+$ ./ranks 2 qtool quantize "$MODELS/mixtral" -o no --scheme nf4:g=32 --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16 -q
+? 4
+2 mixture of experts on data cannot be shared by several ranks
 # Ranks that do not have the same input: rank 1 sees another file under the same name.
 $ mkdir a b && cp -r "$NANO" a/m && cp -r "$NANO" b/m && head -c 2000 /dev/zero | dd of=b/m/model.safetensors bs=1000 seek=$(($(stat -c %s b/m/model.safetensors) / 1000 - 4)) conv=notrunc 2>/dev/null
 $ mpirun --allow-run-as-root --oversubscribe -n 1 -wdir "$PWD/a" qtool quantize m -o "$PWD/no" --scheme nf4 : -n 1 -wdir "$PWD/b" qtool quantize m -o "$PWD/no" --scheme nf4
@@ -37,5 +40,14 @@ $ rm -r b/m && mpirun --allow-run-as-root --oversubscribe -n 1 -wdir "$PWD/a" qt
 2 qtool quantize: m: rank 1: cannot open
 $ ls
 >! ^no
-# Killed in the middle (or finished just before), then resumed by another number of ranks.
-$ timeout -s KILL 2.2 ./ranks 2 qtool quantize "$NANO" -o killed --scheme nf4 $(cat data); sleep 1; ./ranks 3 qtool quantize "$NANO" -o killed --resume --scheme nf4 $(cat data) && cmp killed/SHA256SUMS nf4-1/SHA256SUMS
+# A full disk on one rank; without shared memory, which would not fit either.
+$ mpirun --allow-run-as-root --oversubscribe --mca btl tcp,self -n 1 qtool quantize "$NANO" -o full --scheme fp6 -q : -n 1 sh -c 'ulimit -f 300; exec qtool quantize "$NANO" -o full --scheme fp6 -q'
+? 6
+2 ^qtool quantize: full\.partial/model\.safetensors: rank 1: cannot write: File too large$
+$ test ! -e full && ./ranks 2 qtool quantize "$NANO" -o full --resume --scheme fp6 -q && cmp full/SHA256SUMS fp6-1/SHA256SUMS
+# A rank that is killed in the middle, then resumed by another number of ranks.
+$ printf '#!/bin/sh\n"$@" &\nwhile kill -0 $! && [ $(grep -c . killed.partial/journal) -lt 3 ]; do sleep 0.05; done 2>/dev/null\nkill -KILL $!\nwait $!\n' >dies && chmod +x dies
+$ q="qtool quantize $NANO -o killed --scheme nf4 $(cat data)"; mpirun --allow-run-as-root --oversubscribe --bind-to none -n 1 $q : -n 1 ./dies $q
+? 137
+2 Process name: .*,1\]$
+$ test ! -e killed && ./ranks 3 qtool quantize "$NANO" -o killed --resume --scheme nf4 $(cat data) && cmp killed/SHA256SUMS nf4-1/SHA256SUMS
