@@ -3,15 +3,19 @@
 
 #include <math.h>
 
+int qt_export_damaged(const struct qt_tensor *t, struct qt_err *err)
+{
+    return qt_fail(err, QT_E_INPUT, t->file, t->name,
+                   "the data differs from the manifest's CRC-32");
+}
+
 int qt_export_packed(struct qt_packed *out, const struct qt_export *x,
                      const struct qt_export_matrix *m, struct qt_err *err)
 {
     int rc = qt_packed_open(out, x->container, m->entry, err);
     for (size_t i = 0; rc == QT_OK && i < out->nsections; i++)
         if (qt_crc32(0, out->section[i].data, out->section[i].bytes) != m->entry->section[i].crc)
-            rc = qt_fail(err, QT_E_INPUT, m->entry->section[i].tensor->file,
-                         m->entry->section[i].tensor->name,
-                         "the data differs from the manifest's CRC-32");
+            rc = qt_export_damaged(m->entry->section[i].tensor, err);
     if (rc < 0)
         qt_packed_free(out);
     return rc;

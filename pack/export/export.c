@@ -138,6 +138,10 @@ static int scales_fit(bool *fit, const struct qt_export *x, const struct qt_expo
         int rc = qt_ckpt_read(&blob, qt_container_ckpt(x->container), e->section[i].tensor, err);
         if (rc < 0)
             return rc;
+        if (qt_crc32(0, blob.data, blob.size) != e->section[i].crc) {
+            qt_blob_free(&blob);
+            return qt_export_damaged(e->section[i].tensor, err);
+        }
         for (size_t at = 0; at + sizeof bits <= blob.size && *fit; at += sizeof bits) {
             memcpy(&bits, blob.data + at, sizeof bits);
             const float exact = ldexpf(qt_f16_to_f32(bits), e->scale_exp2 + m->scale_shift);
@@ -354,6 +358,11 @@ static int load_config(struct qt_export *x, struct qt_err *err)
     int rc = qt_path_join(&path, qt_container_dir(x->container), "config.json", err);
     if (rc == QT_OK && qt_path_exists(path))
         rc = qt_json_load_lenient(&x->config, path, (size_t)1 << 26, err);
+    else if (rc == QT_OK && x->format->config)
+        rc = qt_fail(err, QT_E_INPUT, path, NULL,
+                     "missing: runtimes look for the options of %s there; copy it from the "
+                     "checkpoint",
+                     x->format->name);
     qt_free(path);
     return rc;
 }
@@ -423,8 +432,7 @@ int qt_export_read_copied(struct qt_blob *out, const struct qt_export *x, const 
     if (strcmp(crc, found) == 0)
         return QT_OK;
     qt_blob_free(out);
-    return qt_fail(err, QT_E_INPUT, t->file, t->name,
-                   "the data differs from the manifest's CRC-32");
+    return qt_export_damaged(t, err);
 }
 
 static int write_copied(struct run *run, const struct item *item, struct qt_err *err)

@@ -138,6 +138,8 @@ bool qt_export_has_table(const struct qt_spec *spec, const char *table);
 /* True for integers: int4, int8, int2, int3. */
 bool qt_export_is_integer(const struct qt_spec *spec);
 bool qt_export_has_zeros(const struct qt_spec *spec);
+/* Fails with QT_E_INPUT, as the stored tensor is not what the manifest says. */
+int qt_export_damaged(const struct qt_tensor *t, struct qt_err *err);
 /* Opens the packed form of a matrix, after comparing the CRCs of its sections; freed with
  * qt_packed_free. */
 int qt_export_packed(struct qt_packed *out, const struct qt_export *x,

@@ -101,6 +101,9 @@ $ qtool export box-int4:g=64 -o box-int4:g=64 --format awq --force
 $ cp -r box-int4:g=64 bad && printf '\377' | dd of=bad/model.safetensors bs=1 seek=2000000 conv=notrunc 2>/dev/null && qtool export bad -o x5 --format gptq
 ? 3
 2 the data differs from the manifest's CRC-32
+$ mkdir bare && cp "$NANO/model.safetensors" bare && qtool quantize bare -o box-bare --scheme none --tensor 'layers.0.self_attn.k_proj=int4' -q >/dev/null && qtool export box-bare -o x5 --format humming
+? 3
+2 box-bare/config\.json: missing: runtimes look for the options of humming there
 $ ls -d x5* 2>/dev/null | wc -l
 > ^0$
 $ qtool list exports
