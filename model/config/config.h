@@ -34,7 +34,7 @@ int config_read_flag(bool *out, const struct source *src, const struct arch_flag
                      struct qt_err *err);
 
 /* See arch.adapt. */
-int config_adapt_falcon(json_t *out, const struct source *src, struct qt_err *err);
+int config_adapt_multi_query(json_t *out, const struct source *src, struct qt_err *err);
 int config_adapt_baichuan(json_t *out, const struct source *src, struct qt_err *err);
 int config_adapt_qwen(json_t *out, const struct source *src, struct qt_err *err);
 int config_adapt_chatglm(json_t *out, const struct source *src, struct qt_err *err);
@@ -69,6 +69,7 @@ int config_read_qwen(struct config *cfg, const struct source *src, struct qt_err
 int config_read_chatglm(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_codegen(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_falcon(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_gpt_neo(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_bloom(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_mpt(struct config *cfg, const struct source *src, struct qt_err *err);
 

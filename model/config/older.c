@@ -13,8 +13,9 @@ static int put(json_t *out, const char *key, json_t *value, struct qt_err *err)
                : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
 }
 
-/* The old decoder has one KV head with multi_query, and else one for each query head. */
-int config_adapt_falcon(json_t *out, const struct source *src, struct qt_err *err)
+/* GPT-BigCode and the old decoder of Falcon have one KV head with multi_query, and else one for each
+ * query head. */
+int config_adapt_multi_query(json_t *out, const struct source *src, struct qt_err *err)
 {
     bool renewed = false, one = true;
     int rc;
@@ -173,6 +174,38 @@ int config_read_chatglm(struct config *cfg, const struct source *src, struct qt_
     QT_TRY(config_read_positive(&ratio, src, "rope_ratio", err));
     if (ratio != 1 && ratio < 10)
         QT_TRY(config_unsupported(src, "rope_ratio", "a number below 10 other than 1", err));
+done:
+    return rc;
+}
+
+/* attention_types lists pairs of names of layer types and the number of repetitions. */
+int config_read_gpt_neo(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const char key[] = "attention_types";
+    const json_t *types = json_object_get(src->json, key);
+    size_t window = 256, layer = 0;
+    int rc;
+    cfg->attn_scale = 1;
+    QT_TRY(config_read_size(&window, src, "window_size", CONFIG_POSITIONS, err));
+    for (; !config_given(src->json, key) && layer < cfg->info.layers; layer++)
+        cfg->windows[layer] = layer % 2 ? window : 0;
+    for (size_t i = 0; i < json_array_size(types); i++) {
+        const json_t *pair = json_array_get(types, i), *names = json_array_get(pair, 0);
+        const json_int_t times = json_integer_value(json_array_get(pair, 1));
+        for (json_int_t t = 0; t < times && json_array_size(names); t++)
+            for (size_t n = 0; n < json_array_size(names); n++, layer++) {
+                const char *name = json_string_value(json_array_get(names, n));
+                if (!name || (strcmp(name, "global") != 0 && strcmp(name, "local") != 0))
+                    QT_TRY(config_unsupported(src, key, name ? name : "no name of a type", err));
+                if (layer < cfg->info.layers)
+                    cfg->windows[layer] = strcmp(name, "local") == 0 ? window : 0;
+                else
+                    t = times;
+            }
+    }
+    if (layer != cfg->info.layers)
+        rc = qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' does not list %zu layers", key,
+                     cfg->info.layers);
 done:
     return rc;
 }

@@ -560,6 +560,17 @@ MODELS |= {
 }
 MODELS["Yi"] = ("Yi", TINY | dict(num_hidden_layers=1),
                 TINY | dict(num_hidden_layers=1, rms_norm_eps=1e-6))
+MODELS |= {
+    "gpt_bigcode": ("gpt_bigcode", dict(n_embd=16, n_layer=1, n_head=4, n_positions=44,
+                                        vocab_size=53), {}),
+    "gpt_neo": ("gpt_neo", dict(hidden_size=16, num_layers=2, num_heads=2, vocab_size=53,
+                                max_position_embeddings=44, window_size=7, intermediate_size=24,
+                                attention_types=[[["global", "local"], 1]]), {}),
+    "vaultgemma": ("vaultgemma", TINY | dict(head_dim=8, sliding_window=6,
+                                             query_pre_attn_scalar=5), {"layer_types": None}),
+    "flex_olmo": ("flex_olmo", TINY | dict(num_hidden_layers=1, num_experts=4,
+                                           num_experts_per_tok=2), {"rope_parameters": None}),
+}
 # Compared by --check only: the same decoders with other options or the names of multimodal models.
 CHECKED = {
     "falcon_h1_plain": ("falcon_h1", MAMBA | dict(
@@ -573,6 +584,9 @@ CHECKED = {
         n_groups=1, use_bias=True, mlp_bias=True, use_conv_bias=False), {}),
     "codegen_many": ("codegen", dict(n_embd=32, n_layer=2, n_head=8, n_positions=44, vocab_size=53,
                                      rotary_dim=4, n_inner=24), {}),
+    "gpt_bigcode_heads": ("gpt_bigcode", dict(
+        n_embd=16, n_layer=2, n_head=4, n_positions=44, vocab_size=53, multi_query=False,
+        n_inner=24), {}),
     "falcon_old": ("falcon", FALCON, {"num_kv_heads": None, "max_position_embeddings": None}),
     "falcon_heads": ("falcon", FALCON | dict(multi_query=False, bias=True, parallel_attn=False,
                                              num_attention_heads=2), {}),
