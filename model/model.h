@@ -12,7 +12,8 @@
  *   config/arch.c     the table of model families, one row per family
  *   config/config.c   config.json -> sizes and options; rope.c, experts.c, heads.c, ssm.c: rotary
  *                     embeddings, mixtures of experts, attention heads of layers, state space
- *                     models; source.c: typed, checked values
+ *                     models; options.c, older.c: options of few families; source.c: typed,
+ *                     checked values
  *   graph/attention.c, latent.c, delta.c, short.c, ssm.c   the mixers: attention, latent
  *                     attention, gated DeltaNet, short convolution, state space model
  *   graph/per_layer.c   inputs of single decoder layers (Gemma 4)
