@@ -61,6 +61,9 @@ struct qt_attention {
      * after the softcap (ALiBi, arXiv 2108.12409); NULL: none */
     const float *bias;
     size_t bias_step; /* at least past + seqlen */
+    /* Queries see the keys behind them, too (with a window as many as before them). Needs exact_keys
+     * = NULL and past = 0, and has no gradient. */
+    bool both_ways;
 };
 
 /*
@@ -235,7 +238,7 @@ struct qt_backend {
     int (*rope)(struct qt_backend *be, float *x, const float *cos, const float *sin, size_t m,
                 size_t seqlen, size_t heads, size_t dim, size_t rot, bool interleaved,
                 struct qt_err *err);
-    /* Causal attention within each sequence: y, q [m][heads * head_dim]; k, v
+    /* Attention within each sequence, causal unless both_ways is set: y, q [m][heads * head_dim]; k, v
      * [m / seqlen * (past + seqlen)][kv_heads * head_dim]. */
     int (*attention)(struct qt_backend *be, float *y, const float *q, const float *k,
                      const float *v, size_t m, const struct qt_attention *a, struct qt_err *err);

@@ -82,8 +82,8 @@ static int print_report(const struct qt_eval_report *r, const struct bos_rule *b
 {
     struct table t = {.align = "ll"};
     char error[TEXT_SIZE], ppl[2 * TEXT_SIZE];
-    table_row(&t, "data\t%zu windows of %zu tokens, %llu scored", r->windows, r->seqlen,
-              (unsigned long long)r->scored_tokens);
+    table_row(&t, "data\t%zu windows of %zu tokens, %llu %s", r->windows, r->seqlen,
+              (unsigned long long)r->scored_tokens, r->masked ? "masked and scored" : "scored");
     bos_row(&t, bos);
     table_row(&t, "perplexity\t%s%s", text_perplexity(ppl, r->ppl, r->nll),
               text_error(error, r->ppl < 1e6 ? "%.4f" : "%.4g", r->ppl_se));
@@ -309,7 +309,8 @@ const struct command cmd_eval = {
         "probable token, and the root mean square of the change in the probability of the actual "
         "next token. Checksums of containers are checked first. Numbers after +- are standard "
         "errors over windows; that of the change from the reference is of the differences between "
-        "both models.\n\n"
+        "both models. Of encoders (BERT) every seventh token is masked, and only these tokens are "
+        "scored and compared.\n\n"
         "Figures for --gate: ppl; with --ref also ref_ppl, ppl_ratio, kld_mean (short: kld), "
         "kld_median, kld_p999, same_top, rms_dp (the last two are fractions from 0 to 1, which the "
         "table shows in %). Relations: <=, >=, <, >; commas separate conditions.",

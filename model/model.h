@@ -49,6 +49,9 @@ void qt_tokenizer_close(struct qt_tokenizer *tok);
 size_t qt_tokenizer_vocab(const struct qt_tokenizer *tok);
 /* True if encoding with special = true puts a token (BOS) before the text. */
 bool qt_tokenizer_adds_bos(const struct qt_tokenizer *tok);
+/* *id = "mask_token" of tokenizer_config.json, or else the token [MASK] or <mask>. QT_E_INPUT: there
+ * is none. */
+int qt_tokenizer_mask(uint32_t *id, const struct qt_tokenizer *tok, struct qt_err *err);
 /* The file that decides that: "tokenizer.json" or "tokenizer_config.json". */
 const char *qt_tokenizer_bos_file(const struct qt_tokenizer *tok);
 /* *id = the token before the text, or else "bos_token" of tokenizer_config.json. QT_E_INPUT: there is
@@ -173,6 +176,10 @@ struct qt_weights qt_weights_of_ckpt(const struct qt_ckpt *ckpt);
 
 struct qt_model; /* the decoder graph: sizes, per-layer tensor names, no weights */
 
+/* What the logits of a position predict. Of encoders (BERT), whose attention goes both ways: the
+ * token of this position, if it is masked; nothing, if the head is missing. */
+enum qt_predicts { QT_PREDICTS_NEXT, QT_PREDICTS_MASKED, QT_PREDICTS_NOTHING };
+
 struct qt_model_info {
     const char *family; /* "llama", "qwen2", ...: the row of the table in config/arch.c */
     size_t layers, hidden, vocab, heads, kv_heads, head_dim, max_positions;
@@ -180,8 +187,9 @@ struct qt_model_info {
      * (keys and values, inputs of their own), if the model has that. At least `hidden`. */
     size_t state;
     float logit_softcap; /* 0 = none */
-    size_t experts;      /* experts of an MoE layer, a shared expert included; 0: no MoE layers */
-    bool norms_plus_1;   /* norms multiply by 1 + w */
+    enum qt_predicts predicts;
+    size_t experts;    /* experts of an MoE layer, a shared expert included; 0: no MoE layers */
+    bool norms_plus_1; /* norms multiply by 1 + w */
 };
 
 /* Parses config.json of w->dir and checks the presence and shape of every tensor. w is used during
@@ -361,8 +369,8 @@ int qt_embed_tokens(struct qt_embed_head *e, float *hidden, const uint32_t *ids,
 int qt_model_embed(float *hidden, const struct qt_model *model, const struct qt_weights *w,
                    struct qt_backend *be, const uint32_t *ids, size_t m, size_t seqlen,
                    struct qt_err *err);
-/* logits[m][vocab] (backend memory) = head applied to the final norm of hidden[m][hidden] (backend
- * memory), before the softcap. */
+/* logits[m][vocab] (backend memory) = head applied to the final norm of hidden[m][state] (backend
+ * memory), before the softcap. QT_E_UNSUPPORTED: QT_PREDICTS_NOTHING. */
 int qt_head_logits(struct qt_embed_head *e, float *logits, const float *hidden, size_t m,
                    struct qt_err *err);
 
@@ -371,7 +379,7 @@ int qt_head_logits(struct qt_embed_head *e, float *logits, const float *hidden, 
 /* A model with all its weights in backend memory, and sequences that grow. */
 struct qt_decoder;
 /* Loads the model; the sequences are empty and have room for `capacity` tokens each. model, w and be
- * must outlive *out. QT_E_USAGE: the model has fewer positions. */
+ * must outlive *out. QT_E_USAGE: the model has fewer positions. QT_E_UNSUPPORTED: an encoder. */
 int qt_decoder_open(struct qt_decoder **out, const struct qt_model *model,
                     const struct qt_weights *w, struct qt_backend *be, size_t sequences,
                     size_t capacity, const struct qt_log *log, struct qt_err *err);

@@ -83,7 +83,8 @@ struct qt_eval_report {
     size_t windows, seqlen, vocab;
     float *logits; /* [seqlen][vocab] of the first window, after the soft cap; freed by the caller
                       with qt_free; NULL unless options.logits */
-    uint64_t scored_tokens; /* windows * (seqlen - 1) */
+    bool masked;   /* the model predicts masked tokens: see qt_eval */
+    uint64_t scored_tokens; /* windows * (seqlen - 1), or windows * floor(seqlen / 7) masked ones */
     bool not_finite;        /* qt_eval failed because a logit is NaN or infinity */
     double nll, ppl;        /* mean of -ln p(token), and its exponential, which may be infinite */
     bool has_ref;           /* a reference was given: the fields below are filled */
@@ -102,7 +103,11 @@ struct qt_eval_report {
  * dropped. With ref (may be NULL) both models run side by side, with one decoder layer of each in
  * memory, and the distributions are compared.
  *
- * QT_E_UNSUPPORTED: unknown architecture. QT_E_USAGE: windows of less than 2 tokens, or longer than
+ * Encoders (QT_PREDICTS_MASKED): tokens 6, 13, 20, ... of each window are replaced by the mask token
+ * of the tokenizer in w->dir, and only these positions are scored and compared, each with its own
+ * token: ppl is the exponential of the masked-LM loss.
+ *
+ * QT_E_UNSUPPORTED: unknown architecture, or QT_PREDICTS_NOTHING. QT_E_USAGE: windows of less than 2 tokens, or longer than
  * a model's maximum. QT_E_INPUT: too few ids, ids outside the vocabulary, different vocabularies or
  * logit soft caps of the two models, logits that are not finite.
  */

@@ -1,5 +1,5 @@
 /*
- * Causal attention as matrix products over tiles of queries:
+ * Attention as matrix products over tiles of queries:
  *
  *            keys  lo     hi
  *                  |......|          one item = (sequence, head, tile of ROWS queries):
@@ -7,7 +7,8 @@
  *            r1  - .xxxxxxx          P = softmax of the x part, 0 elsewhere
  *                                    Y = P V[lo..hi) / row sums           sgemm
  *
- * Queries are counted by their positions, from `past` on. hi = r1 by causality; lo is the first key in the window of row r0. Heads stay interleaved in
+ * Queries are counted by their positions, from `past` on. hi = r1 by
+ * causality, unless attention goes both ways; lo is the first key in the window of row r0. Heads stay interleaved in
  * memory: the leading dimension of each product skips the other heads. With exact keys the scores
  * of each query with the keys of its own group are replaced before the softmax.
  *
@@ -42,6 +43,13 @@ static size_t first_key(const struct qt_attention *a, size_t i)
     return a->window && i >= a->window ? i - a->window + 1 : 0;
 }
 
+/* Returns the key behind the last one that query i attends to. */
+static size_t end_key(const struct qt_attention *a, size_t i)
+{
+    const size_t all = a->past + a->seqlen;
+    return !a->both_ways ? i + 1 : a->window ? qt_min_size(i + a->window, all) : all;
+}
+
 /* The sink's share of the softmax's denominator, relative to the largest of the scores s[n]. */
 static double sink_share(const float *s, size_t n, float sink)
 {
@@ -56,7 +64,7 @@ static double sink_share(const float *s, size_t n, float sink)
 static double softmax_row(float *s, float *caps, const struct qt_attention *a, size_t head,
                           size_t i, size_t lo, size_t hi)
 {
-    size_t from = first_key(a, i) - lo, n = i + 1 - lo - from;
+    size_t from = first_key(a, i) - lo, n = end_key(a, i) - lo - from;
     memset(s, 0, from * sizeof *s);
     memset(s + from + n, 0, (hi - lo - from - n) * sizeof *s);
     if (a->softcap > 0.0f)
@@ -141,11 +149,11 @@ static int attention_item(void *ctx, size_t item, int thread, struct qt_err *err
     size_t tile = item % job->tiles, head = item / job->tiles % a->heads;
     size_t seq = item / job->tiles / a->heads, kv_head = head / (a->heads / a->kv_heads);
     size_t all = a->past + a->seqlen, r0 = a->past + tile * ROWS;
-    size_t r1 = qt_min_size(r0 + ROWS, all), lo = first_key(a, r0);
+    size_t r1 = qt_min_size(r0 + ROWS, all), lo = first_key(a, r0), hi = end_key(a, r1 - 1);
     size_t ldq = a->heads * a->head_dim, ldk = a->kv_heads * a->head_dim;
     size_t at_q = (seq * a->seqlen + tile * ROWS) * ldq + head * a->head_dim;
     size_t at_k = (seq * all + lo) * ldk + kv_head * a->head_dim;
-    int rows = (int)(r1 - r0), keys = (int)(r1 - lo), dim = (int)a->head_dim;
+    int rows = (int)(r1 - r0), keys = (int)(hi - lo), dim = (int)a->head_dim;
     float *s = cpu_scratch_of(job->scratch, thread), *y = job->y + at_q;
     double sums[ROWS];
     (void)err;
@@ -155,7 +163,7 @@ static int attention_item(void *ctx, size_t item, int thread, struct qt_err *err
         own_group_scores(s, s + (size_t)rows * (size_t)keys, job, r0, r1, lo, at_q,
                          at_k - lo * ldk);
     for (size_t i = r0; i < r1; i++)
-        sums[i - r0] = softmax_row(s + (i - r0) * (r1 - lo), NULL, a, head, i, lo, r1);
+        sums[i - r0] = softmax_row(s + (i - r0) * (hi - lo), NULL, a, head, i, lo, hi);
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, dim, keys, 1.0f, s, keys,
                 job->v + at_k, (int)ldk, 0.0f, y, (int)ldq);
     for (size_t i = r0; i < r1; i++)
@@ -167,7 +175,7 @@ static int attention_item(void *ctx, size_t item, int thread, struct qt_err *err
 static size_t max_keys(const struct qt_attention *a)
 {
     const size_t all = a->past + a->seqlen;
-    return a->window ? qt_min_size(all, a->window + ROWS) : all;
+    return a->window ? qt_min_size(all, (a->both_ways ? 2 : 1) * a->window + ROWS) : all;
 }
 
 int cpu_attention(struct cpu_scratch *scratch, float *y, const float *q, const float *k,

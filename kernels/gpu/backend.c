@@ -658,9 +658,9 @@ done:
     return rc;
 }
 
-static int biased_attention(struct qt_backend *be, float *y, const float *q, const float *k,
-                            const float *v, size_t m, const struct qt_attention *a,
-                            struct qt_err *err)
+static int host_attention(struct qt_backend *be, float *y, const float *q, const float *k,
+                          const float *v, size_t m, const struct qt_attention *a,
+                          struct qt_err *err)
 {
     struct qt_backend *cpu = self(be)->cpu;
     const size_t wide = m * a->heads * a->head_dim;
@@ -696,7 +696,7 @@ static int cuda_attention(struct qt_backend *be, float *y, const float *q, const
                           const float *v, size_t m, const struct qt_attention *a,
                           struct qt_err *err)
 {
-    return (a->bias ? biased_attention : attention_panels)(be, y, q, k, v, m, a, err);
+    return (a->bias || a->both_ways ? host_attention : attention_panels)(be, y, q, k, v, m, a, err);
 }
 
 static int cuda_state_space(struct qt_backend *be, float *y, const float *xbc, const float *steps,

@@ -295,6 +295,29 @@ static const struct arch_alias exaone_keys[] = {{"num_hidden_layers", "num_layer
                                                 {"hidden_act", "activation_function"},
                                                 {0}};
 
+static const struct arch_alias modernbert_keys[] = {{"rope_theta", "global_rope_theta"}, {0}};
+
+/* Encoders whose norms follow the residual adds. */
+#define BERT_LIKE                                                                                  \
+    .layers = "encoder.layer.", .embed = "embeddings.word_embeddings",                             \
+    .positions = "embeddings.position_embeddings", .types = "embeddings.token_type_embeddings",    \
+    .embed_norm = "embeddings.LayerNorm", .both_ways = true, .norm = QT_NORM_LAYER,                \
+    .parts = {[ROLE_ATTN_IN] = "attention.output.LayerNorm",                                       \
+              [ROLE_Q] = "attention.self.query",                                                   \
+              [ROLE_K] = "attention.self.key",                                                     \
+              [ROLE_V] = "attention.self.value",                                                   \
+              [ROLE_O] = "attention.output.dense",                                                 \
+              [ROLE_MLP_IN] = "output.LayerNorm",                                                  \
+              [ROLE_UP] = "intermediate.dense",                                                    \
+              [ROLE_DOWN] = "output.dense"},                                                       \
+    .qkv_bias = {NULL, true}, .o_bias = {NULL, true}, .mlp_bias = {NULL, true},                    \
+    .act_key = "hidden_act", .act = "gelu", .eps_key = "layer_norm_eps", .eps = 1e-12,             \
+    .tied = {"tie_word_embeddings", true}, .read = config_read_bert
+
+#define ROBERTA_LIKE                                                                               \
+    BERT_LIKE, .position_offset = 2, .transform = "lm_head.dense",                                 \
+               .transform_norm = "lm_head.layer_norm", .head_biases = "lm_head"
+
 static const struct arch table[] = {
     {
         .family = "llama",
@@ -1702,6 +1725,60 @@ static const struct arch table[] = {
         .tied = {"tie_word_embeddings", true},
         .read = config_read_opt,
     },
+    {
+        .family = "bert",
+        BERT_LIKE,
+        .transform = "cls.predictions.transform.dense",
+        .transform_norm = "cls.predictions.transform.LayerNorm",
+        .head_biases = "cls.predictions",
+    },
+    {
+        .family = "roberta",
+        ROBERTA_LIKE,
+    },
+    {
+        .family = "xlm-roberta",
+        ROBERTA_LIKE,
+    },
+    {
+        .family = "modernbert",
+        .aliases = modernbert_keys,
+        .layers = "layers.",
+        .embed = "embeddings.tok_embeddings",
+        .embed_norm = "embeddings.norm",
+        .final_norm = "final_norm",
+        .head = "decoder",
+        .both_ways = true,
+        .first_bare = true,
+        .transform = "head.dense",
+        .transform_norm = "head.norm",
+        .transform_bias = {"classifier_bias", false},
+        .head_biases = "decoder",
+        .parts = {[ROLE_ATTN_IN] = "attn_norm",
+                  [ROLE_QKV] = "attn.Wqkv",
+                  [ROLE_O] = "attn.Wo",
+                  [ROLE_MLP_IN] = "mlp_norm",
+                  [ROLE_GATE_UP] = "mlp.Wi",
+                  [ROLE_DOWN] = "mlp.Wo"},
+        .rope = true,
+        .theta = 160000,
+        .local_theta = 1e4,
+        .local_theta_key = "local_rope_theta",
+        .window = WINDOW_PATTERN_FIRST,
+        .window_period = 3,
+        .window_period_key = "global_attn_every_n_layers",
+        .eps_key = "norm_eps",
+        .eps = 1e-5,
+        .act_key = "hidden_activation",
+        .act = "gelu",
+        .norm = QT_NORM_LAYER,
+        .norms_unbiased = true,
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .mlp_bias = {"mlp_bias", false},
+        .tied = {"tie_word_embeddings", true},
+        .read = config_read_modernbert,
+    },
 };
 
 enum { FAMILIES = sizeof table / sizeof *table };
@@ -1767,6 +1844,8 @@ const char *qt_model_type(size_t i)
 const char *arch_cannot(const struct arch *arch, bool experts, bool ssm, enum qt_use use)
 {
     const bool changes = use == QT_USE_LEARN || use == QT_USE_W4AX;
+    if (arch->both_ways && use != QT_USE_CALIB_FILE)
+        return "attention that goes both ways";
     if (experts && use != QT_USE_KV4)
         return "mixtures of experts";
     if (arch->latent)
@@ -1794,7 +1873,8 @@ bool qt_model_family(struct qt_family *out, size_t i)
     *out = (struct qt_family){
         .type = type,
         .decoder = decoder,
-        .attention = arch->latent       ? "latent attention"
+        .attention = arch->both_ways    ? "attention to both sides"
+                     : arch->latent     ? "latent attention"
                      : arch->delta      ? "gated DeltaNet and attention"
                      : arch->short_conv ? "short convolution and attention"
                      : arch->ssm ? arch->parts[ROLE_O] ? "state space and attention" : "state space"

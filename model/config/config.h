@@ -43,6 +43,8 @@ int config_adapt_mpt(json_t *out, const struct source *src, struct qt_err *err);
 /* Readers of options that only some families have: see arch.read. */
 int config_read_opt(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_gemma(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_bert(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_modernbert(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_gemma4(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_gemma4_unified(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_phimoe(struct config *cfg, const struct source *src, struct qt_err *err);

@@ -364,6 +364,62 @@ done:
     return rc;
 }
 
+static int check_encoder(const struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(refuse_true(src, "is_decoder", err));
+    QT_TRY(refuse_true(src, "add_cross_attention", err));
+    if (!cfg->tied)
+        QT_TRY(config_unsupported(src, "tie_word_embeddings", "false", err));
+done:
+    return rc;
+}
+
+/* RoBERTa counts positions from pad_token_id + 1 on, and its table has these rows, too; its head has
+ * GELU whatever hidden_act is. */
+int config_read_bert(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const size_t offset = cfg->arch->position_offset;
+    size_t pad = offset ? offset - 1 : 0;
+    int rc;
+    QT_TRY(check_encoder(cfg, src, err));
+    QT_TRY(expect_string(src, "position_embedding_type", "absolute", err));
+    cfg->types = 2;
+    QT_TRY(config_read_size(&cfg->types, src, "type_vocab_size", CONFIG_WIDTH, err));
+    QT_TRY(qt_json_get_size(&pad, src->json, "pad_token_id", src->path, err));
+    if (offset && pad != offset - 1)
+        QT_TRY(config_unsupported(src, "pad_token_id", "a number other than 1", err));
+    if (cfg->info.max_positions <= offset)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                       "'max_position_embeddings' is %zu, at least %zu is required",
+                       cfg->info.max_positions, offset + 1);
+    cfg->info.max_positions -= offset;
+    cfg->norm_after = cfg->transform_bias = true;
+    cfg->final_norm = false;
+    cfg->transform_act = offset ? QT_ACT_GELU : cfg->act;
+done:
+    return rc;
+}
+
+/* local_attention is the number of positions in a window without the query's own. */
+int config_read_modernbert(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const char act[] = "gelu";
+    size_t local = 128;
+    int rc;
+    QT_TRY(check_encoder(cfg, src, err));
+    QT_TRY(refuse_true(src, "norm_bias", err));
+    QT_TRY(expect_string(src, "hidden_activation", act, err));
+    QT_TRY(expect_string(src, "classifier_activation", act, err));
+    QT_TRY(config_read_flag(&cfg->transform_bias, src, &cfg->arch->transform_bias, err));
+    QT_TRY(config_read_size(&local, src, "local_attention", CONFIG_POSITIONS, err));
+    cfg->transform_act = QT_ACT_GELU;
+    for (size_t i = 0; i < cfg->info.layers; i++)
+        cfg->windows[i] = cfg->windows[i] ? local / 2 + 1 : 0;
+done:
+    return rc;
+}
+
 int config_read_minimax_m2(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     size_t shared = 0;

@@ -43,6 +43,10 @@ static int open_parts(struct qt_decoder *d, const struct qt_weights *w, size_t s
     struct qt_backend *be = d->be;
     size_t all;
     int rc;
+    if (d->model->cfg.arch->both_ways)
+        return qt_fail(err, QT_E_UNSUPPORTED, w->dir, NULL,
+                       "an encoder (%s), whose attention goes both ways, cannot continue a text",
+                       info->family);
     QT_TRY(layer_check_length(d->model, capacity, capacity, err));
     if (qt_mul_overflow(&all, sequences, capacity))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL,

@@ -1,6 +1,22 @@
 /* The parts of a model outside its decoder layers: embedding, final norm and head. */
 #include "model/graph/layer.h"
 
+/* Adds the token type 0, which all tokens have, to the positions. */
+static int add_type(struct qt_embed_head *e, float *staging, const struct qt_weights *w,
+                    struct qt_err *err)
+{
+    const struct qt_model *m = e->model;
+    const size_t n = m->cfg.info.hidden;
+    struct loaded types = {0};
+    int rc;
+    QT_TRY(layer_load_part(&types, &m->types, staging, w, e->be, err));
+    for (size_t i = 0; types.weight && i < m->positions.n; i++)
+        QT_TRY(e->be->add(e->be, e->positions.weight + i * n, types.weight, n, err));
+done:
+    layer_free_part(&types, e->be);
+    return rc;
+}
+
 /* A head that is stored beside a tied embedding is not used, so it must be equal to it. */
 static int check_tied_head(const struct qt_model *m, float *staging, const struct qt_weights *w,
                            struct qt_err *err)
@@ -38,6 +54,9 @@ static int load_outer_parts(struct qt_embed_head *e, float *staging, const struc
     QT_TRY(layer_load_part(&e->embed, &m->embed, staging, w, be, err));
     QT_TRY(layer_load_part(&e->embed_norm, &m->embed_norm, staging, w, be, err));
     QT_TRY(layer_load_part(&e->positions, &m->positions, staging, w, be, err));
+    QT_TRY(add_type(e, staging, w, err));
+    QT_TRY(layer_load_part(&e->transform, &m->transform, staging, w, be, err));
+    QT_TRY(layer_load_part(&e->transform_norm, &m->transform_norm, staging, w, be, err));
     QT_TRY(layer_load_part(&e->project_in, &m->project_in, staging, w, be, err));
     QT_TRY(layer_load_part(&e->project_out, &m->project_out, staging, w, be, err));
     QT_TRY(layer_load_part(&e->final_norm, &m->final_norm, staging, w, be, err));
@@ -56,8 +75,8 @@ done:
 int qt_embed_head_open(struct qt_embed_head **out, const struct qt_model *model,
                        const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
 {
-    const struct part *parts[] = {&model->embed, &model->positions, &model->project_in,
-                                  &model->layer_embed, &model->layer_project};
+    const struct part *parts[] = {&model->embed,       &model->positions,     &model->project_in,
+                                  &model->layer_embed, &model->layer_project, &model->transform};
     struct qt_embed_head *e = NULL;
     float *staging = NULL;
     size_t largest = 0;
@@ -90,6 +109,8 @@ void qt_embed_head_close(struct qt_embed_head *e)
     layer_free_part(&e->project_out, be);
     layer_free_part(&e->final_norm, be);
     layer_free_part(&e->head, be);
+    layer_free_part(&e->transform, be);
+    layer_free_part(&e->transform_norm, be);
     layer_free_part(&e->layer_embed, be);
     layer_free_part(&e->layer_project, be);
     layer_free_part(&e->layer_norm, be);
@@ -136,9 +157,6 @@ static int embed_chunk(struct qt_embed_head *e, float *state, const uint32_t *id
         QT_TRY(be->linear(be, hidden, e->projected, e->project_in.weight, NULL, m, n, width, err));
     if (cfg->embed_scale != 1.0f)
         QT_TRY(be->scale(be, hidden, cfg->embed_scale, m * n, err));
-    if (e->embed_norm.weight)
-        QT_TRY(be->norm(be, hidden, hidden, e->embed_norm.weight, e->embed_norm.bias,
-                        cfg->arch->norm, cfg->eps, m, n, err));
     if (hidden != state)
         QT_TRY(be->copy_columns(be, state, cfg->info.state, hidden, n, n, m, err));
     if (cfg->per_layer)
@@ -162,6 +180,9 @@ int embed_tokens_at(struct qt_embed_head *e, float *hidden, const uint32_t *ids,
         QT_TRY(be->add(be, hidden + at * n,
                        e->positions.weight + (cfg->arch->position_offset + past) * n, seqlen * n,
                        err));
+    if (e->embed_norm.weight)
+        QT_TRY(be->norm(be, hidden, hidden, e->embed_norm.weight, e->embed_norm.bias,
+                        cfg->arch->norm, cfg->eps, m, n, err));
 done:
     return rc;
 }
@@ -202,6 +223,14 @@ static int logits_chunk(struct qt_embed_head *e, float *logits, const float *hid
                         cfg->eps, m, cfg->info.hidden, err));
         x = e->normed;
     }
+    if (e->transform.weight) {
+        QT_TRY(
+            be->linear(be, e->projected, x, e->transform.weight, e->transform.bias, m, n, n, err));
+        QT_TRY(be->activate(be, e->projected, e->projected, NULL, cfg->transform_act, m * n, err));
+        QT_TRY(be->norm(be, e->projected, e->projected, e->transform_norm.weight,
+                        e->transform_norm.bias, cfg->arch->norm, cfg->eps, m, n, err));
+        x = e->projected;
+    }
     if (e->project_out.weight) {
         QT_TRY(be->linear(be, e->projected, x, e->project_out.weight, NULL, m, cfg->embed_dim,
                           cfg->info.hidden, err));
@@ -219,6 +248,10 @@ int qt_head_logits(struct qt_embed_head *e, float *logits, const float *hidden, 
 {
     const struct config *cfg = &e->model->cfg;
     int rc = QT_OK;
+    if (cfg->info.predicts == QT_PREDICTS_NOTHING)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "the checkpoint has no masked-language-model head (%s)",
+                       cfg->arch->transform);
     for (size_t at = 0; at < m; at += HEAD_TOKENS)
         QT_TRY(logits_chunk(e, logits + at * cfg->info.vocab, hidden + at * cfg->info.state,
                             qt_min_size(HEAD_TOKENS, m - at), err));

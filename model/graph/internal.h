@@ -173,6 +173,13 @@ struct arch {
     /* Tensor names without the decoder's prefix ("model.") and ".weight" or ".bias". The names of a
      * layer follow `layers` and the layer number. */
     const char *layers, *embed, *positions, *final_norm, *project_in, *project_out;
+    /* Encoders: attention goes both ways; token types, whose first row is added to all positions; and
+     * what a masked-language model has in front of its head, linear, activation and norm, and the
+     * bias of its head. NULL: there are none. */
+    bool both_ways;
+    const char *types, *transform, *transform_norm, *head_biases;
+    struct arch_flag transform_bias;
+    bool first_bare;        /* layer 0 has no ATTN_IN */
     const char *embed_norm; /* of a norm of the embedding; NULL: none */
     const char *head; /* name of the head without ".weight"; NULL: as in graph/model.c, `naming` */
     /* Inputs of single layers: their table, projection and norm. NULL: there are none. */
@@ -330,8 +337,11 @@ struct config {
     size_t *windows;  /* [layers] sliding window in tokens; 0: none */
     bool *no_rope;    /* [layers] true: no rotary embedding */
     bool interleaved; /* see struct arch */
-    enum mixer_kind *mixers;           /* [layers] */
-    struct heads *heads;               /* [layers]; info.kv_heads and head_dim: the largest */
+    enum mixer_kind *mixers; /* [layers] */
+    struct heads *heads;     /* [layers]; info.kv_heads and head_dim: the largest */
+    size_t types;            /* rows of the table of token types; 0: none */
+    bool transform_bias;     /* of arch.transform */
+    enum qt_act_kind transform_act;
     size_t per_layer, per_layer_vocab; /* inputs of single layers: channels, rows of the table */
     bool wide_shared; /* layers with shared keys and values have an MLP of twice the width */
     size_t o_width;   /* channels of the input of O, at most */
@@ -407,6 +417,7 @@ struct layer_def {
     enum mixer_kind mixer;
     bool mlp;
     struct heads heads;
+    size_t index;       /* of the layer */
     int mixer_inputs;   /* linear inputs of the mixer; those of the MLP follow */
     size_t experts;     /* 0: dense MLP */
     struct part *parts; /* [layer_parts()], indexed by part_at() */
@@ -419,6 +430,7 @@ struct qt_model {
     struct config cfg;
     struct layer_def *layers;
     struct part embed, embed_norm, positions, project_in, project_out, final_norm;
+    struct part types, transform, transform_norm;       /* of encoders */
     struct part layer_embed, layer_project, layer_norm; /* of per_layer.c */
     struct part head;                                   /* absent if tied to embed */
     char *tied_head;     /* name of a head that is stored although it is tied; NULL: none */

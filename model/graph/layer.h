@@ -82,7 +82,7 @@ struct qt_embed_head {
     const struct qt_model *model;
     struct qt_backend *be;
     struct loaded embed, embed_norm, positions, project_in, project_out, final_norm, head;
-    struct loaded layer_embed, layer_project, layer_norm;
+    struct loaded layer_embed, layer_project, layer_norm, transform, transform_norm;
     float *per_layer;           /* [2][HEAD_TOKENS][layers * per_layer] */
     float *normed, *projected;  /* [HEAD_TOKENS][hidden], [HEAD_TOKENS][embed_dim] */
     float *logits, *ref_logits; /* [HEAD_TOKENS][vocab], allocated by the first backward pass */

@@ -85,6 +85,35 @@ done:
     return rc;
 }
 
+static bool has_part(const struct qt_weights *w, const char *prefix, const char *stem)
+{
+    char name[128];
+    size_t shape[QT_MAX_DIMS];
+    int ndim;
+    snprintf(name, sizeof name, "%s%s.weight", prefix, stem);
+    return w->shape(w->ctx, name, &ndim, shape);
+}
+
+/* A norm that has the names of the first checkpoints of BERT; leaves *out empty if it has not. */
+static int gamma_set(struct part *out, const char *stem, size_t n, const struct qt_weights *w,
+                     struct qt_err *err)
+{
+    size_t shape[QT_MAX_DIMS];
+    char *gamma = NULL;
+    int ndim, rc;
+    QT_TRY(qt_string_format(&gamma, err, "%s.gamma", stem));
+    if (!w->shape(w->ctx, gamma, &ndim, shape))
+        goto done;
+    out->weight = gamma;
+    gamma = NULL;
+    QT_TRY(check_tensor(w, out->weight, n, 0, err));
+    QT_TRY(qt_string_format(&out->bias, err, "%s.beta", stem));
+    QT_TRY(check_tensor(w, out->bias, n, 0, err));
+done:
+    qt_free(gamma);
+    return rc;
+}
+
 /* stem: the name without ".weight". */
 static int part_set(struct part *out, const char *stem, size_t n, size_t k, bool biased,
                     const struct qt_weights *w, struct qt_err *err)
@@ -92,6 +121,11 @@ static int part_set(struct part *out, const char *stem, size_t n, size_t k, bool
     int rc;
     out->n = n;
     out->k = k;
+    if (!k && biased && !has_part(w, "", stem)) {
+        QT_TRY(gamma_set(out, stem, n, w, err));
+        if (out->weight)
+            return QT_OK;
+    }
     QT_TRY(qt_string_format(&out->weight, err, "%s.weight", stem));
     QT_TRY(check_tensor(w, out->weight, n, k, err));
     QT_TRY(bias_set(out, stem, n, biased, w, err));
@@ -405,6 +439,7 @@ static bool layer_has(const struct config *cfg, const struct layer_def *layer, e
            (role != ROLE_MLP_IN || !cfg->parallel || cfg->parallel_norms) &&
            (layer->experts || role < ROLE_ROUTER || role > ROLE_SHARED_OUT) &&
            (role != ROLE_V || !layer->heads.keys_are_values) &&
+           (role != ROLE_ATTN_IN || !cfg->arch->first_bare || layer->index > 0) &&
            (!layer->heads.shared || (role != ROLE_K && role != ROLE_V && role != ROLE_K_NORM)) &&
            (cfg->per_layer || role < ROLE_PER_LAYER_GATE || role > ROLE_PER_LAYER_NORM) &&
            (cfg->head_norms || (role != ROLE_Q_NORM && role != ROLE_K_NORM));
@@ -468,6 +503,7 @@ static int layer_set(struct layer_def *layer, const struct config *cfg, const ch
 {
     const size_t parts = layer_parts(cfg);
     int rc;
+    layer->index = index;
     layer->mixer = cfg->mixers[index];
     layer->heads = cfg->heads[index];
     layer->mlp = config_has_mlp(cfg, index);
@@ -536,15 +572,6 @@ struct naming {
     const char *prefix, *head;
 };
 
-static bool has_part(const struct qt_weights *w, const char *prefix, const char *stem)
-{
-    char name[128];
-    size_t shape[QT_MAX_DIMS];
-    int ndim;
-    snprintf(name, sizeof name, "%s%s.weight", prefix, stem);
-    return w->shape(w->ctx, name, &ndim, shape);
-}
-
 /* Tries the usual prefix, that of a bare decoder, and those of multimodal models. */
 static struct naming find_naming(const struct arch *arch, const struct qt_weights *w)
 {
@@ -559,6 +586,8 @@ static struct naming find_naming(const struct arch *arch, const struct qt_weight
         {"transformer.", "lm_head"},
         {"gpt_neox.", "embed_out"},
         {"backbone.", "lm_head"},
+        {"bert.", "cls.predictions.decoder"},
+        {"roberta.", "lm_head.decoder"},
     };
     struct naming naming = known[0];
     for (size_t i = sizeof known / sizeof *known; i-- > 0;)
@@ -579,6 +608,26 @@ static int outer_part_set(struct part *out, const char *prefix, const char *name
     return rc;
 }
 
+/* The head of a masked-language model, if there is one: other checkpoints of encoders have none. */
+static int set_masked_head(struct qt_model *m, const struct qt_weights *w, struct qt_err *err)
+{
+    const struct arch *arch = m->cfg.arch;
+    const size_t hidden = m->cfg.info.hidden;
+    int rc = QT_OK;
+    m->cfg.info.predicts =
+        has_part(w, "", arch->transform) ? QT_PREDICTS_MASKED : QT_PREDICTS_NOTHING;
+    if (m->cfg.info.predicts == QT_PREDICTS_NOTHING)
+        return QT_OK;
+    QT_TRY(outer_part_set(&m->transform, "", arch->transform, hidden, hidden, m->cfg.transform_bias,
+                          w, err));
+    QT_TRY(outer_part_set(&m->transform_norm, "", arch->transform_norm, hidden, 0,
+                          !arch->norms_unbiased, w, err));
+    m->head.n = m->cfg.info.vocab;
+    QT_TRY(bias_set(&m->head, arch->head_biases, m->head.n, true, w, err));
+done:
+    return rc;
+}
+
 static int set_outer_parts(struct qt_model *m, const struct naming *naming,
                            const struct qt_weights *w, struct qt_err *err)
 {
@@ -590,7 +639,11 @@ static int set_outer_parts(struct qt_model *m, const struct naming *naming,
     QT_TRY(outer_part_set(&m->embed, prefix, arch->embed, vocab, embed, false, w, err));
     if (arch->embed_norm)
         QT_TRY(outer_part_set(&m->embed_norm, prefix, arch->embed_norm, hidden, 0,
-                              arch->norm == QT_NORM_LAYER, w, err));
+                              arch->norm == QT_NORM_LAYER && !arch->norms_unbiased, w, err));
+    if (cfg->types)
+        QT_TRY(outer_part_set(&m->types, prefix, arch->types, cfg->types, hidden, false, w, err));
+    if (arch->both_ways)
+        QT_TRY(set_masked_head(m, w, err));
     if (arch->positions)
         QT_TRY(outer_part_set(&m->positions, prefix, arch->positions,
                               cfg->info.max_positions + arch->position_offset, hidden, false, w,
@@ -667,6 +720,9 @@ void qt_model_close(struct qt_model *model)
     part_free(&model->project_out);
     part_free(&model->final_norm);
     part_free(&model->head);
+    part_free(&model->types);
+    part_free(&model->transform);
+    part_free(&model->transform_norm);
     part_free(&model->layer_embed);
     part_free(&model->layer_project);
     part_free(&model->layer_norm);

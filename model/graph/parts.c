@@ -63,6 +63,8 @@ int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t la
     const struct config *cfg = &model->cfg;
     const struct layer_def *def = &model->layers[layer];
     *out = (struct qt_block){0};
+    if (cfg->arch->both_ways)
+        return refuse("attention that goes both ways", err);
     if (def->mixer == MIXER_LATENT)
         return refuse("latent attention", err);
     if (def->mixer == MIXER_DELTA)

@@ -303,10 +303,10 @@ done:
     return rc;
 }
 
-/* "bos_token" is a string, or an object with "content". */
-static const char *config_bos(const json_t *config)
+/* A token such as "bos_token" is a string, or an object with "content". */
+static const char *config_token(const json_t *config, const char *key)
 {
-    const json_t *token = json_object_get(config, "bos_token");
+    const json_t *token = json_object_get(config, key);
     return json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
 }
 
@@ -328,7 +328,7 @@ static int load_config(struct qt_tokenizer *tok, const json_t *root, struct qt_e
     QT_TRY(qt_json_get_bool(&add_bos, config, "add_bos_token", tok->config_file, err));
     if (!add_bos || strncmp(class, "LlamaTokenizer", 14) != 0)
         goto done;
-    bos = config_bos(config);
+    bos = config_token(config, "bos_token");
     tok->by_config = true;
     uint32_t id = bos ? token_id(tok, root, bos) : QT_NO_ID;
     if (id == QT_NO_ID)
@@ -458,7 +458,7 @@ int qt_tokenizer_bos(uint32_t *id, const struct qt_tokenizer *tok, struct qt_err
         return QT_OK;
     if (qt_path_exists(tok->config_file))
         QT_TRY(read_config(&config, tok, err));
-    const char *bos = config_bos(config);
+    const char *bos = config_token(config, "bos_token");
     if (bos)
         QT_TRY(qt_tokenizer_encode(&ids, &count, tok, bos, strlen(bos), false, err));
     if (count == 1)
@@ -468,6 +468,33 @@ int qt_tokenizer_bos(uint32_t *id, const struct qt_tokenizer *tok, struct qt_err
                      "the tokenizer has no BOS token: \"bos_token\" is missing or no single token");
 done:
     qt_free(ids);
+    json_decref(config);
+    return rc;
+}
+
+int qt_tokenizer_mask(uint32_t *id, const struct qt_tokenizer *tok, struct qt_err *err)
+{
+    const char *names[] = {NULL, "[MASK]", "<mask>"};
+    json_t *config = NULL;
+    int rc = QT_OK;
+    *id = QT_NO_ID;
+    if (qt_path_exists(tok->config_file))
+        QT_TRY(read_config(&config, tok, err));
+    names[0] = config_token(config, "mask_token");
+    for (size_t i = 0; i < sizeof names / sizeof *names && *id == QT_NO_ID; i++) {
+        uint32_t *ids = NULL;
+        size_t count = 0;
+        if (names[i])
+            QT_TRY(qt_tokenizer_encode(&ids, &count, tok, names[i], strlen(names[i]), false, err));
+        if (count == 1)
+            *id = ids[0];
+        qt_free(ids);
+    }
+    if (*id == QT_NO_ID)
+        rc = qt_fail(
+            err, QT_E_INPUT, tok->config_file, NULL,
+            "the tokenizer has no mask token: \"mask_token\" is missing or no single token");
+done:
     json_decref(config);
     return rc;
 }

@@ -18,6 +18,7 @@ $ qtool list archs
 > ^model_type +layers +MLP +calibration file +w4ax +learn +kv4
 > ^llama +attention +dense +yes +yes +yes +yes
 > ^mixtral +attention +experts +no +no +no +yes
+> ^bert +attention to both sides +dense +yes +no +no +no
 > ^cohere2 +attention +dense +yes +yes +yes +yes
 > ^gemma4_text +attention +experts +no +no +no +no
 > ^gemma4_unified +attention +dense +yes +no +no +no

@@ -685,7 +685,7 @@ static void test_not_finite(void)
     result(same, "score of NaN and infinity");
     array_free(&a), array_free(&b), array_free(&y);
     /* A query before the key that is not finite, and one at its position. */
-    const struct qt_attention one = {2, 1, 1, 8, 1, 0, 0, NULL, NULL, 0, NULL, 0};
+    const struct qt_attention one = {2, 1, 1, 8, 1, 0, 0, NULL, NULL, 0, NULL, 0, false};
     struct array q = floats(16, 1), k = floats(16, 1), v = array_of(x, 16 * sizeof *x);
     struct array z = zeros(16 * sizeof *x);
 #define CALL(be) be->attention(be, z.be, q.be, k.be, v.be, 2, &one, &err)
@@ -753,14 +753,14 @@ int main(int argc, char **argv)
     static const size_t shapes[][3] = {{1, 1, 1},      {1, 17, 33},   {5, 64, 100}, {130, 257, 96},
                                        {513, 40, 384}, {64, 1000, 7}, {2, 3, 5000}};
     static const struct qt_attention kinds[] = {
-        {1, 1, 1, 8, 0.3f, 0, 0, NULL, NULL, 0, NULL, 0},
-        {33, 4, 2, 16, 0.25f, 0, 0, NULL, NULL, 0, NULL, 0},
-        {100, 6, 6, 40, 0.2f, 5, 0, NULL, NULL, 0, NULL, 0},
-        {257, 8, 1, 64, 0.1f, 0, 50, NULL, NULL, 0, NULL, 0},
-        {64, 2, 2, 128, 0.1f, 30, 1, NULL, NULL, 0, NULL, 0},
-        {1500, 4, 2, 32, 0.2f, 0, 0, NULL, NULL, 0, NULL, 0},
-        {300, 3, 1, 300, 0.1f, 0, 0, NULL, NULL, 0, NULL, 0},
-        {2100, 2, 1, 64, 0.1f, 20, 700, NULL, NULL, 0, NULL, 0}};
+        {1, 1, 1, 8, 0.3f, 0, 0, NULL, NULL, 0, NULL, 0, false},
+        {33, 4, 2, 16, 0.25f, 0, 0, NULL, NULL, 0, NULL, 0, false},
+        {100, 6, 6, 40, 0.2f, 5, 0, NULL, NULL, 0, NULL, 0, false},
+        {257, 8, 1, 64, 0.1f, 0, 50, NULL, NULL, 0, NULL, 0, false},
+        {64, 2, 2, 128, 0.1f, 30, 1, NULL, NULL, 0, NULL, 0, false},
+        {1500, 4, 2, 32, 0.2f, 0, 0, NULL, NULL, 0, NULL, 0, false},
+        {300, 3, 1, 300, 0.1f, 0, 0, NULL, NULL, 0, NULL, 0, false},
+        {2100, 2, 1, 64, 0.1f, 20, 700, NULL, NULL, 0, NULL, 0, false}};
     const bool quick = check_begin(argc, argv);
     struct qt_err err = {0};
     must(qt_backend_cpu_open(&cpu, &err), &err, "CPU backend");

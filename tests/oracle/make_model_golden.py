@@ -571,6 +571,21 @@ MODELS |= {
     "flex_olmo": ("flex_olmo", TINY | dict(num_hidden_layers=1, num_experts=4,
                                            num_experts_per_tok=2), {"rope_parameters": None}),
 }
+# Encoders; "old": with the names of norms that the first checkpoints of BERT have.
+BERT = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+            vocab_size=53, max_position_embeddings=48)
+MODELS |= {
+    "bert": ("bert", BERT, {"old": True, "layer_norm_eps": None}),
+    "roberta": ("roberta", BERT | dict(
+        pad_token_id=1, type_vocab_size=1, num_hidden_layers=1, hidden_act="gelu_new",
+        layer_norm_eps=1e-5), {}),
+    "modernbert": ("modernbert", BERT | dict(
+        num_hidden_layers=3, local_attention=9, global_attn_every_n_layers=2), {
+            "layer_types": None, "rope_parameters": None, "global_rope_theta": 300.0,
+            "local_rope_theta": 100.0, "global_attn_every_n_layers": 2, "norm_eps": None}),
+    "xlm_roberta": ("xlm-roberta", BERT | dict(
+        pad_token_id=1, type_vocab_size=1, num_hidden_layers=1), {}),
+}
 # Compared by --check only: the same decoders with other options or the names of multimodal models.
 CHECKED = {
     "falcon_h1_plain": ("falcon_h1", MAMBA | dict(
@@ -614,6 +629,11 @@ CHECKED = {
             "multi_query_attention", "add_qkv_bias", "rope_ratio")}),
     "mpt_plain": ("mpt", dict(d_model=16, n_layers=2, n_heads=4, max_seq_len=64, vocab_size=53),
                   {"attn_config": None}),
+    "modernbert_biased": ("modernbert", BERT | dict(
+        attention_bias=True, mlp_bias=True, classifier_bias=True, num_hidden_layers=2,
+        local_attention=12, rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}), {}),
     "llava": ("llava", dict(text_config=TINY | dict(model_type="llama"), vision_config=CLIP), {}),
     "llava_next": ("llava_next", dict(text_config=TINY | dict(model_type="mistral"),
                                       vision_config=CLIP), {}),
@@ -641,8 +661,9 @@ WHOLE = {"gemma3", "mistral3", "qwen2_5_vl", "qwen3_vl"}
 MULTIMODAL = {kind for kind, options, _ in (MODELS | CHECKED).values() if "text_config" in options}
 
 
-# The matrices of GPT-2 are stored transposed.
-NO_GRADS = {"gpt2"}
+ENCODERS = {"bert", "roberta", "xlm-roberta", "modernbert"}
+# Encoders, and the matrices of GPT-2, which are stored transposed.
+NO_GRADS = ENCODERS | {"gpt2"}
 
 
 def published(model):
@@ -668,7 +689,7 @@ def fill(model, rng, embed_std):
         if p.dim() >= 2:
             std = embed_std if "embed" in name or "lm_head" in name else 1.5 / p.shape[-1] ** 0.5
         p.data.normal_(0, std, generator=rng)
-        if p.dim() == 1 and re.search(r"norm(_[12])?\.weight$", name) \
+        if p.dim() == 1 and re.search(r"[nN]orm(_[12])?\.weight$", name) \
                 and not re.search("Gemma[^4]", type(model).__name__):
             p.data += 1
     for name, b in model.named_buffers():
@@ -684,7 +705,7 @@ def write_config(directory, edits):
     path = directory / "config.json"
     config = json.loads(path.read_text())
     for key, value in edits.items():
-        if key == "omni":
+        if key in ("omni", "old"):
             continue
         elif key == "global":  # as published, instead of transformers 5's per_layer_config
             text = config["text_config"]
@@ -708,6 +729,7 @@ def auto_class(kind):
                 "qwen3_omni_moe_thinker":
                     transformers.Qwen3OmniMoeThinkerForConditionalGeneration}[kind]
     return transformers.AutoModelForImageTextToText if kind in MULTIMODAL \
+        else transformers.AutoModelForMaskedLM if kind in ENCODERS \
         else transformers.AutoModelForCausalLM
 
 
@@ -741,7 +763,7 @@ def write_model(directory, kind, options, edits, seed):
     if kind.endswith("_thinker"):
         config = auto_class(kind).config_class(pad_token_id=None, **options)
     else:
-        config = transformers.AutoConfig.for_model(kind, pad_token_id=None, **options)
+        config = transformers.AutoConfig.for_model(kind, **{"pad_token_id": None} | options)
     model = (auto_class(kind)._from_config if kind.endswith("_thinker")
              else auto_class(kind).from_config)(config)
     # Small embeddings where the norms' epsilon is a default: then its value shows.
@@ -754,6 +776,10 @@ def write_model(directory, kind, options, edits, seed):
     files = {n: t.half().contiguous() for n, t in published(model).items()}
     if kind == "glm4_moe":
         files |= {n: t.clone() for n, t in predictor(files, config.num_hidden_layers).items()}
+    if "old" in edits:
+        for part in (".weight", ".gamma"), (".bias", ".beta"):
+            files = {re.sub("LayerNorm" + part[0], "LayerNorm" + part[1], n): t
+                     for n, t in files.items()}
     save_file(files, directory / "model.safetensors", {"format": "pt"})
     # The truth is what transformers makes of the files, not of the objects they came from.
     read = load(directory, kind)
@@ -767,6 +793,8 @@ def write_model(directory, kind, options, edits, seed):
         save_file({n: t for n, t in files.items() if not re.search("vision|visual|audio", n)},
                   directory / "model.safetensors", {"format": "pt"})
     ids = torch.randint(0, config.get_text_config().vocab_size, (1, TOKENS), generator=rng)
+    if kind in ENCODERS:
+        ids[ids == 1] = 2  # RoBERTa gives padding no position
     with torch.no_grad():
         logits = model(ids).logits[0]
     np.save(directory / "logits.npy", logits.numpy().astype("<f4"))

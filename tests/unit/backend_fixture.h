@@ -54,25 +54,25 @@ static inline float cached_key(const float *exact, size_t ldk, size_t i, size_t 
 static inline void attend_reference(double *y, const float *q, const float *k, const float *exact,
                                     const float *v, size_t i, const struct qt_attention *a)
 {
-    size_t ldk = a->kv_heads * a->head_dim;
+    size_t ldk = a->kv_heads * a->head_dim, end = a->both_ways ? a->seqlen : i + 1;
     double sum = 0, max = -INFINITY;
-    double *s = calloc(i + 1, sizeof *s);
+    double *s = calloc(end, sizeof *s);
     assert_non_null(s);
-    for (size_t j = 0; j <= i; j++) {
+    for (size_t j = 0; j < end; j++) {
         for (size_t d = 0; d < a->head_dim; d++)
             s[j] += (double)q[d] * (double)a->scale *
                     (double)(exact ? cached_key(exact, ldk, i, j, d) : k[j * ldk + d]);
         if (a->softcap > 0)
             s[j] = (double)a->softcap * tanh(s[j] / (double)a->softcap);
-        if (a->window && i - j >= a->window)
+        if (a->window && (j <= i ? i - j : j - i) >= a->window)
             s[j] = -INFINITY;
         max = s[j] > max ? s[j] : max;
     }
-    for (size_t j = 0; j <= i; j++)
+    for (size_t j = 0; j < end; j++)
         sum += s[j] = exp(s[j] - max);
     for (size_t d = 0; d < a->head_dim; d++) {
         y[d] = 0;
-        for (size_t j = 0; j <= i; j++)
+        for (size_t j = 0; j < end; j++)
             y[d] += s[j] / sum * (double)v[j * ldk + d];
     }
     free(s);

@@ -616,7 +616,8 @@ static void attention_case(struct qt_backend *be, size_t seqs, struct qt_attenti
     attention_reference(want, q, k, v, m, &a);
     assert_int_equal(be->attention(be, y, q, k, v, m, &a, NULL), QT_OK);
     expect_close(y, want, m * ldq, 2e-5, "attention");
-    check_last_queries(be, y, q, k, v, seqs, a);
+    if (!a.both_ways)
+        check_last_queries(be, y, q, k, v, seqs, a);
     free(want);
     qt_free(q);
     qt_free(k);
@@ -633,12 +634,14 @@ static void test_attention_with_cached_keys(void **state)
     (void)state;
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++)
         for (int round = 0; round < 3; round++) {
-            struct qt_attention a = {lengths[l], 4, 2, 16, 0.25f, 0, 0, NULL, NULL, 0, NULL, 0};
+            struct qt_attention a = {lengths[l], 4,    2, 16,   0.25f, 0,    0,
+                                     NULL,       NULL, 0, NULL, 0,     false};
             if (round == 1)
-                a = (struct qt_attention){lengths[l], 3, 1, 7, 0.3f, 5, 70, NULL, NULL, 0, NULL, 0};
+                a = (struct qt_attention){lengths[l], 3,    1, 7,    0.3f, 5,    70,
+                                          NULL,       NULL, 0, NULL, 0,    false};
             if (round == 2)
-                a = (struct qt_attention){lengths[l], 2,    2,    64, 0.125f, 0,
-                                          10,         NULL, NULL, 0,  NULL,   0};
+                a = (struct qt_attention){lengths[l], 2,    2, 64,   0.125f, 0,    10,
+                                          NULL,       NULL, 0, NULL, 0,      false};
             size_t m = 2 * a.seqlen, ldq = a.heads * a.head_dim, ldk = a.kv_heads * a.head_dim;
             float *q = random_floats(m * ldq, 1), *v = random_floats(m * ldk, 1);
             float *exact = random_exact_keys(m, ldk, 1), *y = random_floats(m * ldq, 1);
@@ -665,18 +668,34 @@ static void test_attention(void **state)
     (void)state;
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
         size_t s = lengths[l];
-        attention_case(be, 2,
-                       (struct qt_attention){s, 4, 2, 16, 0.25f, 0, 0, NULL, NULL, 0, NULL, 0}, 1);
-        attention_case(be, 1, (struct qt_attention){s, 3, 3, 7, 0.3f, 0, 1, NULL, NULL, 0, NULL, 0},
-                       1);
         attention_case(
-            be, 1, (struct qt_attention){s, 6, 2, 64, 0.125f, 0, 64, NULL, NULL, 0, NULL, 0}, 1);
+            be, 2, (struct qt_attention){s, 4, 2, 16, 0.25f, 0, 0, NULL, NULL, 0, NULL, 0, false},
+            1);
         attention_case(
-            be, 3, (struct qt_attention){s, 2, 1, 33, 0.2f, 5.0f, 65, NULL, NULL, 0, NULL, 0}, 2);
+            be, 1, (struct qt_attention){s, 3, 3, 7, 0.3f, 0, 1, NULL, NULL, 0, NULL, 0, false}, 1);
         attention_case(
-            be, 1, (struct qt_attention){s, 4, 1, 1, 1.0f, 50.0f, 10, NULL, NULL, 0, NULL, 0}, 1);
-        attention_case(be, 1,
-                       (struct qt_attention){s, 1, 1, 8, 1.0f, 0, 1000, NULL, NULL, 0, NULL, 0}, 3);
+            be, 1, (struct qt_attention){s, 6, 2, 64, 0.125f, 0, 64, NULL, NULL, 0, NULL, 0, false},
+            1);
+        attention_case(
+            be, 3,
+            (struct qt_attention){s, 2, 1, 33, 0.2f, 5.0f, 65, NULL, NULL, 0, NULL, 0, false}, 2);
+        attention_case(
+            be, 1,
+            (struct qt_attention){s, 4, 1, 1, 1.0f, 50.0f, 10, NULL, NULL, 0, NULL, 0, false}, 1);
+        attention_case(
+            be, 1, (struct qt_attention){s, 1, 1, 8, 1.0f, 0, 1000, NULL, NULL, 0, NULL, 0, false},
+            3);
+        const size_t windows[] = {0, 1, 10, 64, 65, 150};
+        for (size_t w = 0; w < sizeof windows / sizeof *windows; w++)
+            attention_case(be, 2,
+                           (struct qt_attention){.seqlen = s,
+                                                 .heads = 4,
+                                                 .kv_heads = 2,
+                                                 .head_dim = 5,
+                                                 .scale = 0.4f,
+                                                 .window = windows[w],
+                                                 .both_ways = true},
+                           1);
     }
     be->close(be);
 }
@@ -797,7 +816,7 @@ static size_t all_operations(struct qt_backend *be, unsigned char *out, float *c
     struct qt_score scores[M];
     uint32_t targets[M];
     unsigned char *p = out;
-    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL, NULL, 0, NULL, 0};
+    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL, NULL, 0, NULL, 0, false};
     for (size_t i = 0; i < M; i++)
         targets[i] = (uint32_t)(i % N);
     memset(scores, 0, sizeof scores);
@@ -849,7 +868,7 @@ static void test_threads(void **state)
 static void test_out_of_memory(void **state)
 {
     struct qt_backend *be;
-    struct qt_attention a = {64, 1, 1, 8, 1, 0, 0, NULL, NULL, 0, NULL, 0};
+    struct qt_attention a = {64, 1, 1, 8, 1, 0, 0, NULL, NULL, 0, NULL, 0, false};
     float *x = random_floats(64 * 8, 1), *y = random_floats(64 * 8, 1);
     void *p;
     (void)state;

@@ -315,14 +315,15 @@ static void test_attention(void **state)
     (void)state;
     for (size_t l = 0; l < sizeof lengths / sizeof *lengths; l++) {
         size_t s = lengths[l];
-        attention_case(be, 2, (struct qt_attention){s, 2, 1, 4, 0.5f, 0, 0, NULL, NULL, 0, NULL, 0},
-                       1);
-        attention_case(be, 1, (struct qt_attention){s, 2, 2, 3, 0.6f, 0, 1, NULL, NULL, 0, NULL, 0},
-                       1);
-        attention_case(be, 1, (struct qt_attention){s, 4, 2, 2, 0.7f, 0, 5, NULL, NULL, 0, NULL, 0},
-                       1);
         attention_case(
-            be, 2, (struct qt_attention){s, 2, 1, 5, 0.4f, 2.0f, 66, NULL, NULL, 0, bias, 90}, 2);
+            be, 2, (struct qt_attention){s, 2, 1, 4, 0.5f, 0, 0, NULL, NULL, 0, NULL, 0, false}, 1);
+        attention_case(
+            be, 1, (struct qt_attention){s, 2, 2, 3, 0.6f, 0, 1, NULL, NULL, 0, NULL, 0, false}, 1);
+        attention_case(
+            be, 1, (struct qt_attention){s, 4, 2, 2, 0.7f, 0, 5, NULL, NULL, 0, NULL, 0, false}, 1);
+        attention_case(
+            be, 2,
+            (struct qt_attention){s, 2, 1, 5, 0.4f, 2.0f, 66, NULL, NULL, 0, bias, 90, false}, 2);
     }
     qt_free(bias);
     be->close(be);
@@ -451,7 +452,7 @@ enum { M = 600, N = 260, K = 192, SEQ = 150 };
 
 static void all_operations(struct qt_backend *be, float *out, float *const *in)
 {
-    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL, NULL, 0, NULL, 0};
+    struct qt_attention a = {SEQ, 6, 2, 32, 0.2f, 20.0f, 100, NULL, NULL, 0, NULL, 0, false};
     float *dx = out, *dw = dx + M * K, *dn = dw + N * K, *dq = dn + K, *dk = dq + M * K;
     float *dv = dk + M * 64, *dl = dv + M * 64;
     double losses[M], sum;
@@ -494,7 +495,7 @@ static void test_threads(void **state)
 static void test_out_of_memory(void **state)
 {
     struct qt_backend *be = open_cpu();
-    struct qt_attention a = {8, 1, 1, 4, 1, 0, 0, NULL, NULL, 0, NULL, 0};
+    struct qt_attention a = {8, 1, 1, 4, 1, 0, 0, NULL, NULL, 0, NULL, 0, false};
     float *x = random_floats(32, 1), *y = random_floats(32, 1);
     (void)state;
     qt_mem_fail_after(0);

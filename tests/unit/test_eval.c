@@ -356,6 +356,92 @@ static void test_logits_that_are_no_numbers(void **state)
                  "nano-llama: the logits are not finite", &of_ref);
 }
 
+/* ---- encoders ------------------------------------------------------------------------------- */
+
+enum { ENCODER_TOKENS = 16, ENCODER_VOCAB = 53, MASK = 4 };
+
+/* The mean of -ln p of tokens 6 and 13 of each window, which are masked. */
+static double masked_loss(const struct qt_weights *w, const uint32_t *ids, size_t windows)
+{
+    struct qt_backend *be = world.be;
+    struct qt_model *model;
+    struct qt_embed_head *ends;
+    struct qt_layer *layer;
+    float hidden[ENCODER_TOKENS * 16], logits[ENCODER_TOKENS * ENCODER_VOCAB];
+    uint32_t masked[ENCODER_TOKENS];
+    double loss = 0;
+    assert_int_equal(qt_model_open(&model, w, NULL), 0);
+    assert_int_equal(qt_model_info(model)->hidden, 16);
+    assert_int_equal(qt_embed_head_open(&ends, model, w, be, NULL), 0);
+    for (size_t i = 0; i < windows; i++) {
+        memcpy(masked, ids + i * ENCODER_TOKENS, sizeof masked);
+        masked[6] = masked[13] = MASK;
+        assert_int_equal(
+            qt_embed_tokens(ends, hidden, masked, ENCODER_TOKENS, ENCODER_TOKENS, NULL), 0);
+        for (size_t l = 0; l < qt_model_info(model)->layers; l++) {
+            assert_int_equal(qt_layer_open(&layer, model, l, w, be, NULL), 0);
+            assert_int_equal(
+                qt_layer_run(layer, hidden, ENCODER_TOKENS, ENCODER_TOKENS, NULL, NULL), 0);
+            qt_layer_close(layer);
+        }
+        assert_int_equal(qt_head_logits(ends, logits, hidden, ENCODER_TOKENS, NULL), 0);
+        for (size_t at = 6; at < ENCODER_TOKENS; at += 7) {
+            double sum = 0;
+            for (size_t v = 0; v < ENCODER_VOCAB; v++)
+                sum += exp((double)logits[at * ENCODER_VOCAB + v]);
+            loss += log(sum) - (double)logits[at * ENCODER_VOCAB + ids[i * ENCODER_TOKENS + at]];
+        }
+    }
+    qt_embed_head_close(ends);
+    qt_model_close(model);
+    return loss / (2 * (double)windows);
+}
+
+static void test_masked_loss(void **state)
+{
+    static const char golden[] = "tests/golden/models/bert/";
+    static const char tokenizer[] =
+        "{\"model\": {\"type\": \"WordLevel\", \"vocab\": {\"[UNK]\": 0, \"[MASK]\": 4}, "
+        "\"unk_token\": \"[UNK]\"}, \"added_tokens\": [{\"id\": 4, \"content\": \"[MASK]\", "
+        "\"special\": true, \"single_word\": false, \"lstrip\": false, \"rstrip\": false, "
+        "\"normalized\": false}]}";
+    const char *const files[] = {"config.json", "model.safetensors"};
+    const struct qt_eval_options opt = {.seqlen = ENCODER_TOKENS};
+    enum { COUNT = 3 * ENCODER_TOKENS + 5 };
+    char *dir = fixture_dir(), *data, path[64];
+    uint32_t ids[COUNT];
+    struct qt_eval_report r;
+    struct qt_ckpt *ckpt;
+    struct qt_err err = {0};
+    (void)state;
+    for (size_t i = 0, size; i < 2; i++) {
+        snprintf(path, sizeof path, "%s%s", golden, files[i]);
+        assert_int_equal(qt_file_read(&data, &size, path, 1 << 20, &err), 0);
+        fixture_write(dir, files[i], data, size);
+        qt_free(data);
+    }
+    for (size_t i = 0; i < COUNT; i++)
+        ids[i] = (uint32_t)((i * 29 + i * i) % ENCODER_VOCAB);
+    assert_int_equal(qt_ckpt_open(&ckpt, dir, &err), 0);
+    const struct qt_weights w = qt_weights_of_ckpt(ckpt);
+    expect_error("no tokenizer", qt_eval(&r, &w, &w, ids, COUNT, &opt, world.be, &err), QT_E_INPUT,
+                 "tokenizer", &err);
+    fixture_write(dir, "tokenizer.json", tokenizer, sizeof tokenizer - 1);
+    if (qt_eval(&r, &w, &w, ids, COUNT, &opt, world.be, &err) < 0)
+        fail_msg("%s: %s", err.file, err.reason);
+    assert_true(r.masked);
+    assert_int_equal(r.windows, 3);
+    assert_int_equal(r.scored_tokens, 6);
+    assert_true(fabs(r.nll - masked_loss(&w, ids, 3)) < 1e-5);
+    assert_true(r.kld_mean < 1e-9 && r.same_top == 1 && r.rms_dp == 0);
+    expect_error(
+        "short",
+        qt_eval(&r, &w, NULL, ids, 6, &(struct qt_eval_options){.seqlen = 6}, world.be, &err),
+        QT_E_USAGE, "at least 7 tokens", &err);
+    qt_ckpt_close(ckpt);
+    fixture_remove(dir);
+}
+
 static void test_other_vocabulary(void **state)
 {
     const char *path = fixture_shared("checkpoints/tiny-llama");
@@ -403,6 +489,7 @@ int main(void)
         cmocka_unit_test(test_progress_ends_at_the_total),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_logits_that_are_no_numbers),
+        cmocka_unit_test(test_masked_loss),
         cmocka_unit_test(test_other_vocabulary),
         cmocka_unit_test(test_out_of_memory),
     };

@@ -582,19 +582,23 @@ static void attention(void **state)
 {
     (void)state;
     for (int exact = 0; exact < 2; exact++) {
-        attention_case(3, (struct qt_attention){1, 4, 2, 8, 0.5f, 0, 0, NULL, NULL, 0, NULL, 0},
-                       exact);
-        attention_case(2, (struct qt_attention){300, 8, 2, 16, 0.5f, 0, 0, NULL, NULL, 0, NULL, 0},
-                       exact);
-        attention_case(1, (struct qt_attention){513, 6, 6, 8, 0.5f, 5, 0, NULL, NULL, 0, NULL, 0},
-                       exact); /* a KV head per query head */
-        attention_case(2, (struct qt_attention){270, 6, 1, 8, 0.5f, 0, 100, NULL, NULL, 0, NULL, 0},
-                       exact); /* one KV head */
-        attention_case(1,
-                       (struct qt_attention){600, 2, 1, 128, 0.2f, 0, 257, NULL, NULL, 0, NULL, 0},
-                       exact); /* one head at a time, in parts */
-        attention_case(1, (struct qt_attention){257, 1100, 550, 2, 1, 0, 0, NULL, NULL, 0, NULL, 0},
-                       exact); /* too many heads for one batch */
+        attention_case(
+            3, (struct qt_attention){1, 4, 2, 8, 0.5f, 0, 0, NULL, NULL, 0, NULL, 0, false}, exact);
+        attention_case(
+            2, (struct qt_attention){300, 8, 2, 16, 0.5f, 0, 0, NULL, NULL, 0, NULL, 0, false},
+            exact);
+        attention_case(
+            1, (struct qt_attention){513, 6, 6, 8, 0.5f, 5, 0, NULL, NULL, 0, NULL, 0, false},
+            exact); /* a KV head per query head */
+        attention_case(
+            2, (struct qt_attention){270, 6, 1, 8, 0.5f, 0, 100, NULL, NULL, 0, NULL, 0, false},
+            exact); /* one KV head */
+        attention_case(
+            1, (struct qt_attention){600, 2, 1, 128, 0.2f, 0, 257, NULL, NULL, 0, NULL, 0, false},
+            exact); /* one head at a time, in parts */
+        attention_case(
+            1, (struct qt_attention){257, 1100, 550, 2, 1, 0, 0, NULL, NULL, 0, NULL, 0, false},
+            exact); /* too many heads for one batch */
     }
 }
 

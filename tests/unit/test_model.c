@@ -130,6 +130,12 @@ static double continued_case(struct fixture *f, const uint32_t *first, size_t n)
         both[i] = first[i];
         both[n + i] = first[(i + 5) % n];
     }
+    if (qt_model_info(f->model)->predicts != QT_PREDICTS_NEXT) {
+        assert_int_equal(
+            qt_decoder_open(&decoder, f->model, &f->weights, f->be, 2, n, NULL, &f->err),
+            QT_E_UNSUPPORTED);
+        return 0;
+    }
     must(run_model(&whole, f, both, 2 * n, n, NULL), &f->err);
     must(qt_array_new(&got, 2 * vocab, sizeof *got, &f->err), &f->err);
     must(qt_decoder_open(&decoder, f->model, &f->weights, f->be, 2, n, NULL, &f->err), &f->err);
@@ -442,6 +448,9 @@ static void test_sublayers(void **state)
     for (size_t layer = 0; layer < 3; layer++)
         sublayer_case(GOLDEN "/nemotron_h", layer);
     sublayer_case(GOLDEN "/opt_norm_after", 0);
+    sublayer_case(GOLDEN "/bert", 0);
+    for (size_t layer = 0; layer < 2; layer++)
+        sublayer_case(GOLDEN "/modernbert", layer);
     for (size_t layer = 0; layer < 4; layer++)
         sublayer_case(GOLDEN "/gemma4_small", layer);
 }
@@ -849,6 +858,15 @@ static const struct refusal refusals[] = {
     {"gemma4_moe", "hidden_size_per_layer_input", "8", QT_E_UNSUPPORTED, "per_layer_input"},
     {"gemma4_moe", "hidden_size_per_layer_input", NULL, QT_E_UNSUPPORTED, "per_layer_input"},
     {"gemma4_moe", "num_kv_shared_layers", "1", QT_E_UNSUPPORTED, "num_kv_shared_layers"},
+    {"bert", "is_decoder", "true", QT_E_UNSUPPORTED, "is_decoder"},
+    {"bert", "position_embedding_type", "\"relative_key\"", QT_E_UNSUPPORTED, "relative_key"},
+    {"bert", "tie_word_embeddings", "false", QT_E_UNSUPPORTED, "tie_word_embeddings"},
+    {"bert", "type_vocab_size", "3", QT_E_INPUT, "token_type_embeddings"},
+    {"roberta", "pad_token_id", "0", QT_E_UNSUPPORTED, "pad_token_id"},
+    {"roberta", "max_position_embeddings", "2", QT_E_INPUT, "max_position_embeddings"},
+    {"modernbert", "norm_bias", "true", QT_E_UNSUPPORTED, "norm_bias"},
+    {"modernbert", "classifier_activation", "\"relu\"", QT_E_UNSUPPORTED, "classifier"},
+    {"modernbert", "classifier_bias", "true", QT_E_INPUT, "head.dense.bias"},
     {"gemma4_moe", "use_double_wide_mlp", "true", QT_E_UNSUPPORTED, "use_double_wide_mlp"},
     {"gemma4_small", "num_kv_shared_layers", "4", QT_E_UNSUPPORTED, "num_kv_shared_layers"},
     {"gemma4_small", "num_kv_shared_layers", "3", QT_E_UNSUPPORTED, "num_kv_shared_layers"},

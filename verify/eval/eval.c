@@ -10,6 +10,7 @@
 
 enum {
     GROUP_TOKENS = 2048,   /* tokens per call of a decoder layer */
+    MASK_STEP = 7,         /* one token of so many is masked, the last one */
     LOGIT_POSITIONS = 256, /* positions whose logits are in memory at once */
 };
 static const size_t default_batch_bytes = (size_t)1 << 30;
@@ -37,6 +38,7 @@ struct eval {
     struct qt_backend *be;
     const struct qt_log *log;
     const uint32_t *ids;
+    uint32_t *masked; /* ids with mask tokens, if the model predicts these; else NULL */
     struct qt_comm *comm;
     size_t seqlen, windows;
     size_t first, end; /* windows of this rank */
@@ -48,7 +50,8 @@ struct eval {
     struct qt_runtime *fused; /* runs side 0; NULL: the backend does */
     uint32_t *targets;        /* [LOGIT_POSITIONS] */
     struct qt_score *scores;  /* [LOGIT_POSITIONS] */
-    double *kld;              /* [windows * seqlen] with a reference */
+    size_t compared;          /* positions of a window that are compared with the reference */
+    double *kld;              /* [windows * compared] with a reference */
     struct window_sums *sums; /* [windows] */
     float *first_logits;      /* [seqlen][vocab] of the first window, if they are kept */
     bool not_finite;          /* a logit is NaN or infinity */
@@ -72,6 +75,13 @@ static int open_models(struct eval *ev, struct qt_err *err)
             return rc;
         s->info = *qt_model_info(s->model);
     }
+    for (size_t i = 0; i < ev->nsides; i++)
+        if (ev->side[i].info.predicts == QT_PREDICTS_NOTHING)
+            return qt_fail(err, QT_E_UNSUPPORTED, ev->side[i].weights->dir, NULL,
+                           "an encoder without the head that predicts masked tokens");
+    if (ev->nsides == 2 && ev->side[0].info.predicts != ev->side[1].info.predicts)
+        return qt_fail(err, QT_E_INPUT, ev->side[1].weights->dir, NULL,
+                       "the model and the reference do not predict the same tokens");
     if (ev->nsides == 2 && ev->side[0].info.vocab != ev->side[1].info.vocab)
         return qt_fail(
             err, QT_E_INPUT, ev->side[1].weights->dir, NULL,
@@ -107,8 +117,11 @@ static int choose_seqlen(struct eval *ev, size_t seqlen, struct qt_err *err)
                 s->info.max_positions);
         ev->seqlen = qt_min_size(ev->seqlen, s->info.max_positions);
     }
-    if (ev->seqlen < 2)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "a window needs at least 2 tokens");
+    const bool masked = ev->side[0].info.predicts == QT_PREDICTS_MASKED;
+    const size_t least = masked ? MASK_STEP : 2;
+    if (ev->seqlen < least)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "a window needs at least %zu tokens", least);
+    ev->compared = masked ? ev->seqlen / MASK_STEP : ev->seqlen;
     ev->group = ev->seqlen < GROUP_TOKENS ? GROUP_TOKENS / ev->seqlen : 1;
     return QT_OK;
 }
@@ -129,6 +142,25 @@ static int choose_windows(struct eval *ev, size_t count, size_t limit, struct qt
                 "token %zu of the data has id %u, but the model's vocabulary has %zu tokens", i,
                 ev->ids[i], vocab);
     return QT_OK;
+}
+
+/* Masks tokens: see qt_eval. */
+static int mask_tokens(struct eval *ev, struct qt_err *err)
+{
+    const size_t count = ev->windows * ev->seqlen;
+    struct qt_tokenizer *tok = NULL;
+    uint32_t mask;
+    int rc = QT_OK;
+    if (ev->side[0].info.predicts != QT_PREDICTS_MASKED)
+        return QT_OK;
+    QT_TRY(qt_tokenizer_open(&tok, ev->side[0].weights->dir, err));
+    QT_TRY(qt_tokenizer_mask(&mask, tok, err));
+    QT_TRY(qt_array_new(&ev->masked, count, sizeof *ev->masked, err));
+    for (size_t i = 0; i < count; i++)
+        ev->masked[i] = i % ev->seqlen % MASK_STEP == MASK_STEP - 1 ? mask : ev->ids[i];
+done:
+    qt_tokenizer_close(tok);
+    return rc;
 }
 
 static void choose_batch(struct eval *ev, size_t batch_bytes)
@@ -178,7 +210,7 @@ static int new_buffers(struct eval *ev, bool logits, struct qt_err *err)
     QT_TRY(qt_array_new(&ev->scores, LOGIT_POSITIONS, sizeof *ev->scores, err));
     QT_TRY(qt_array_new(&ev->sums, ev->windows, sizeof *ev->sums, err));
     if (ev->nsides == 2)
-        QT_TRY(qt_array_new(&ev->kld, ev->windows * ev->seqlen, sizeof *ev->kld, err));
+        QT_TRY(qt_array_new(&ev->kld, ev->windows * ev->compared, sizeof *ev->kld, err));
     if (logits)
         QT_TRY(qt_array_new(&ev->first_logits, ev->seqlen,
                             ev->side[0].info.vocab * sizeof *ev->first_logits, err));
@@ -198,6 +230,7 @@ static void eval_close(struct eval *ev)
         qt_model_close(s->model);
     }
     qt_runtime_close(ev->fused);
+    qt_free(ev->masked);
     qt_free(ev->targets);
     qt_free(ev->scores);
     qt_free(ev->sums);
@@ -228,7 +261,8 @@ done:
 static int run_layers(struct eval *ev, struct side *s, size_t first, size_t windows,
                       struct qt_err *err)
 {
-    int rc = qt_embed_tokens(s->embed_head, s->hidden, ev->ids + first * ev->seqlen,
+    const uint32_t *ids = ev->masked ? ev->masked : ev->ids;
+    int rc = qt_embed_tokens(s->embed_head, s->hidden, ids + first * ev->seqlen,
                              windows * ev->seqlen, ev->seqlen, err);
     for (size_t layer = 0; rc == QT_OK && layer < s->info.layers; layer++) {
         qt_log_layer(ev->log, layer, s->info.layers, (double)ev->windows * (double)ev->seqlen);
@@ -244,6 +278,8 @@ static int add_scores(struct eval *ev, size_t window, size_t pos, size_t m, stru
     bool ref = ev->nsides == 2;
     for (size_t i = 0; i < m; i++) {
         const struct qt_score *s = &ev->scores[i];
+        if (ev->masked && (pos + i) % MASK_STEP != MASK_STEP - 1)
+            continue;
         size_t token = window * ev->seqlen + pos + i;
         const bool finite = isfinite(s->nll), ref_finite = !ref || isfinite(s->ref_nll);
         ev->not_finite = !finite || !ref_finite || (ref && !isfinite(s->kld));
@@ -251,11 +287,11 @@ static int add_scores(struct eval *ev, size_t window, size_t pos, size_t m, stru
             return qt_fail(err, QT_E_INPUT, ev->side[finite && !ref_finite].weights->dir, NULL,
                            "the logits are not finite at token %zu of the data", token);
         if (ref) {
-            ev->kld[token] = s->kld;
+            ev->kld[window * ev->compared + (pos + i) / (ev->masked ? MASK_STEP : 1)] = s->kld;
             sums->kld += s->kld;
             sums->same_top += s->same_top;
         }
-        if (pos + i + 1 == ev->seqlen)
+        if (!ev->masked && pos + i + 1 == ev->seqlen)
             continue; /* the last position has no target: see score_chunk */
         sums->nll += s->nll;
         if (ref) {
@@ -280,7 +316,7 @@ static int keep_logits(struct eval *ev, size_t pos, size_t m, struct qt_err *err
 }
 
 /* Computes logits (of side 0 only if it is not fused) and scores of positions [pos, pos + m) of a
- * window whose hidden states start at row `row`. The target of a position is the next token. The last position of a window has no
+ * window whose hidden states start at row `row`. The target of a position is the next token, or the masked one. The last position of a window has no
  * target: it is compared with the reference like the others, but gets a placeholder target, and
  * add_scores skips the scores that depend on the target. */
 static int score_chunk(struct eval *ev, size_t window, size_t row, size_t pos, size_t m,
@@ -289,7 +325,7 @@ static int score_chunk(struct eval *ev, size_t window, size_t row, size_t pos, s
     const uint32_t *ids = ev->ids + window * ev->seqlen;
     int rc;
     for (size_t i = 0; i < m; i++)
-        ev->targets[i] = ids[pos + i + 1 < ev->seqlen ? pos + i + 1 : 0];
+        ev->targets[i] = ids[ev->masked ? pos + i : pos + i + 1 < ev->seqlen ? pos + i + 1 : 0];
     for (size_t i = 0; i < ev->nsides; i++) {
         struct side *s = &ev->side[i];
         if (!is_fused(ev, s))
@@ -379,10 +415,10 @@ static int gather(struct eval *ev, int rc, struct qt_err *err)
         qt_comm_collect(ev->comm, &all, sizes, ev->sums + ev->first, own * sizeof *ev->sums, err));
     memcpy(ev->sums, all, ev->windows * sizeof *ev->sums);
     if (ev->nsides == 2) {
-        const size_t bytes = ev->seqlen * sizeof *ev->kld;
+        const size_t bytes = ev->compared * sizeof *ev->kld;
         qt_free(all);
-        QT_TRY(qt_comm_collect(ev->comm, &all, sizes, ev->kld + ev->first * ev->seqlen, own * bytes,
-                               err));
+        QT_TRY(qt_comm_collect(ev->comm, &all, sizes, ev->kld + ev->first * ev->compared,
+                               own * bytes, err));
         memcpy(ev->kld, all, ev->windows * bytes);
     }
 done:
@@ -446,8 +482,9 @@ static double standard_error(const struct eval *ev, double (*value)(const struct
 /* Errors of exponentials are those of the exponents, times the value (the delta method). */
 static void fill_report(struct qt_eval_report *out, struct eval *ev)
 {
-    const double each = (double)(ev->seqlen - 1), scored = (double)ev->windows * each;
-    size_t positions = ev->windows * ev->seqlen;
+    const size_t targets = ev->masked ? ev->compared : ev->seqlen - 1;
+    const double each = (double)targets, scored = (double)ev->windows * each;
+    size_t positions = ev->windows * ev->compared;
     struct window_sums all = {0};
     for (size_t i = 0; i < ev->windows; i++) {
         all.nll += ev->sums[i].nll;
@@ -460,7 +497,8 @@ static void fill_report(struct qt_eval_report *out, struct eval *ev)
         .seqlen = ev->seqlen,
         .vocab = ev->side[0].info.vocab,
         .logits = ev->first_logits,
-        .scored_tokens = ev->windows * (ev->seqlen - 1),
+        .masked = ev->masked != NULL,
+        .scored_tokens = ev->windows * targets,
         .nll = all.nll / scored,
         .ppl = exp(all.nll / scored),
         .has_ref = ev->nsides == 2,
@@ -478,7 +516,7 @@ static void fill_report(struct qt_eval_report *out, struct eval *ev)
     out->ppl_ratio = exp(out->nll - out->ref_nll);
     out->ppl_ratio_se = out->ppl_ratio * standard_error(ev, window_increase, each);
     out->kld_mean = sum / (double)positions;
-    out->kld_se = standard_error(ev, window_kld, (double)ev->seqlen);
+    out->kld_se = standard_error(ev, window_kld, (double)ev->compared);
     out->kld_median = quantile(ev->kld, positions, 0.5);
     out->kld_p999 = quantile(ev->kld, positions, 0.999);
     for (size_t i = 0; i < QT_KLD_QUANTILES; i++)
@@ -500,6 +538,7 @@ int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct
     QT_TRY(open_models(&ev, err));
     QT_TRY(choose_seqlen(&ev, opt->seqlen, err));
     QT_TRY(choose_windows(&ev, count, opt->windows, err));
+    QT_TRY(mask_tokens(&ev, err));
     choose_share(&ev);
     choose_batch(&ev, opt->batch_bytes);
     QT_TRY(open_fused(&ev, opt, err));
