@@ -145,7 +145,9 @@ char config_block(const struct source *src, size_t i)
     const char *type = json_string_value(json_array_get(types, i));
     if (!config_given(src->json, "layer_types")) {
         const char *pattern = json_string_value(json_object_get(src->json, pattern_key));
-        return !pattern ? 'M' : strchr("M*-E", pattern[i]) ? pattern[i] : 0;
+        if (!pattern)
+            return 'M';
+        return i < strlen(pattern) && strchr("M*-E", pattern[i]) ? pattern[i] : 0;
     }
     for (size_t b = 0; type && b < sizeof blocks / sizeof *blocks; b++)
         if (strcmp(blocks[b].type, type) == 0)
@@ -186,6 +188,8 @@ int config_read_ssm(struct config *cfg, const struct source *src, struct qt_err 
         read_types(cfg, src);
     for (size_t i = 0; rule == SSM_BLOCKS && i < cfg->info.layers; i++) {
         const char block = config_block(src, i);
+        if (block != 'M' && !cfg->arch->experts) /* Mamba-2 alone */
+            QT_TRY(config_unsupported(src, "layer_types", "a layer without a state space", err));
         cfg->mixers[i] = block == 'M' ? MIXER_SSM : block == '*' ? MIXER_ATTENTION : MIXER_NONE;
     }
 done:
