@@ -61,15 +61,17 @@ json_t *qt_run_sections_json(const struct qt_packed *p)
     return sections;
 }
 
+/* Takes ownership of hessian and distribution, also on failure. */
 static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
-                          const struct qt_error *error, json_t *hessian, uint32_t source_crc)
+                          const struct qt_error *error, json_t *hessian, json_t *distribution,
+                          uint32_t source_crc)
 {
-    json_t *entry =
-        json_pack("{s:s, s:s, s:o, s:i, s:f, s:s, s:o, s:o, s:o, s:o}", "scheme", p->spec.text,
-                  "layout", p->layout, "shape", shape_json(t->shape, 2), "scale_exp2",
-                  p->scale_exp2, "bpw", qt_packed_bpw(p), "source_dtype", qt_dtype_name(t->dtype),
-                  "source_crc32", qt_crc_json(source_crc), "sections", qt_run_sections_json(p),
-                  "error", qt_run_error_json(error), "hessian", hessian);
+    json_t *entry = json_pack(
+        "{s:s, s:s, s:o, s:i, s:f, s:s, s:o, s:o, s:o, s:o, s:o}", "scheme", p->spec.text, "layout",
+        p->layout, "shape", shape_json(t->shape, 2), "scale_exp2", p->scale_exp2, "bpw",
+        qt_packed_bpw(p), "source_dtype", qt_dtype_name(t->dtype), "source_crc32",
+        qt_crc_json(source_crc), "sections", qt_run_sections_json(p), "error",
+        qt_run_error_json(error), "hessian", hessian, QT_RUN_DISTRIBUTION, distribution);
     int failed = 0;
     if (entry && t->encoding)
         failed |= json_object_set_new(entry, "source_encoding", json_string(t->encoding));
@@ -186,14 +188,17 @@ static int finish_quantized(void *ctx, struct qt_err *err)
     struct finishing *f = ctx;
     struct qt_run *run = f->run;
     const double start = qt_clock();
+    json_t *distribution;
     int rc;
     QT_TRY(qt_packed_complete(&f->packed, &f->w, f->measured ? NULL : &f->error, err));
     for (size_t s = 0; s < f->packed.nsections; s++)
         QT_TRY(qt_writer_put(run->writer, run->first[f->i] + s, f->packed.section[s].data,
                              f->packed.section[s].bytes, 0, err));
+    QT_TRY(qt_run_distribution(&distribution, &f->w, err));
     QT_TRY(commit_item(run, f->i,
                        entry_json(run->plan.items[f->i].tensor, &f->packed, &f->error,
-                                  json_incref(f->hessian), qt_crc32(0, f->blob.data, f->blob.size)),
+                                  json_incref(f->hessian), distribution,
+                                  qt_crc32(0, f->blob.data, f->blob.size)),
                        err));
     run->seconds[f->i] += qt_clock() - start;
 done:

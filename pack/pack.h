@@ -14,7 +14,7 @@
  *     sequential.c       hidden states of the calibration windows on their way through the decoder
  *     side_files.c       config.json, tokenizer.json, ...: copied, compared
  *     resume.c           checks whether the output of an earlier run can be used
- *     report.c           qtool-report.json
+ *     report.c           qtool-report.json; distribution.c: histograms of weights for it
  *     weights.c          a container as a source of weights for a forward pass
  *
  *     schemes/           the table of schemes, and one file for each scheme: fpx, lut, int, w4ax;

@@ -81,6 +81,15 @@ int qt_run_replace_item(struct qt_run *run, size_t i, json_t *entry, struct qt_e
 json_t *qt_run_sections_json(const struct qt_packed *p);
 json_t *qt_run_error_json(const struct qt_error *e);
 
+/* ---- distribution.c ------------------------------------------------------------------------- */
+
+/* A member of entries in the journal and in the report, but not in the manifest. */
+#define QT_RUN_DISTRIBUTION "distribution"
+/* The distribution of the finite weights of a matrix: {"rms", "absmax", "first_bin", "histogram":
+ * number of weights per bin of QT_HIST_BINS, from first_bin on, "channels": [input channel, absmax,
+ * rms] of those with the largest weights}. The same for any number of threads. *out is owned. */
+int qt_run_distribution(json_t **out, const struct qt_matrix *w, struct qt_err *err);
+
 /* Index of a tensor's plan item. QT_E_INTERNAL if there is none. */
 int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err);
 /* A finished matrix with sections that are allocated but empty. The caller frees *out, also on

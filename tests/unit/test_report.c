@@ -8,6 +8,7 @@
 
 #include "verify/verify.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -302,6 +303,182 @@ static void test_wrong_types(void **state)
     json_decref(sections);
 }
 
+/* ---- weights -------------------------------------------------------------------------------- */
+
+enum { ROWS = 40, CHANNELS = 300, PLANTED = 277 };
+
+/* A checkpoint of one matrix, in which one channel stands out. */
+static const char *write_matrix(float w[ROWS][CHANNELS])
+{
+    static struct {
+        uint64_t size;
+        char header[120];
+        float w[ROWS][CHANNELS];
+    } st;
+    for (size_t r = 0; r < ROWS; r++)
+        for (size_t j = 0; j < CHANNELS; j++)
+            w[r][j] = (float)((int)(r * 7919 + j * 104729) % 2003 - 1001) / (float)(r + 900);
+    w[17][PLANTED] = -40;
+    w[3][0] = 0;
+    st.size = sizeof st.header;
+    memset(st.header, ' ', sizeof st.header);
+    const int n = snprintf(st.header, sizeof st.header,
+                           "{\"model.layers.0.mlp.up_proj.weight\": {\"dtype\": \"F32\", "
+                           "\"shape\": [%d, %d], \"data_offsets\": [0, %zu]}}",
+                           ROWS, CHANNELS, sizeof st.w);
+    st.header[n] = ' ';
+    memcpy(st.w, w, sizeof st.w);
+    static char path[128];
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    assert_int_equal(qt_file_write(path, &st, sizeof st, NULL), QT_OK);
+    return path;
+}
+
+static void keep_distribution(void *ctx, json_t *tensor)
+{
+    json_t **out = ctx;
+    *out = json_deep_copy(json_object_get(tensor, "distribution"));
+}
+
+/* The distribution that quantizing records, with some number of threads. */
+static json_t *record(const char *out, const char *source, int threads)
+{
+    json_t *d = NULL;
+    const struct qt_quantize_options opt = {.plan = {.scheme = "nf4"},
+                                            .out_dir = out,
+                                            .force = true,
+                                            .tensor = keep_distribution,
+                                            .tensor_ctx = &d};
+    struct qt_quantize_report report;
+    struct qt_err err = {0};
+    struct qt_ckpt *ckpt;
+    qt_threads_set(threads);
+    assert_int_equal(qt_ckpt_open(&ckpt, source, &err), QT_OK);
+    if (qt_quantize(&report, ckpt, &opt, &err) < 0)
+        fail_msg("%s: %s", err.file, err.reason);
+    json_decref(report.document);
+    qt_ckpt_close(ckpt);
+    assert_non_null(d);
+    return d;
+}
+
+static double number(const json_t *o, const char *key)
+{
+    assert_true(json_is_number(json_object_get(o, key)));
+    return json_number_value(json_object_get(o, key));
+}
+
+/* Of all weights, by the plainest means. */
+static void check_distribution(const json_t *d, float w[ROWS][CHANNELS])
+{
+    const json_t *bins = json_object_get(d, "histogram"),
+                 *channels = json_object_get(d, "channels");
+    const json_int_t first = json_integer_value(json_object_get(d, "first_bin"));
+    double sum2 = 0, total = 0, previous = 40;
+    size_t i;
+    const json_t *bin;
+    for (size_t r = 0; r < ROWS; r++)
+        for (size_t j = 0; j < CHANNELS; j++)
+            sum2 += (double)w[r][j] * (double)w[r][j];
+    json_array_foreach (bins, i, bin) {
+        const double b = (double)(first + (json_int_t)i);
+        const double from = b > 0 ? exp2((b - 33) / 2) : 0, to = exp2((b - 32) / 2);
+        size_t count = 0;
+        for (size_t r = 0; r < ROWS; r++)
+            for (size_t j = 0; j < CHANNELS; j++)
+                count += fabsf(w[r][j]) >= (float)from && fabsf(w[r][j]) < (float)to;
+        assert_int_equal(json_integer_value(bin), count);
+        total += (double)count;
+    }
+    assert_true(total == ROWS * CHANNELS);
+    assert_true(first == 0); /* the weight that is 0 */
+    assert_float_equal(number(d, "rms"), sqrt(sum2 / (ROWS * CHANNELS)), 1e-7);
+    assert_true(number(d, "absmax") == 40);
+    assert_int_equal(json_array_size(channels), 4);
+    for (i = 0; i < 4; i++) {
+        const json_t *c = json_array_get(channels, i);
+        const size_t j = (size_t)json_integer_value(json_array_get(c, 0));
+        double channel2 = 0, absmax = 0;
+        for (size_t r = 0; r < ROWS; r++) {
+            channel2 += (double)w[r][j] * (double)w[r][j];
+            absmax = fmax(absmax, fabs((double)w[r][j]));
+        }
+        assert_true(i > 0 || j == PLANTED);
+        assert_float_equal(json_number_value(json_array_get(c, 1)), absmax, 1e-7);
+        assert_true(absmax <= previous);
+        assert_float_equal(json_number_value(json_array_get(c, 2)), sqrt(channel2 / ROWS), 1e-7);
+        previous = absmax;
+    }
+}
+
+static void test_weights(void **state)
+{
+    static float w[ROWS][CHANNELS];
+    const char *source = write_matrix(w);
+    char one[128], two[128], manifest[160];
+    json_t *sections, *a, *b, *doc;
+    (void)state;
+    snprintf(one, sizeof one, "%s/one", dir);
+    snprintf(two, sizeof two, "%s/two", dir);
+    a = record(one, source, 1);
+    b = record(two, source, 3);
+    check_distribution(a, w);
+    assert_true(json_equal(a, b));
+    snprintf(manifest, sizeof manifest, "%s/qtool.json", one);
+    assert_int_equal(qt_json_load(&doc, manifest, 1 << 20, NULL), QT_OK);
+    const json_t *entry =
+        json_object_get(json_object_get(doc, "tensors"), "model.layers.0.mlp.up_proj.weight");
+    assert_non_null(entry);
+    assert_null(json_object_get(entry, "distribution"));
+    json_decref(doc);
+    const char *const paths[] = {one};
+    char *text = page(&sections, paths, 1);
+    doc = data_of(text);
+    assert_true(has_section(sections, "weights"));
+    /* Histogram, heat map, channels. */
+    const json_t *rows = json_object_get(find_table(doc, "weights", 2), "rows");
+    assert_int_equal(json_array_size(rows), 4);
+    assert_true(json_real_value(json_array_get(json_array_get(rows, 0), 1)) == PLANTED);
+    json_decref(a);
+    json_decref(b);
+    json_decref(doc);
+    json_decref(sections);
+    qt_free(text);
+    assert_int_equal(qt_dir_remove(one, NULL), QT_OK);
+    assert_int_equal(qt_dir_remove(two, NULL), QT_OK);
+}
+
+/* A report file in which other types stand than expected. */
+static void test_wrong_distribution(void **state)
+{
+    static const char *const wrong[] = {
+        "7", "{}", "{\"rms\": 0, \"absmax\": 1, \"histogram\": 3, \"channels\": {}}",
+        "{\"rms\": 1, \"absmax\": \"x\", \"first_bin\": -3, \"histogram\": [1, -1, \"x\", 1, 2],"
+        "\"channels\": [1, {}, [], [\"</script>\", 1e300, -1], [1e300, 1e300]]}",
+        "{\"rms\": 1e-300, \"absmax\": 1e300, \"first_bin\": 62.5, \"histogram\": [1, 1, 1, 1]}"};
+    static float w[ROWS][CHANNELS];
+    char out[128], path[160];
+    (void)state;
+    snprintf(out, sizeof out, "%s/wrong", dir);
+    json_decref(record(out, write_matrix(w), 1));
+    snprintf(path, sizeof path, "%s/qtool-report.json", out);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        char text[1024];
+        const int n = snprintf(text, sizeof text,
+                               "{\"tensors\": [{\"name\": \"model.layers.0.mlp.up_proj.weight\", "
+                               "\"distribution\": %s}]}",
+                               wrong[i]);
+        assert_int_equal(qt_file_write(path, text, (size_t)n, NULL), QT_OK);
+        const char *const paths[] = {out};
+        json_t *sections;
+        char *html = page(&sections, paths, 1);
+        assert_int_equal(count(html, "</script"), 2);
+        json_decref(sections);
+        qt_free(html);
+    }
+    assert_int_equal(qt_dir_remove(out, NULL), QT_OK);
+}
+
 static void test_out_of_memory(void **state)
 {
     const char *const paths[] = {file("evil.json", verify_evil), file("bench.json", bench),
@@ -344,6 +521,7 @@ int main(void)
         cmocka_unit_test(test_escaped),     cmocka_unit_test(test_hidden),
         cmocka_unit_test(test_same_bytes),  cmocka_unit_test(test_refused),
         cmocka_unit_test(test_wrong_types), cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_weights),     cmocka_unit_test(test_wrong_distribution),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -122,6 +122,7 @@ void cell_add(struct cell_sum *sum, const struct tensor_figures *t)
     /* With an error of 0 the ratio is not stored, and the energy is not known. */
     sum->weight2 += error2 > 0 ? error2 * pow(10, t->sqnr_db / 10) : error2;
     sum->ms += t->ms;
+    sum->outlier = fmax(sum->outlier, t->outlier);
 }
 
 double cell_sqnr(const struct cell_sum *sum)
@@ -129,24 +130,30 @@ double cell_sqnr(const struct cell_sum *sum)
     return sum->weights > 0 ? 10 * log10(sum->weight2 / sum->error2) : NAN;
 }
 
-/* The distinct kinds, in the order of their first tensors: kinds[*n] point into the tensors;
- * index[i] is the number of the kind of tensor i. */
-static int find_kinds(const char **kinds, size_t *n, size_t *index,
-                      const struct tensor_figures *tensors, size_t count, struct qt_err *err)
+int kinds_of_tensors(const char ***kinds, size_t *n, size_t **index,
+                     const struct tensor_figures *tensors, size_t count, struct qt_err *err)
 {
     json_t *numbers = json_object();
     bool failed = !numbers;
+    int rc;
     *n = 0;
+    *kinds = NULL;
+    *index = NULL;
+    QT_TRY(qt_array_new(kinds, count, sizeof **kinds, err));
+    QT_TRY(qt_array_new(index, count, sizeof **index, err));
     for (size_t i = 0; i < count && !failed; i++) {
         const json_t *known = json_object_get(numbers, tensors[i].kind);
-        index[i] = known ? (size_t)json_integer_value(known) : *n;
+        (*index)[i] = known ? (size_t)json_integer_value(known) : *n;
         if (known)
             continue;
         failed = json_object_set_new(numbers, tensors[i].kind, json_integer((json_int_t)*n)) < 0;
-        kinds[(*n)++] = tensors[i].kind;
+        (*kinds)[(*n)++] = tensors[i].kind;
     }
+    if (failed)
+        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+done:
     json_decref(numbers);
-    return failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory") : QT_OK;
+    return rc;
 }
 
 static int compare_sizes(const void *a, const void *b)
@@ -190,9 +197,7 @@ int heat_of_tensors(struct heat *h, const struct tensor_figures *tensors, size_t
     int rc;
     h->row = h->column = NULL;
     h->value = NULL;
-    QT_TRY(qt_array_new(&index, n, sizeof *index, err));
-    QT_TRY(qt_array_new(&kinds, n, sizeof *kinds, err));
-    QT_TRY(find_kinds(kinds, &nkinds, index, tensors, n, err));
+    QT_TRY(kinds_of_tensors(&kinds, &nkinds, &index, tensors, n, err));
     QT_TRY(find_layers(&layers, &nlayers, tensors, n, err));
     if (nlayers > MAX_CELLS / (nkinds + 1)) /* names that are not those of a model */
         nlayers = nkinds = 0;

@@ -8,6 +8,11 @@
 
 enum { MAX_DOCUMENT = 256 << 20 };
 
+double bin_from(size_t bin)
+{
+    return bin ? exp2(((double)bin - 33) / 2) : 0;
+}
+
 double member(const json_t *object, const char *key)
 {
     const json_t *value = json_object_get(object, key);
@@ -146,18 +151,17 @@ static void set_errors(struct tensor_figures *t, const json_t *error)
     t->sqnr_db = member(error, "sqnr_db");
 }
 
-/* The milliseconds of each tensor in qtool-report.json, by name. */
-static json_t *tensor_times(const json_t *run)
+/* The tensors of qtool-report.json by name. */
+static json_t *run_tensors(const json_t *run)
 {
-    json_t *out = json_object();
-    const json_t *list = json_object_get(run, "tensors"), *t;
+    json_t *out = json_object(), *t;
+    const json_t *list = json_object_get(run, "tensors");
     bool failed = !out;
     size_t i;
     json_array_foreach (list, i, t) {
         const char *name = member_text(t, "name");
-        json_t *ms = json_object_get(t, "ms");
-        if (name && json_is_number(ms))
-            failed |= json_object_set(out, name, ms) < 0;
+        if (name)
+            failed |= json_object_set(out, name, t) < 0;
     }
     if (!failed)
         return out;
@@ -168,9 +172,9 @@ static json_t *tensor_times(const json_t *run)
 static int container_tensors(struct subject *s, struct qt_err *err)
 {
     const size_t count = qt_container_count(s->container);
-    json_t *times = tensor_times(s->run);
+    json_t *records = run_tensors(s->run);
     double weights = 0, bits = 0;
-    int rc = times ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    int rc = records ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     QT_TRY(rc);
     QT_TRY(qt_array_new(&s->tensors, count, sizeof *s->tensors, err));
     for (size_t i = 0; i < count; i++) {
@@ -186,7 +190,10 @@ static int container_tensors(struct subject *s, struct qt_err *err)
         qt_spec_short(t->scheme, e->spec);
         t->weights = (double)e->n * (double)e->k;
         t->bpw = 8 * bytes / t->weights;
-        t->ms = member(times, e->name);
+        const json_t *record = json_object_get(records, e->name);
+        t->ms = member(record, "ms");
+        t->distribution = json_object_get(record, "distribution");
+        t->outlier = member(t->distribution, "absmax") / member(t->distribution, "rms");
         QT_TRY(qt_entry_json(&entry, e, err));
         const json_t *hessian = json_object_get(entry, "hessian");
         t->compensated = member(hessian, "error_after") / member(hessian, "error_before");
@@ -197,7 +204,7 @@ static int container_tensors(struct subject *s, struct qt_err *err)
     }
     s->bpw = weights > 0 ? bits / weights : NAN;
 done:
-    json_decref(times);
+    json_decref(records);
     return rc;
 }
 
@@ -223,7 +230,7 @@ static int document_tensors(struct subject *s, const json_t *doc, struct qt_err 
         t->weights = json_number_value(json_array_get(shape, 0)) *
                      json_number_value(json_array_get(shape, 1));
         t->bpw = member(v, "bpw");
-        t->ms = t->compensated = NAN;
+        t->ms = t->compensated = t->outlier = NAN;
         set_errors(t, v);
     }
 done:

@@ -81,8 +81,8 @@ struct section {
     int (*write)(struct page *p, const struct qt_report *r, struct qt_err *err);
 };
 extern const struct section section_choice, section_compare, section_quantiles, section_errors,
-    section_bits, section_activations, section_learning, section_gates, section_time, section_speed,
-    section_inputs;
+    section_bits, section_weights, section_activations, section_learning, section_gates,
+    section_time, section_speed, section_inputs;
 
 /* ---- report.c ------------------------------------------------------------------------------- */
 
@@ -93,8 +93,10 @@ struct tensor_figures {
     char *kind;                /* "mlp.down_proj" */
     size_t layer;              /* SIZE_MAX: none */
     double weights, bpw, sqnr_db, mse, cosine, max_abs;
-    double compensated; /* error under the Hessian after GPTQ, divided by that before */
-    double ms;          /* that quantizing took */
+    double compensated;         /* error under the Hessian after GPTQ, divided by that before */
+    double ms;                  /* that quantizing took */
+    double outlier;             /* the largest weight, divided by the RMS */
+    const json_t *distribution; /* of the source's weights (qtool-report.json); NULL: none */
 };
 
 /* A container, or a model of which only saved documents are known. */
@@ -125,6 +127,8 @@ struct qt_report {
     size_t subjects_capacity, documents_capacity, qcals_capacity;
 };
 
+/* The lower edge of a bin of QT_HIST_BINS. */
+double bin_from(size_t bin);
 /* A member of a document as a number; NaN if it is none. */
 double member(const json_t *object, const char *key);
 /* A member as text; NULL if it is none. */
@@ -194,11 +198,17 @@ void heat_free(struct heat *h);
 /* Writes the table; nothing if it has no value. */
 void page_heat(struct page *p, const struct heat *h);
 
+/* The distinct kinds, in the order of their first tensors: (*kinds)[*n] point into the tensors;
+ * (*index)[i] is the number of the kind of tensor i. The caller frees both arrays, also on
+ * failure. */
+int kinds_of_tensors(const char ***kinds, size_t *n, size_t **index,
+                     const struct tensor_figures *tensors, size_t count, struct qt_err *err);
 /* Fills h from figures of tensors: a row per decoder layer, a column per kind. Where several
  * tensors meet (experts), the value is that of combine(sum), sum being the sums of what
  * cell_add adds. */
 struct cell_sum {
     double weights, bits, error2, weight2, ms;
+    double outlier; /* the largest */
 };
 int heat_of_tensors(struct heat *h, const struct tensor_figures *tensors, size_t n,
                     double (*combine)(const struct cell_sum *sum), struct qt_err *err);

@@ -76,8 +76,9 @@ static json_t *table_json(const struct table *t)
     json_t *columns = json_array();
     bool failed = false;
     for (size_t k = 0; k < t->ncolumns; k++)
-        failed |= json_array_append_new(columns, json_pack("{s:s, s:s}", "key", t->columns[k].key,
-                                                           "title", t->columns[k].title)) < 0;
+        failed |= json_array_append_new(columns,
+                                        json_pack("{s:s, s:o}", "key", t->columns[k].key, "title",
+                                                  qt_json_name(t->columns[k].title))) < 0;
     json_t *out = json_pack("{s:o, s:o, s:O}", "caption", qt_json_name(t->caption), "columns",
                             columns, "rows", t->rows);
     if (!failed)

@@ -93,12 +93,6 @@ static void gather(struct gathered *g, const struct qt_channels *c, size_t layer
         g->heat.value[layer * QT_INPUTS + input] = absmax / rms;
 }
 
-/* The lower edge of a bin of |x| (docs/format.md). */
-static double bin_from(size_t b)
-{
-    return b ? exp2(((double)b - 33) / 2) : 0;
-}
-
 static void write_histogram(struct page *p, const struct gathered *g)
 {
     struct axis x = axis_new("|x|", true), y = axis_new("share of values (%)", true);

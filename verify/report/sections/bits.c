@@ -31,23 +31,23 @@ struct kind {
 
 static int sum_kinds(struct kind *kinds, size_t *n, const struct subject *s, struct qt_err *err)
 {
-    json_t *numbers = json_object();
-    bool failed = !numbers;
-    *n = 0;
-    for (size_t i = 0; i < s->count && !failed; i++) {
+    const char **names = NULL;
+    size_t *index = NULL;
+    int rc;
+    QT_TRY(kinds_of_tensors(&names, n, &index, s->tensors, s->count, err));
+    for (size_t k = 0; k < *n; k++)
+        kinds[k] = (struct kind){.name = names[k]};
+    for (size_t i = 0; i < s->count; i++) {
         const struct tensor_figures *t = &s->tensors[i];
-        const json_t *known = json_object_get(numbers, t->kind);
-        const size_t at = known ? (size_t)json_integer_value(known) : (*n)++;
-        if (!known) {
-            failed = json_object_set_new(numbers, t->kind, json_integer((json_int_t)at)) < 0;
-            kinds[at] = (struct kind){.name = t->kind};
-        }
-        kinds[at].tensors++;
-        kinds[at].weights += t->weights;
-        kinds[at].bytes += t->weights * t->bpw / 8;
+        struct kind *kind = &kinds[index[i]];
+        kind->tensors++;
+        kind->weights += t->weights;
+        kind->bytes += t->weights * t->bpw / 8;
     }
-    json_decref(numbers);
-    return failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory") : QT_OK;
+done:
+    qt_free(names);
+    qt_free(index);
+    return rc;
 }
 
 enum { MOST_BARS = 24 };
