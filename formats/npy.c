@@ -341,7 +341,9 @@ int qt_npy_write(const char *path, const float *x, size_t rows, size_t columns, 
 {
     enum { HEADER = 128, PREFIX = 10 }; /* data is aligned to 64 bytes */
     char header[HEADER];
-    int fd;
+    char *partial = NULL;
+    bool created = false;
+    int fd = -1, rc;
     memset(header, ' ', HEADER);
     memcpy(header, "\x93NUMPY\x01\x00\x76\x00", PREFIX); /* version 1.0, 118 bytes follow */
     int used =
@@ -349,15 +351,23 @@ int qt_npy_write(const char *path, const float *x, size_t rows, size_t columns, 
                  "{'descr': '<f4', 'fortran_order': False, 'shape': (%zu, %zu), }", rows, columns);
     header[PREFIX + used] = ' ';
     header[HEADER - 1] = '\n';
-    int rc = qt_file_create_new(&fd, path, 0666, err);
-    if (rc < 0)
-        return rc;
-    rc = qt_file_write_at(fd, path, header, HEADER, 0, err);
-    if (rc == QT_OK)
-        rc = qt_file_write_at(fd, path, x, rows * columns * sizeof *x, HEADER, err);
-    int end = qt_file_finish(&fd, path, rc < 0 ? NULL : err);
-    rc = rc < 0 ? rc : end;
-    if (rc < 0)
-        unlink(path);
+    QT_TRY(qt_string_format(&partial, err, "%s.%ld.partial", path, (long)getpid()));
+    QT_TRY(qt_file_create_new(&fd, partial, 0666, err));
+    created = true;
+    QT_TRY(qt_file_write_at(fd, partial, header, HEADER, 0, err));
+    QT_TRY(qt_file_write_at(fd, partial, x, rows * columns * sizeof *x, HEADER, err));
+    QT_TRY(qt_file_finish(&fd, partial, err));
+    if (qt_path_exists(path)) {
+        rc = qt_fail(err, QT_E_USAGE, path, NULL, "exists already");
+        goto done;
+    }
+    QT_TRY(qt_path_rename(partial, path, err));
+    created = false;
+done:
+    if (fd >= 0)
+        close(fd);
+    if (created)
+        unlink(partial);
+    qt_free(partial);
     return rc;
 }

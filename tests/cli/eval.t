@@ -37,6 +37,12 @@ $ qtool eval "$NANO" --data eight.u16 --seqlen 4 -q --logits logits.npy
 >-
 2 logits\.npy: exists already
 
+# A file that cannot be written completely does not exist.
+$ trap '' XFSZ; ulimit -f 4; qtool eval "$NANO" --data eight.u16 --seqlen 4 -q --logits large.npy
+? 6
+2 large\.npy\.[0-9]+\.partial: cannot write: File too large
+$ ls
+>! large
 $ qtool eval "$NANO" --data eight.u16 --seqlen 4 -q --logits nowhere/logits.npy
 ? 6
 2 nowhere/logits\.npy
