@@ -146,6 +146,9 @@ int budget_print(const struct qt_budget *b, struct qt_err *err)
     if (!isnan(b->kld))
         table_row(&t, "predicted\tKL divergence %.4f (nats), of rounding without calibration",
                   b->kld);
+    if (!isnan(b->measured))
+        table_row(&t, "measured\tKL divergence %.4f +- %.4f, of the same rounding", b->measured,
+                  b->measured_se);
     table_row(&t, "options\t--scheme %s", b->scheme);
     for (size_t i = 0; i < b->nrules; i++)
         table_row(&t, "\t--tensor '%s=%s'", b->rules[i].regex, b->rules[i].spec);
@@ -163,5 +166,7 @@ void budget_doc(struct cli *cli, const struct qt_budget *b)
     doc_set(cli, o, "bytes", doc_size(b->bytes));
     doc_set(cli, o, "groups", doc_size(b->groups));
     doc_set(cli, o, "predicted_kld", doc_real(b->kld));
+    doc_set(cli, o, "measured_kld", doc_real(b->measured));
+    doc_set(cli, o, "measured_kld_se", doc_real(b->measured_se));
     doc_set(cli, cli->doc, "target", o);
 }

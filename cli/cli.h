@@ -229,7 +229,8 @@ struct rules {
     size_t count, texts;
 };
 int rules_parse(struct rules *out, const struct opt_list *list, struct qt_err *err);
-/* Puts n rules, whose strings are borrowed, before the others. */
+/* Puts n rules, whose strings are borrowed, before the others, and drops those that leave their
+ * tensors to the choice of schemes for a target. */
 int rules_prepend(struct rules *rules, const struct qt_rule *more, size_t n, struct qt_err *err);
 void rules_free(struct rules *rules);
 

@@ -318,7 +318,8 @@ static const struct opt opts[] = {
      .kind = OPT_LIST,
      .offset = offsetof(struct quantize_options, tensor),
      .metavar = "'REGEX=S'",
-     .help = "scheme of the tensors whose name matches REGEX; the last match decides"},
+     .help = "scheme of the tensors whose name matches REGEX; the last match decides; with a "
+             "target, S may be 'choice': one of --choices, also for embeddings and the head"},
     CALIBRATION_OPTS(struct quantize_options, calibration),
     {.name = "calib",
      .kind = OPT_STRING,

@@ -175,16 +175,18 @@ done:
 int rules_prepend(struct rules *rules, const struct qt_rule *more, size_t n, struct qt_err *err)
 {
     struct qt_rule *all;
+    size_t count = n;
     int rc = qt_array_new(&all, n + rules->count, sizeof *all, err);
     if (rc < 0)
         return rc;
     if (n)
         memcpy(all, more, n * sizeof *all);
-    if (rules->count)
-        memcpy(all + n, rules->rule, rules->count * sizeof *all);
+    for (size_t i = 0; i < rules->count; i++)
+        if (strcmp(rules->rule[i].spec, QT_BUDGET_CHOICE) != 0)
+            all[count++] = rules->rule[i];
     qt_free(rules->rule);
     rules->rule = all;
-    rules->count += n;
+    rules->count = count;
     return QT_OK;
 }
 

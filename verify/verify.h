@@ -431,8 +431,10 @@ struct qt_budget_options {
     size_t nchoices;
     double bpw;     /* bits per quantized weight, with scales, tables and padding; or */
     uint64_t bytes; /* size of all tensors; the other one is 0 */
-    struct qt_plan_options plan; /* rules for tensors that take no part; `scheme` is not used */
-    const uint32_t *ids;         /* [samples * seqlen] windows; NULL: nothing is measured */
+    /* `scheme` is not used. Tensors that rules name take no part, unless their scheme is
+     * QT_BUDGET_CHOICE: then they do, whether linears of decoder layers or not. */
+    struct qt_plan_options plan;
+    const uint32_t *ids; /* [samples * seqlen] windows; NULL: nothing is measured */
     size_t samples, seqlen;
     struct qt_backend *backend; /* for the measurements */
     /* A file with the measurements, read if it exists, written after each of them; NULL: none. */
@@ -441,13 +443,16 @@ struct qt_budget_options {
     bool (*interrupted)(void); /* polled between measurements; may be NULL */
 };
 
+#define QT_BUDGET_CHOICE "choice"
+
 struct qt_budget {
     char *scheme;          /* of most weights; owned, as all text here */
     struct qt_rule *rules; /* for the others */
     size_t nrules, groups;
-    double bpw;     /* of all quantized tensors */
-    uint64_t bytes; /* of all tensors */
-    double kld;     /* predicted; NaN: nothing was measured */
+    double bpw;                   /* of all quantized tensors */
+    uint64_t bytes;               /* of all tensors */
+    double kld;                   /* predicted; NaN: nothing was measured */
+    double measured, measured_se; /* with all chosen schemes, and its standard error; or NaN */
 };
 
 /* The caller frees *out with qt_budget_free. QT_E_USAGE: bad choices, the smallest of them is

@@ -11,6 +11,7 @@ $ qtool plan "$NANO" --target-bpw 3.5 --choices nf3,nf4,fp6 -q | grep -v ^memory
 # Measured. The file of measurements serves other targets; it is the same whatever the threads.
 $ qtool plan "$NANO" --target-bpw 3.4 --choices nf3,nf4,fp6 --data "$NANO/calib.txt" --samples 2 --seqlen 64 --sensitivity s.json
 > ^predicted +KL divergence 0\.[0-9]+ \(nats\), of rounding without calibration$
+> ^measured +KL divergence 0\.[0-9]+ \+- 0\.[0-9]+, of the same rounding$
 $ grep -c '"model.layers' s.json
 > ^12$
 $ cp s.json one.json && sed -i '/down_proj/d; s/\(qkv.*\),$/\1,/' s.json && qtool plan "$NANO" --target-bpw 3.4 --choices nf3,nf4,fp6 --data "$NANO/calib.txt" --samples 2 --seqlen 64 --sensitivity s.json --threads 3 -q >/dev/null && cmp s.json one.json
@@ -31,6 +32,17 @@ $ sed -n 's/^.* --scheme \(.*\)$/--scheme \1/p; s/^.*--tensor/--tensor/p' out >o
 $ test $(sed -n 's/^size.*(\([0-9]*\) bytes).*/\1/p' out) -le 1300000
 $ qtool quantize "$NANO" -o target --target-size 1300kB --choices nf3,nf4,fp6 --tensor 'layers.1.*k_proj=fp8' -q --resume
 > already complete
+
+# The embedding takes part: it is one more group, and always named, as the default leaves it out.
+$ qtool plan "$NANO" --target-size 1MB --choices nf3,nf4,fp6 --tensor 'embed=choice' --data "$NANO/calib.txt" --samples 2 --seqlen 64 --sensitivity e.json -q >out; cat out
+> ^chosen .* 13 groups$
+> --tensor '\^model\\\.embed_tokens\\\.weight\$=(nf3|nf4|fp6)'$
+$ grep -c '"model.embed_tokens.weight": 0\.[0-9]*[1-9]' e.json
+> ^1$
+$ sed -n 's/^.* --scheme \(.*\)$/--scheme \1/p; s/^.*--tensor/--tensor/p' out >options && eval "qtool quantize '$NANO' -o small -q $(tr '\n' ' ' <options)" >made && test $(sed -n 's/^size.*(\([0-9]*\) bytes).*/\1/p' made) -le 1000000
+$ qtool plan "$NANO" --scheme nf4 --tensor 'embed=choice'
+? 2
+2 choice
 
 # Refusals, before any work.
 $ qtool plan "$NANO" --target-bpw 3.0 --choices nf3,nf4

@@ -5,13 +5,16 @@
 
 /* ---- groups --------------------------------------------------------------------------------- */
 
-/* A tensor takes part if every choice quantizes it and no rule names it. */
+/* A tensor takes part if every choice quantizes it and no rule names it but one that leaves it to
+ * the choice: its scheme then differs between the plans. */
 static bool takes_part(const struct budget *b, size_t i)
 {
+    const struct qt_plan_item *first = &b->plan[0].items[i], *second = &b->plan[1].items[i];
     for (size_t c = 0; c < b->opt->nchoices; c++)
-        if (b->plan[c].items[i].copied || b->plan[c].items[i].named)
+        if (b->plan[c].items[i].copied)
             return false;
-    return b->plan[0].items[i].linear;
+    return first->named ? strcmp(first->packed->spec.text, second->packed->spec.text) != 0
+                        : first->linear;
 }
 
 /* Bytes of a tensor that takes no part. The most common choice becomes its scheme if that can
@@ -234,16 +237,24 @@ static void fill(struct qt_budget *out, const struct budget *b, const double *co
 int qt_budget_choose(struct qt_budget *out, const struct qt_ckpt *ckpt,
                      const struct qt_budget_options *opt, struct qt_err *err)
 {
+    struct qt_rule *rules = NULL;
     struct budget *b = NULL;
     double *cost = NULL;
     int rc;
-    *out = (struct qt_budget){0};
+    *out = (struct qt_budget){.measured = NAN, .measured_se = NAN};
     QT_TRY(check_options(opt, err));
     QT_TRY(qt_array_new(&b, 1, sizeof *b, err));
     b->ckpt = ckpt;
     b->opt = opt;
+    QT_TRY(qt_array_new(&rules, opt->plan.nrules, sizeof *rules, err));
     for (size_t c = 0; c < opt->nchoices; c++) {
         struct qt_plan_options plan = opt->plan;
+        for (size_t i = 0; i < plan.nrules; i++) {
+            rules[i] = opt->plan.rules[i];
+            if (strcmp(rules[i].spec, QT_BUDGET_CHOICE) == 0)
+                rules[i].spec = opt->choices[c];
+        }
+        plan.rules = rules;
         plan.scheme = opt->choices[c];
         plan.calibrated = false; /* errors are those of scales that are searched for */
         QT_TRY(qt_plan_new(&b->plan[c], ckpt, &plan, err));
@@ -257,7 +268,10 @@ int qt_budget_choose(struct qt_budget *out, const struct qt_ckpt *ckpt,
     QT_TRY(budget_solve(b, cost, err));
     QT_TRY(budget_rules(out, b, err));
     fill(out, b, cost);
+    if (opt->ids)
+        QT_TRY(budget_measure_all(out, b, err));
 done:
+    qt_free(rules);
     qt_free(cost);
     if (b)
         free_budget(b);

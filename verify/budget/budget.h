@@ -37,5 +37,7 @@ int budget_rules(struct qt_budget *out, const struct budget *b, struct qt_err *e
 int budget_solve(struct budget *b, const double *cost, struct qt_err *err);
 /* Sets group.kld of all groups, from the state file or by measuring (measure.c). */
 int budget_measure(struct budget *b, struct qt_err *err);
+/* Measures the divergence with the chosen schemes of all groups. */
+int budget_measure_all(struct qt_budget *out, const struct budget *b, struct qt_err *err);
 
 #endif

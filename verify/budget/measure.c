@@ -3,12 +3,13 @@
 
 #include <math.h>
 
-/* The source's weights, with those of one group quantized and dequantized. */
+/* The source's weights, with those of one group, or of all, quantized and dequantized. */
 struct changed {
     struct qt_weights source;
     const struct budget *budget;
-    size_t group;
+    size_t group; /* ALL: with the schemes that were chosen */
 };
+#define ALL SIZE_MAX
 
 static bool changed_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
 {
@@ -19,18 +20,22 @@ static bool changed_shape(void *ctx, const char *name, int *ndim, size_t shape[Q
 static int changed_load(void *ctx, const char *name, float *dst, struct qt_err *err)
 {
     const struct changed *c = ctx;
-    const struct qt_plan *plan = &c->budget->plan[c->budget->base];
-    const struct qt_plan_item *item = qt_plan_find(plan, name);
+    const struct budget *b = c->budget;
+    const struct qt_plan_item *item = qt_plan_find(&b->plan[b->base], name);
+    const size_t i = item ? (size_t)(item - b->plan[b->base].items) : 0;
+    const size_t group = item ? b->group_of[i] : SIZE_MAX;
     struct qt_packed packed = {0};
     struct qt_blob blob = {0};
     int rc;
-    if (!item || c->budget->group_of[item - plan->items] != c->group)
+    if (group == SIZE_MAX || (c->group != ALL && c->group != group))
         return c->source.load(c->source.ctx, name, dst, err);
+    if (c->group == ALL)
+        item = &b->plan[b->groups[group].choice].items[i];
     const struct qt_tensor *t = item->tensor;
-    QT_TRY(qt_ckpt_read(&blob, c->budget->ckpt, t, err));
+    QT_TRY(qt_ckpt_read(&blob, b->ckpt, t, err));
     const struct qt_matrix w = {blob.data, t->dtype, t->shape[0], t->shape[1], t->file, t->name};
-    QT_TRY(qt_packed_quantize_on(c->budget->opt->backend, &packed, &item->packed->spec, &w, NULL,
-                                 NULL, err));
+    QT_TRY(
+        qt_packed_quantize_on(b->opt->backend, &packed, &item->packed->spec, &w, NULL, NULL, err));
     QT_TRY(qt_packed_weights(dst, &packed, err));
 done:
     qt_packed_free(&packed);
@@ -38,20 +43,29 @@ done:
     return rc;
 }
 
-static int measure(double *out, const struct budget *b, size_t group, struct qt_err *err)
+static int measure(struct qt_eval_report *report, const struct budget *b, size_t group,
+                   struct qt_err *err)
 {
     const struct qt_budget_options *o = b->opt;
     const struct qt_eval_options eval = {.seqlen = o->seqlen};
     const struct qt_weights source = qt_weights_of_ckpt(b->ckpt);
     struct changed changed = {source, b, group};
     struct qt_weights w = source;
-    struct qt_eval_report report;
     w.ctx = &changed;
     w.shape = changed_shape;
     w.load = changed_load;
-    int rc = qt_eval(&report, &w, &source, o->ids, o->samples * o->seqlen, &eval, o->backend, err);
-    *out = report.kld_mean;
-    return rc;
+    return qt_eval(report, &w, &source, o->ids, o->samples * o->seqlen, &eval, o->backend, err);
+}
+
+int budget_measure_all(struct qt_budget *out, const struct budget *b, struct qt_err *err)
+{
+    struct qt_eval_report report;
+    int rc = measure(&report, b, ALL, err);
+    if (rc < 0)
+        return rc;
+    out->measured = report.kld_mean;
+    out->measured_se = report.kld_se;
+    return QT_OK;
 }
 
 /* ---- the state file ------------------------------------------------------------------------- */
@@ -143,6 +157,7 @@ int budget_measure(struct budget *b, struct qt_err *err)
 {
     const struct qt_budget_options *o = b->opt;
     json_t *head = state_head(b, err);
+    struct qt_eval_report report;
     int rc = head ? QT_OK : (int)QT_E_RESOURCE;
     QT_TRY(rc);
     QT_TRY(load_state(b, head, err));
@@ -152,7 +167,8 @@ int budget_measure(struct budget *b, struct qt_err *err)
             continue;
         if (o->interrupted && o->interrupted())
             QT_TRY(qt_fail(err, QT_E_INTERRUPTED, NULL, NULL, "interrupted"));
-        QT_TRY(measure(&b->groups[g].kld, b, g, err));
+        QT_TRY(measure(&report, b, g, err));
+        b->groups[g].kld = report.kld_mean;
         QT_TRY(save_state(b, head, err));
     }
     qt_log_progress(o->log, "measure", (double)b->ngroups, (double)b->ngroups);

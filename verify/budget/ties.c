@@ -174,14 +174,15 @@ int budget_rules(struct qt_budget *out, const struct budget *b, struct qt_err *e
     int rc;
     QT_TRY(qt_array_new(&done, plan->count, sizeof *done, err));
     for (size_t i = 0; i < plan->count; i++)
-        if (b->group_of[i] != SIZE_MAX)
+        if (b->group_of[i] != SIZE_MAX && !plan->items[i].named)
             weights[b->groups[b->group_of[i]].choice] += (double)plan->items[i].tensor->count;
     for (size_t c = 1; c < b->opt->nchoices; c++)
         if (weights[c] > weights[most])
             most = c;
     QT_TRY(qt_string_copy(&out->scheme, b->opt->choices[most], err));
     for (size_t i = 0; i < plan->count; i++)
-        if (!done[i] && b->group_of[i] != SIZE_MAX && b->groups[b->group_of[i]].choice != most)
+        if (!done[i] && b->group_of[i] != SIZE_MAX &&
+            (plan->items[i].named || b->groups[b->group_of[i]].choice != most))
             QT_TRY(add_rule(out, &capacity, done, b, i, err));
 done:
     qt_free(done);
