@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-enum { QWEIGHT, QZEROS, SCALES, PER_WORD = 8, SYMMETRIC_ZERO = 8 };
+enum { QWEIGHT, QZEROS, SCALES, PER_WORD = 8, SYMMETRIC_ZERO = 8, TILE = 64 };
 static const unsigned order[PER_WORD] = {0, 2, 4, 6, 1, 3, 5, 7};
 
 static enum qt_export_fit fit(const char **why, const struct qt_spec *spec)
@@ -37,18 +37,43 @@ static int describe(struct qt_export_matrix *m, struct qt_err *err)
     return QT_OK;
 }
 
+/* Words of 8 rows and `count` channels. */
+static void pack_words(uint32_t word[TILE], const uint8_t *code, size_t stride, size_t count)
+{
+    memset(word, 0, TILE * sizeof *word);
+    for (unsigned p = 0; p < PER_WORD; p++) {
+        const uint8_t *row = code + order[p] * stride;
+        for (size_t k = 0; k < count; k++)
+            word[k] |= (uint32_t)row[k] << 4 * p;
+    }
+}
+
+/* Tiles of channels: the words of a channel are adjacent, those of a row are not. */
+static void put_codes(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
+{
+    uint32_t word[QT_EXPORT_PANEL / PER_WORD][TILE];
+    const size_t words = m->n / PER_WORD, rows = panel->rows / PER_WORD;
+    uint32_t *dst = (uint32_t *)(void *)m->tensor[QWEIGHT].data + panel->row0 / PER_WORD;
+    for (size_t k0 = 0; k0 < m->k; k0 += TILE) {
+        const size_t count = qt_min_size(TILE, m->k - k0);
+        for (size_t r = 0; r < rows; r++)
+            pack_words(word[r], panel->code + r * PER_WORD * m->k + k0, m->k, count);
+        for (size_t k = 0; k < count; k++)
+            for (size_t r = 0; r < rows; r++)
+                dst[(k0 + k) * words + r] = word[r][k];
+    }
+}
+
 static void convert(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
 {
     const struct qt_code_info *c = &m->codes;
     const size_t words = m->n / PER_WORD;
-    uint32_t *qweight = (uint32_t *)(void *)m->tensor[QWEIGHT].data;
     uint32_t *qzeros = (uint32_t *)(void *)m->tensor[QZEROS].data;
+    put_codes(m, panel);
     for (size_t r = 0; r < panel->rows; r += PER_WORD) {
         const size_t word = (panel->row0 + r) / PER_WORD;
         for (unsigned p = 0; p < PER_WORD; p++) {
             const size_t row = r + order[p];
-            for (size_t k = 0; k < m->k; k++)
-                qweight[k * words + word] |= (uint32_t)panel->code[row * m->k + k] << 4 * p;
             for (size_t g = 0; g < c->groups; g++) {
                 const uint32_t zero =
                     c->asymmetric ? panel->zero[row * c->groups + g] : SYMMETRIC_ZERO;

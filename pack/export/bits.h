@@ -28,6 +28,24 @@ static inline void qt_bits_put(uint32_t *word, size_t stride, size_t i, unsigned
         word[at + stride] |= (uint32_t)value >> (32 - shift);
 }
 
+/* Writes all words of `count` values. */
+static inline void qt_bits_pack(uint32_t *word, const uint8_t *value, size_t count, unsigned bits)
+{
+    uint64_t pending = 0;
+    unsigned filled = 0;
+    for (size_t i = 0; i < count; i++) {
+        pending |= (uint64_t)value[i] << filled;
+        filled += bits;
+        if (filled >= 32) {
+            *word++ = (uint32_t)pending;
+            pending >>= 32;
+            filled -= 32;
+        }
+    }
+    if (filled)
+        *word = (uint32_t)pending;
+}
+
 /* The code of E2M1, sign and index of the magnitude, of an entry of the ascending table of mxfp4. */
 static inline unsigned qt_e2m1(unsigned entry)
 {

@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { WEIGHT, SCALE, ZERO, TYPE_TEXT = 24 };
+enum { WEIGHT, SCALE, ZERO, TYPE_TEXT = 24, PART = 256 };
 
 static bool is_float(const struct qt_spec *spec)
 {
@@ -51,21 +51,26 @@ static int describe(struct qt_export_matrix *m, struct qt_err *err)
     return QT_OK;
 }
 
-/* Codes of up to 7 bits have their sign last in the container. */
-static unsigned code_of(const struct qt_export_matrix *m, unsigned code)
+/* Minifloats of up to 7 bits have their sign last in the container. */
+static void pack_signs_first(uint32_t *word, const uint8_t *code, size_t count, unsigned bits)
 {
-    const unsigned bits = m->codes.bits;
-    return is_float(m->spec) && bits < 8 ? code >> 1 | (code & 1) << (bits - 1) : code;
+    uint8_t part[PART];
+    for (size_t k = 0; k < count; k += PART, word += PART / 32 * bits) {
+        const size_t n = qt_min_size(PART, count - k);
+        for (size_t i = 0; i < n; i++)
+            part[i] = (uint8_t)(code[k + i] >> 1 | (code[k + i] & 1) << (bits - 1));
+        qt_bits_pack(word, part, n, bits);
+    }
 }
 
 static void convert(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
 {
     const struct qt_code_info *c = &m->codes;
     const size_t words = m->tensor[WEIGHT].shape[1];
+    const bool sign_last = is_float(m->spec) && c->bits < 8;
     for (size_t r = 0; r < panel->rows; r++) {
         uint32_t *dst = (uint32_t *)(void *)m->tensor[WEIGHT].data + (panel->row0 + r) * words;
-        for (size_t k = 0; k < m->k; k++)
-            qt_bits_put(dst, 1, k, c->bits, code_of(m, panel->code[r * m->k + k]));
+        (sign_last ? pack_signs_first : qt_bits_pack)(dst, panel->code + r * m->k, m->k, c->bits);
     }
     qt_export_floats(&m->tensor[SCALE], panel->row0 * c->groups, panel->scale,
                      panel->rows * c->groups);

@@ -49,8 +49,7 @@ static void convert(const struct qt_export_matrix *m, const struct qt_export_pan
     const float middle = (float)(1 << (c->bits - 1));
     for (size_t r = 0; r < panel->rows; r++) {
         uint32_t *dst = (uint32_t *)(void *)m->tensor[WEIGHT].data + (panel->row0 + r) * words;
-        for (size_t k = 0; k < m->k; k++)
-            qt_bits_put(dst, 1, k, c->bits, panel->code[r * m->k + k]);
+        qt_bits_pack(dst, panel->code + r * m->k, m->k, c->bits);
     }
     qt_export_floats(&m->tensor[SCALES], panel->row0 * c->groups, panel->scale,
                      panel->rows * c->groups);
