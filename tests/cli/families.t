@@ -54,3 +54,17 @@ $ qtool list archs
 > ^glm4 +attention
 > ^ernie4_5 +attention
 > ^helium +attention
+
+# Layers that are one mixer or one MLP; a state space model beside attention.
+$ qtool quantize $MODELS/nemotron_h -o blocks --strict --scheme fp6:e=2 --tensor 'proj=fp6:e=2' --data $MODELS/nemotron_h/ids.u16 --seqlen 8 -q
+$ qtool eval blocks --ref $MODELS/nemotron_h --data $MODELS/nemotron_h/ids.u16 --seqlen 8 --gate 'kld_mean<=0.03' -q
+$ qtool inspect blocks
+> backbone.layers.0.mixer.in_proj.weight .*method=gptq
+> backbone.layers.1.mixer.o_proj.weight .*method=gptq
+> backbone.layers.2.mixer.down_proj.weight .*method=gptq
+> backbone.layers.3.mixer.shared_experts.up_proj.weight .*method=gptq
+$ qtool quantize $MODELS/falcon_h1 -o beside --strict --scheme fp6:e=2 --tensor 'proj=fp6:e=2' --data $MODELS/falcon_h1/ids.u16 --seqlen 8 -q
+$ qtool eval beside --ref $MODELS/falcon_h1 --data $MODELS/falcon_h1/ids.u16 --seqlen 8 --gate 'kld_mean<=0.005' -q
+$ qtool inspect beside
+> model.layers.0.mamba.out_proj.weight .*method=gptq
+> model.layers.0.self_attn.o_proj.weight .*method=gptq
