@@ -453,8 +453,8 @@ static void test_wrong_distribution(void **state)
 {
     static const char *const wrong[] = {
         "7", "{}", "{\"rms\": 0, \"absmax\": 1, \"histogram\": 3, \"channels\": {}}",
-        "{\"rms\": 1, \"absmax\": \"x\", \"first_bin\": -3, \"histogram\": [1, -1, \"x\", 1, 2],"
-        "\"channels\": [1, {}, [], [\"</script>\", 1e300, -1], [1e300, 1e300]]}",
+        ("{\"rms\": 1, \"absmax\": \"x\", \"first_bin\": -3, \"histogram\": [1, -1, \"x\", 1, 2],"
+         "\"channels\": [1, {}, [], [\"</script>\", 1e300, -1], [1e300, 1e300]]}"),
         "{\"rms\": 1e-300, \"absmax\": 1e300, \"first_bin\": 62.5, \"histogram\": [1, 1, 1, 1]}"};
     static float w[ROWS][CHANNELS];
     char out[128], path[160];
