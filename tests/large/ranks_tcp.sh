@@ -2,7 +2,7 @@
 # Containers that ranks in two network namespaces make over TCP: fails unless they have the bytes of
 # one process, for 2, 3 and 4 ranks and 1 and 2 threads each.
 #
-#   usage: tests/large/ranks_tcp.sh QTOOL CKPT DATA [SCHEME...]    as root, with Open MPI and iproute2
+#   usage: tests/large/ranks_tcp.sh QTOOL CKPT DATA [SCHEME...]    as root, with mpirun and iproute2
 #
 # SIZE=16x256: the windows of calibration data; RANKS="2 3 4" and THREADS="1 2": what is tried.
 
