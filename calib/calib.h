@@ -68,7 +68,7 @@ int qt_data_windows(uint32_t **out, const struct qt_data *data, size_t samples, 
  * by itself, and the blocks are added in the order of a fixed tree: sums do not depend on the number
  * of ranks. A rank works on the windows of its blocks only.
  */
-enum { QT_SUM_BLOCKS = 8, QT_SUM_ARRAYS = 8 };
+enum { QT_SUM_BLOCKS = 8, QT_SUM_ARRAYS = 12 };
 struct qt_sum {
     void *data;   /* backend, zeros; receives the sum, in every rank */
     size_t count; /* elements */
@@ -99,6 +99,9 @@ size_t qt_sums_blocks(size_t *first, size_t blocks, const struct qt_comm *comm);
 /* All ranks call it. It takes memory for up to 3 more copies of the arrays. */
 int qt_sums_run(const struct qt_sums *s, struct qt_err *err);
 
+/* With fewer, a Hessian overfits its tokens. */
+enum { QT_MIN_TOKENS_PER_CHANNEL = 4 };
+
 /* ---- calibration files ---------------------------------------------------------------------- */
 
 struct qt_calibrate_options {
@@ -115,10 +118,10 @@ struct qt_calibrate_options {
  * Runs the windows ids[part->samples * part->seqlen] through the model, one decoder layer at a
  * time, and writes the statistics of all linear inputs to the calibration file `path`. part
  * describes the origin of the ids; part->ids_crc is ignored: the CRC in the file is computed from
- * ids. The weights and Hessians of one layer are in memory at a time. QT_E_INPUT: activations are
- * not finite. QT_E_USAGE: windows are too long or too many, or qt_qcal_create refuses the path.
- * QT_E_UNSUPPORTED: the model does not support QT_USE_CALIB_FILE (mixtures of experts, latent
- * attention).
+ * ids. The weights of one layer are in memory at a time, and the Hessians of its inputs, or that of
+ * one input of an expert. QT_E_INPUT: activations are not finite. QT_E_USAGE: windows are too long
+ * or too many, or qt_qcal_create refuses the path. QT_E_UNSUPPORTED: the model does not support
+ * QT_USE_CALIB_FILE, or several ranks cannot share the work (mixtures of experts, GPUs).
  */
 int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *ids,
                  const struct qt_qcal_part *part, const struct qt_calibrate_options *opt,

@@ -8,41 +8,71 @@
 
 /* ---- the model ------------------------------------------------------------------------------ */
 
-/* Fills *out except for its parts; the caller frees *k, to which out->k points. */
-static int describe_model(struct qt_qcal_info *out, size_t (**k)[QT_INPUTS],
-                          const struct qt_ckpt *ckpt, const struct qt_model *model,
-                          struct qt_err *err)
+/* Describes a decoder layer; k: room for the widths of its inputs. */
+static void describe_layer(struct qt_qcal_layer *out, size_t *k, const struct qt_model *model,
+                           size_t layer)
+{
+    const int experts = qt_model_experts_input(model, layer);
+    const struct qt_linear *linear;
+    const size_t n = qt_model_linears(&linear, model, layer);
+    *out = (struct qt_qcal_layer){.inputs = qt_model_inputs(model, layer) + (experts >= 0), .k = k};
+    for (size_t i = 0; i < n; i++)
+        k[linear[i].input] = linear[i].k;
+    if (experts >= 0) {
+        k[experts] = qt_model_info(model)->hidden;
+        out->experts = (size_t)(experts - qt_model_mlp_input(model, layer)) / 2;
+    }
+}
+
+/* What calibration files say about a model. */
+struct described {
+    struct qt_qcal_info info;
+    struct qt_qcal_layer *layer;
+    size_t *k; /* of all layers */
+};
+
+/* Sets all but the parts. Freed by described_free, after an error, too. */
+static int describe_model(struct described *out, const struct qt_ckpt *ckpt,
+                          const struct qt_model *model, struct qt_err *err)
 {
     const struct qt_model_info *info = qt_model_info(model);
     const char *part = qt_model_cannot(model, QT_USE_CALIB_FILE);
+    size_t inputs = 0;
     int rc;
+    *out = (struct described){
+        .info = {.family = info->family, .layers = info->layers, .hidden = info->hidden}};
     if (part)
         return qt_fail(err, QT_E_UNSUPPORTED, qt_ckpt_path(ckpt), NULL,
                        "calibration files do not support %s; quantize with --data instead", part);
-    *out = (struct qt_qcal_info){
-        .family = info->family, .layers = info->layers, .hidden = info->hidden};
-    QT_TRY(qt_ckpt_sample_crc(&out->sample_crc, ckpt, err));
-    QT_TRY(qt_array_new(k, info->layers, sizeof **k, err));
+    for (size_t l = 0; l < info->layers; l++)
+        inputs += qt_model_inputs(model, l) + 1;
+    QT_TRY(qt_ckpt_sample_crc(&out->info.sample_crc, ckpt, err));
+    QT_TRY(qt_array_new(&out->layer, info->layers, sizeof *out->layer, err));
+    QT_TRY(qt_array_new(&out->k, inputs, sizeof *out->k, err));
+    inputs = 0;
     for (size_t l = 0; l < info->layers; l++) {
-        const struct qt_linear *linear;
-        size_t n = qt_model_linears(&linear, model, l);
-        for (size_t i = 0; i < n; i++)
-            (*k)[l][linear[i].input] = linear[i].k;
+        describe_layer(&out->layer[l], out->k + inputs, model, l);
+        inputs += out->layer[l].inputs;
     }
-    out->k = (const size_t(*)[QT_INPUTS]) * k;
+    out->info.layer = out->layer;
 done:
     return rc;
+}
+
+static void described_free(struct described *d)
+{
+    qt_free(d->layer);
+    qt_free(d->k);
 }
 
 int qt_calibrate_check(const struct qt_qcal *q, const struct qt_ckpt *ckpt,
                        const struct qt_model *model, struct qt_err *err)
 {
-    struct qt_qcal_info info;
-    size_t(*k)[QT_INPUTS] = NULL;
-    int rc = describe_model(&info, &k, ckpt, model, err);
+    struct described d;
+    int rc = describe_model(&d, ckpt, model, err);
     if (rc == QT_OK)
-        rc = qt_qcal_check_model(q, &info, qt_ckpt_path(ckpt), err);
-    qt_free(k);
+        rc = qt_qcal_check_model(q, &d.info, qt_ckpt_path(ckpt), err);
+    described_free(&d);
     return rc;
 }
 
@@ -54,17 +84,26 @@ struct run {
     struct qt_backend *be;
     struct qt_weights weights;
     struct qt_model *model;
-    struct qt_qcal_info info;
-    size_t (*k)[QT_INPUTS];
+    struct described model_is;
     struct qt_qcal_writer *writer;
     size_t all_tokens, seqlen;
     size_t blocks, first, tokens; /* blocks of windows; tokens of this rank */
     struct qt_layer *layer;
+    bool layer_has_experts;
     struct qt_sums_memory memory;
     float *hidden; /* backend, [tokens][hidden] */
-    /* Statistics of the current layer, in backend memory. */
-    double *gram[QT_INPUTS];
-    struct qt_channels channels[QT_INPUTS];
+    size_t width;  /* of hidden: qt_model_info.state */
+    struct experts {
+        float *weights;          /* routing weights [tokens][experts] of the current layer */
+        struct qt_tokens tokens; /* of the expert */
+        uint32_t *routed;        /* [experts] */
+        float *weighted;         /* backend, [room]: inputs times routing weights */
+        size_t room, seen;       /* seen: tokens of the expert that its hook has had */
+    } experts;
+    /* Statistics of inputs [input, input + inputs) of the current layer, in backend memory. */
+    size_t input, inputs;
+    double *gram[QT_LAYER_INPUTS];
+    struct qt_channels channels[QT_LAYER_INPUTS];
 };
 
 static int calibrate_interrupted(const char *path, struct qt_err *err)
@@ -76,10 +115,11 @@ static int add_statistics(void *ctx, int input, const float *x, size_t m, size_t
                           struct qt_err *err)
 {
     struct run *r = ctx;
+    const size_t i = (size_t)input - r->input;
     if (r->opt->interrupted && r->opt->interrupted())
         return calibrate_interrupted(r->path, err);
-    int rc = r->be->gram(r->be, r->gram[input], x, m, k, err);
-    return rc < 0 ? rc : r->be->channels(r->be, &r->channels[input], x, m, k, err);
+    int rc = r->be->gram(r->be, r->gram[i], x, m, k, err);
+    return rc < 0 ? rc : r->be->channels(r->be, &r->channels[i], x, m, k, err);
 }
 
 /* Tokens of whole windows that blocks are made of, approximately. */
@@ -103,7 +143,7 @@ static void choose_blocks(struct run *r)
 /* Lets the hook add to these arrays. */
 static void add_to(struct run *r, void *const *array)
 {
-    for (size_t i = 0; i < QT_INPUTS; i++) {
+    for (size_t i = 0; i < r->inputs; i++) {
         r->gram[i] = array[2 * i];
         r->channels[i].sum2 = array[2 * i + 1];
     }
@@ -115,9 +155,11 @@ static int run_block(void *ctx, size_t block, void *const *into, struct qt_err *
     const struct qt_hook hook = {r, add_statistics};
     const size_t from = block_start(r, block), to = block_start(r, block + 1);
     const size_t row = from - block_start(r, r->first);
+    float *hidden = r->hidden + row * r->width;
     add_to(r, into);
-    return qt_layer_run(r->layer, r->hidden + row * qt_model_info(r->model)->state, to - from,
-                        r->seqlen, &hook, err);
+    return r->layer_has_experts
+               ? qt_layer_run_sublayer(r->layer, 0, hidden, to - from, r->seqlen, &hook, err)
+               : qt_layer_run(r->layer, hidden, to - from, r->seqlen, &hook, err);
 }
 
 /* Largest values and counts are the same in any order: they are added up in place, and then over the
@@ -128,12 +170,12 @@ static int run_blocks(struct run *r, size_t layer, struct qt_err *err)
                            .comm = r->opt->comm,
                            .memory = &r->memory,
                            .blocks = r->blocks,
-                           .count = (size_t)2 * QT_INPUTS,
+                           .count = 2 * r->inputs,
                            .block = run_block,
                            .ctx = r};
     void *own[QT_SUM_ARRAYS];
-    for (size_t i = 0; i < QT_INPUTS; i++) {
-        const size_t k = r->k[layer][i];
+    for (size_t i = 0; i < r->inputs; i++) {
+        const size_t k = r->model_is.layer[layer].k[i];
         sums.sum[2 * i] = (struct qt_sum){r->gram[i], k * k, k, true};
         sums.sum[2 * i + 1] = (struct qt_sum){r->channels[i].sum2, k, 0, true};
     }
@@ -189,10 +231,21 @@ done:
     return rc;
 }
 
+/* Begins inputs [first, first + n) of a layer. */
+static int new_inputs(struct run *r, size_t layer, size_t first, size_t n, struct qt_err *err)
+{
+    int rc = QT_OK;
+    r->input = first;
+    r->inputs = n;
+    for (size_t i = 0; i < n && rc == QT_OK; i++)
+        rc = new_input(r, i, r->model_is.layer[layer].k[first + i], err);
+    return rc;
+}
+
 /* Downloads the statistics of an input and writes them to the file. */
 static int store_input(struct run *r, size_t layer, size_t i, struct qt_err *err)
 {
-    size_t k = r->k[layer][i];
+    const size_t k = r->model_is.layer[layer].k[r->input + i];
     struct qt_backend *be = r->be;
     const struct qt_channels *from = &r->channels[i];
     struct qt_channels c = {0};
@@ -206,26 +259,133 @@ static int store_input(struct run *r, size_t layer, size_t i, struct qt_err *err
     QT_TRY(be->download(be, h, r->gram[i], k * k * sizeof *h, err));
     QT_TRY(join_counts(&c, r, k, err));
     if (r->writer)
-        QT_TRY(qt_qcal_put(r->writer, layer, i, h, &c, r->weights.dir, err));
+        QT_TRY(qt_qcal_put(r->writer, layer, r->input + i, h, &c, r->weights.dir, err));
 done:
     qt_channels_free(&c);
     qt_free(h);
     return rc;
 }
 
+static int store_inputs(struct run *r, size_t layer, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; i < r->inputs && rc == QT_OK; i++) {
+        rc = store_input(r, layer, i, err);
+        free_input(r, i);
+    }
+    return rc;
+}
+
+/* ---- experts -------------------------------------------------------------------------------- */
+
+/* Hook of an expert: multiplies its inputs by the routing weights, which multiply its errors. */
+static int add_weighted(void *ctx, int input, const float *x, size_t m, size_t k,
+                        struct qt_err *err)
+{
+    struct run *r = ctx;
+    struct experts *e = &r->experts;
+    const float *weight = e->tokens.weight + e->seen;
+    int rc = QT_OK;
+    e->seen += m;
+    if (qt_model_scales_expert_inputs(r->model))
+        return add_statistics(ctx, input, x, m, k, err);
+    if (m * k > e->room) {
+        r->be->free(r->be, e->weighted);
+        e->weighted = NULL;
+        e->room = 0;
+        QT_TRY(r->be->alloc(r->be, &e->weighted, m * k * sizeof *e->weighted, err));
+        e->room = m * k;
+    }
+    QT_TRY(r->be->gather_rows(r->be, e->weighted, x, NULL, weight, m, k, err));
+    QT_TRY(add_statistics(ctx, input, e->weighted, m, k, err));
+done:
+    return rc;
+}
+
+/* The same tokens as with --data: those that chose the expert, and if they are too few, those that
+ * came nearest. */
+static int run_expert_input(struct run *r, size_t layer, int input, struct qt_err *err)
+{
+    struct experts *e = &r->experts;
+    const size_t expert = (size_t)qt_model_expert(r->model, layer, input);
+    const size_t k = r->model_is.layer[layer].k[input];
+    const struct qt_hook hook = {r, add_weighted};
+    int rc;
+    QT_TRY(new_inputs(r, layer, (size_t)input, 1, err));
+    e->seen = 0;
+    e->routed[expert] = (uint32_t)qt_tokens_of_expert(&e->tokens, e->weights, r->tokens,
+                                                      qt_model_info(r->model)->experts, expert,
+                                                      QT_MIN_TOKENS_PER_CHANNEL * k);
+    QT_TRY(
+        qt_layer_run_to(r->layer, input, r->hidden, r->tokens, r->seqlen, &e->tokens, &hook, err));
+    QT_TRY(store_inputs(r, layer, err));
+done:
+    return rc;
+}
+
+/* The MLP of a layer with experts. Of all its Hessians, one is in memory at a time. */
+static int run_experts(struct run *r, size_t layer, struct qt_err *err)
+{
+    const int first = qt_model_mlp_input(r->model, layer);
+    const int shared = qt_model_experts_input(r->model, layer);
+    const struct qt_hook hook = {r, add_statistics};
+    int rc;
+    QT_TRY(qt_layer_route(r->experts.weights, r->layer, r->hidden, r->tokens, r->seqlen, err));
+    for (int input = first; input < shared; input++)
+        QT_TRY(run_expert_input(r, layer, input, err));
+    QT_TRY(new_inputs(r, layer, (size_t)shared, 1, err));
+    QT_TRY(qt_layer_run_to(r->layer, shared, r->hidden, r->tokens, r->seqlen, NULL, &hook, err));
+    QT_TRY(store_inputs(r, layer, err));
+    if (r->writer)
+        QT_TRY(qt_qcal_put_routed(r->writer, layer, r->experts.routed, err));
+    QT_TRY(qt_layer_run_sublayer(r->layer, first, r->hidden, r->tokens, r->seqlen, NULL, err));
+done:
+    return rc;
+}
+
+static int new_experts(struct run *r, struct qt_err *err)
+{
+    const size_t experts = qt_model_info(r->model)->experts;
+    struct experts *e = &r->experts;
+    int rc = QT_OK;
+    if (!experts)
+        return QT_OK;
+    if (qt_comm_size(r->opt->comm) > 1)
+        return qt_fail(err, QT_E_UNSUPPORTED, r->weights.dir, NULL,
+                       "calibration of mixtures of experts cannot be shared by several ranks: "
+                       "start it without mpirun");
+    QT_TRY(qt_array_new(&e->weights, r->tokens, experts * sizeof *e->weights, err));
+    QT_TRY(qt_array_new(&e->routed, experts, sizeof *e->routed, err));
+    QT_TRY(qt_tokens_new(&e->tokens, r->tokens, err));
+done:
+    return rc;
+}
+
+static void free_experts(struct run *r)
+{
+    qt_free(r->experts.weights);
+    qt_free(r->experts.routed);
+    qt_tokens_free(&r->experts.tokens);
+    r->be->free(r->be, r->experts.weighted);
+}
+
 static int run_layer(struct run *r, size_t layer, struct qt_err *err)
 {
     int rc;
-    for (size_t i = 0; i < QT_INPUTS; i++)
-        QT_TRY(new_input(r, i, r->k[layer][i], err));
+    r->layer_has_experts = qt_model_experts_input(r->model, layer) >= 0;
+    QT_TRY(new_inputs(r, layer, 0,
+                      r->layer_has_experts ? (size_t)qt_model_mlp_input(r->model, layer)
+                                           : r->model_is.layer[layer].inputs,
+                      err));
     QT_TRY(qt_layer_open(&r->layer, r->model, layer, &r->weights, r->be, err));
     QT_TRY(run_blocks(r, layer, err));
-    qt_layer_close(r->layer);
-    r->layer = NULL;
-    for (size_t i = 0; i < QT_INPUTS; i++) {
-        QT_TRY(store_input(r, layer, i, err));
-        free_input(r, i);
+    if (!r->layer_has_experts) {
+        qt_layer_close(r->layer);
+        r->layer = NULL;
     }
+    QT_TRY(store_inputs(r, layer, err));
+    if (r->layer_has_experts)
+        QT_TRY(run_experts(r, layer, err));
 done:
     qt_layer_close(r->layer);
     r->layer = NULL;
@@ -251,7 +411,7 @@ static int check_windows(struct run *r, const struct qt_qcal_part *part, struct 
 /* QT_E_INPUT unless all ranks have the same checkpoint and data. */
 static int check_same(const struct run *r, uint32_t ids_crc, struct qt_err *err)
 {
-    const uint32_t mine[] = {r->info.sample_crc, ids_crc};
+    const uint32_t mine[] = {r->model_is.info.sample_crc, ids_crc};
     uint32_t first[] = {mine[0], mine[1]};
     int rc;
     QT_TRY(qt_comm_broadcast(r->opt->comm, first, sizeof first, 0, err));
@@ -267,7 +427,7 @@ static int embed(struct run *r, const uint32_t *ids, struct qt_err *err)
 {
     size_t bytes;
     int rc;
-    if (qt_mul_overflow(&bytes, r->tokens, qt_model_info(r->model)->state * sizeof *r->hidden))
+    if (qt_mul_overflow(&bytes, r->tokens, r->width * sizeof *r->hidden))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
     QT_TRY(r->be->alloc(r->be, &r->hidden, bytes, err));
     if (r->tokens)
@@ -284,6 +444,7 @@ int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *i
     struct run r = {
         .path = path, .opt = opt, .be = opt->backend, .weights = qt_weights_of_ckpt(ckpt)};
     struct qt_qcal_part stored = *part;
+    struct qt_qcal_info *info;
     int rc;
     if (!r.be->host && qt_comm_size(opt->comm) > 1)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
@@ -291,18 +452,21 @@ int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *i
                        "mpirun, or without --device cuda");
     QT_TRY(qt_model_open(&r.model, &r.weights, err));
     QT_TRY(check_windows(&r, part, err));
-    QT_TRY(describe_model(&r.info, &r.k, ckpt, r.model, err));
+    QT_TRY(describe_model(&r.model_is, ckpt, r.model, err));
+    info = &r.model_is.info;
+    r.width = qt_model_info(r.model)->state;
+    QT_TRY(new_experts(&r, err));
     stored.ids_crc = qt_crc32(0, ids, r.all_tokens * sizeof *ids);
-    r.info.parts = &stored;
-    r.info.nparts = 1;
+    info->parts = &stored;
+    info->nparts = 1;
     QT_TRY(check_same(&r, stored.ids_crc, err));
     if (qt_comm_rank(opt->comm) == 0)
-        QT_TRY(qt_qcal_create(&r.writer, path, &r.info, opt->force, err));
+        QT_TRY(qt_qcal_create(&r.writer, path, info, opt->force, err));
     QT_TRY(embed(&r, ids, err));
-    for (size_t l = 0; l < r.info.layers; l++) {
-        qt_log_layer(opt->log, l, r.info.layers, (double)r.all_tokens);
+    for (size_t l = 0; l < info->layers; l++) {
+        qt_log_layer(opt->log, l, info->layers, (double)r.all_tokens);
         QT_TRY(run_layer(&r, l, err));
-        qt_log_progress(opt->log, "calibrate", (double)(l + 1), (double)r.info.layers);
+        qt_log_progress(opt->log, "calibrate", (double)(l + 1), (double)info->layers);
     }
     QT_TRY(qt_ckpt_check_unchanged(ckpt, err));
     QT_TRY(qt_comm_meet(opt->comm, rc, err));
@@ -312,12 +476,13 @@ int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *i
 done:
     if (rc == QT_E_INTERRUPTED && !err->file[0]) /* a parallel loop was stopped */
         calibrate_interrupted(path, err);
-    for (size_t i = 0; i < QT_INPUTS; i++)
+    for (size_t i = 0; i < QT_LAYER_INPUTS; i++)
         free_input(&r, i);
+    free_experts(&r);
     r.be->free(r.be, r.hidden);
     qt_qcal_abandon(r.writer);
     qt_free(r.memory.p);
-    qt_free(r.k);
+    described_free(&r.model_is);
     qt_model_close(r.model);
     return rc;
 }

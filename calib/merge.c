@@ -98,7 +98,7 @@ static int check_interrupted(const struct qt_calibrate_options *opt, const char 
 static int merge_input(struct qt_qcal_writer *w, const struct merge *m, size_t layer, size_t input,
                        const struct qt_calibrate_options *opt, const char *path, struct qt_err *err)
 {
-    size_t k = qt_qcal_info(m->files[0])->k[layer][input];
+    const size_t k = qt_qcal_info(m->files[0])->layer[layer].k[input];
     struct qt_channels sum = {0}, c = {0};
     double *h_sum = NULL, *h = NULL;
     int rc;
@@ -122,6 +122,29 @@ done:
     return rc;
 }
 
+/* Adds the numbers of tokens that chose each expert of a layer. */
+static int merge_routed(struct qt_qcal_writer *w, const struct merge *m, size_t layer,
+                        struct qt_err *err)
+{
+    const size_t experts = qt_qcal_info(m->files[0])->layer[layer].experts;
+    uint32_t *sum = NULL, *routed = NULL;
+    int rc;
+    if (!experts)
+        return QT_OK;
+    QT_TRY(qt_array_new(&sum, experts, sizeof *sum, err));
+    QT_TRY(qt_array_new(&routed, experts, sizeof *routed, err));
+    for (size_t f = 0; f < m->count; f++) {
+        QT_TRY(qt_qcal_routed(routed, m->files[f], layer, err));
+        for (size_t e = 0; e < experts; e++)
+            sum[e] += routed[e];
+    }
+    QT_TRY(qt_qcal_put_routed(w, layer, sum, err));
+done:
+    qt_free(sum);
+    qt_free(routed);
+    return rc;
+}
+
 int qt_calibrate_merge(const char *path, const char *const *paths, size_t n,
                        const struct qt_calibrate_options *opt, struct qt_err *err)
 {
@@ -136,8 +159,9 @@ int qt_calibrate_merge(const char *path, const char *const *paths, size_t n,
     info.nparts = m.nparts;
     QT_TRY(qt_qcal_create(&w, path, &info, opt->force, err));
     for (size_t l = 0; l < info.layers; l++) {
-        for (size_t i = 0; i < QT_INPUTS; i++)
+        for (size_t i = 0; i < info.layer[l].inputs; i++)
             QT_TRY(merge_input(w, &m, l, i, opt, path, err));
+        QT_TRY(merge_routed(w, &m, l, err));
         qt_log_progress(opt->log, "merge", (double)(l + 1), (double)info.layers);
     }
     QT_TRY(qt_qcal_finish(w, err));

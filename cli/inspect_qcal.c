@@ -3,37 +3,38 @@
 
 #include <math.h>
 
-static const char *const input_names[QT_INPUTS] = {"attention in", "attention out", "MLP in",
-                                                   "MLP down"};
-
 /* Statistics of the channels of one linear input. */
 struct summary {
+    size_t tokens;
     double rms; /* over channels and tokens */
     double p999, absmax;
     size_t dead; /* channels that were always 0 */
 };
 
-static struct summary summarize(const struct qt_channels *c, size_t k, size_t tokens)
+static struct summary summarize(const struct qt_channels *c, size_t k)
 {
     struct summary s = {0};
     double sum2 = 0;
+    for (size_t b = 0; b < QT_HIST_BINS; b++)
+        s.tokens += c->hist[b];
     for (size_t j = 0; j < k; j++) {
         sum2 += c->sum2[j];
         s.p999 = fmax(s.p999, qt_hist_quantile(c->hist + j * QT_HIST_BINS, c->absmax[j], 0.999));
         s.absmax = fmax(s.absmax, (double)c->absmax[j]);
         s.dead += c->absmax[j] == 0;
     }
-    s.rms = sqrt(sum2 / ((double)k * (double)tokens));
+    s.rms = s.tokens ? sqrt(sum2 / ((double)k * (double)s.tokens)) : 0;
     return s;
 }
 
-static json_t *input_doc(struct cli *cli, size_t layer, size_t input, size_t k,
+static json_t *input_doc(struct cli *cli, size_t layer, const char *name, size_t k,
                          const struct summary *s)
 {
     json_t *o = json_object();
     doc_set(cli, o, "layer", doc_size(layer));
-    doc_set(cli, o, "input", doc_text(input_names[input]));
+    doc_set(cli, o, "input", doc_text(name));
     doc_set(cli, o, "k", doc_size(k));
+    doc_set(cli, o, "tokens", doc_size(s->tokens));
     doc_set(cli, o, "rms", doc_real(s->rms));
     doc_set(cli, o, "p999_max", doc_real(s->p999));
     doc_set(cli, o, "absmax", doc_real(s->absmax));
@@ -47,19 +48,21 @@ static int add_inputs(struct cli *cli, struct table *t, json_t *array, const str
 {
     const struct qt_qcal_info *info = qt_qcal_info(q);
     for (size_t l = 0; l < info->layers; l++) {
-        for (size_t i = 0; i < QT_INPUTS; i++) {
+        for (size_t i = 0; i < info->layer[l].inputs; i++) {
+            char name[QT_QCAL_INPUT_NAME];
             struct qt_channels c;
-            size_t k = info->k[l][i];
+            const size_t k = info->layer[l].k[i];
             int rc = qt_qcal_channels(&c, q, l, i, err);
             if (rc < 0)
                 return rc;
-            struct summary s = summarize(&c, k, info->tokens);
+            const struct summary s = summarize(&c, k);
+            qt_qcal_input_name(name, &info->layer[l], i);
             qt_channels_free(&c);
             if (array)
-                doc_append(cli, array, input_doc(cli, l, i, k, &s));
+                doc_append(cli, array, input_doc(cli, l, name, k, &s));
             else
-                table_row(t, "%zu\t%s\t%zu\t%.4g\t%.4g\t%.4g\t%zu", l, input_names[i], k, s.rms,
-                          s.p999, s.absmax, s.dead);
+                table_row(t, "%zu\t%s\t%zu\t%zu\t%.4g\t%.4g\t%.4g\t%zu", l, name, k, s.tokens,
+                          s.rms, s.p999, s.absmax, s.dead);
         }
     }
     return QT_OK;
@@ -90,9 +93,9 @@ static int print_info(const struct qt_qcal *q, struct qt_err *err)
 
 static int print_all(struct cli *cli, const struct qt_qcal *q, struct qt_err *err)
 {
-    struct table t = {.align = "rlrrrrr"};
+    struct table t = {.align = "rlrrrrrr"};
     int rc;
-    table_row(&t, "LAYER\tINPUT\tK\tRMS\tP99.9 MAX\tABSMAX\tDEAD");
+    table_row(&t, "LAYER\tINPUT\tK\tTOKENS\tRMS\tP99.9 MAX\tABSMAX\tDEAD");
     QT_TRY(add_inputs(cli, &t, NULL, q, err));
     QT_TRY(table_print(&t, err));
     putchar('\n');

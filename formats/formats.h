@@ -620,9 +620,37 @@ void qt_output_close(struct qt_output *o);
 
 /* ---- calibration files (docs/format.md) ----------------------------------------------------- */
 
-/* Number of linear inputs of a decoder layer without experts: only these have calibration files. */
+/* Number of linear inputs of a decoder layer with attention and one MLP. */
 enum { QT_INPUTS = 4 };
-enum { QT_QCAL_VERSION = 1, QT_QCAL_PARTS = 4096 /* most parts of a file */ };
+enum {
+    QT_QCAL_VERSION = 2,     /* the newest that is written and read */
+    QT_QCAL_PARTS = 4096,    /* most parts of a file */
+    QT_QCAL_INPUTS = 1 << 14 /* most linear inputs of a decoder layer */
+};
+
+/*
+ * The linear inputs of a decoder layer, numbered as in struct qt_linear (model/model.h): those of
+ * the mixer, then the two of the MLP or of each expert. With experts, the input that all routed
+ * experts share is the last one: the statistics of all tokens. Those of an expert are of the tokens
+ * that it processes, times their routing weights.
+ */
+struct qt_qcal_layer {
+    size_t inputs;   /* at least 4 */
+    const size_t *k; /* [inputs] channels */
+    size_t experts;  /* 0: one MLP */
+};
+/* The expert that has this linear input; -1: none. */
+static inline int qt_qcal_expert(const struct qt_qcal_layer *l, size_t input)
+{
+    const size_t first = l->inputs - (2 * l->experts + 1);
+    return l->experts && input >= first && input + 1 < l->inputs ? (int)((input - first) / 2) : -1;
+}
+/* What a linear input is in the order of use, 0 to QT_INPUTS - 1: of attention (and of steps within the mixer),
+ * of the output projection, of the MLP or an expert, of a down projection. */
+size_t qt_qcal_input_kind(const struct qt_qcal_layer *l, size_t input);
+/* Writes its name: "attention in", "expert 3 down", ... */
+enum { QT_QCAL_INPUT_NAME = 40 };
+void qt_qcal_input_name(char name[QT_QCAL_INPUT_NAME], const struct qt_qcal_layer *l, size_t input);
 
 /* One run of a model over calibration data. */
 struct qt_qcal_part {
@@ -638,8 +666,8 @@ struct qt_qcal_part {
 struct qt_qcal_info {
     const char *family;
     size_t layers, hidden;
-    uint32_t sample_crc;          /* qt_ckpt_sample_crc of the checkpoint */
-    const size_t (*k)[QT_INPUTS]; /* [layers] channels of the linear inputs */
+    uint32_t sample_crc;               /* qt_ckpt_sample_crc of the checkpoint */
+    const struct qt_qcal_layer *layer; /* [layers] */
     const struct qt_qcal_part *parts;
     size_t nparts;
     size_t tokens; /* of all parts; set by the reader, ignored by the writer */
@@ -656,7 +684,7 @@ void qt_qcal_close(struct qt_qcal *q);
 const char *qt_qcal_path(const struct qt_qcal *q);
 const struct qt_qcal_info *qt_qcal_info(const struct qt_qcal *q);
 /* QT_E_INPUT, naming the difference, unless q was made from the given model. Compares the members
- * family, layers, hidden, sample_crc and k. `whose` is the path of the model for the message. */
+ * family, layers, hidden, sample_crc and layer. `whose` is the path of the model for the message. */
 int qt_qcal_check_model(const struct qt_qcal *q, const struct qt_qcal_info *model,
                         const char *whose, struct qt_err *err);
 /* CRC-32 of the metadata. It identifies the contents, as the metadata has the CRCs of all
@@ -671,6 +699,9 @@ int qt_qcal_channels(struct qt_channels *out, const struct qt_qcal *q, size_t la
  * the CRC is right, values are finite, and the diagonal agrees with the channels' sum2[k]. */
 int qt_qcal_hessian(double *h, const struct qt_qcal *q, size_t layer, size_t input,
                     const double *sum2, struct qt_err *err);
+/* Reads routed[experts] of a layer with experts: how many tokens chose each one. Checks the CRC, and
+ * that there are no more tokens than in the file. */
+int qt_qcal_routed(uint32_t *routed, const struct qt_qcal *q, size_t layer, struct qt_err *err);
 
 /* Allocates zeroed channel statistics in host memory. */
 int qt_channels_new(struct qt_channels *out, size_t k, struct qt_err *err);
@@ -689,6 +720,9 @@ int qt_qcal_create(struct qt_qcal_writer **out, const char *path, const struct q
  * of the model for the message. */
 int qt_qcal_put(struct qt_qcal_writer *w, size_t layer, size_t input, const double *h,
                 const struct qt_channels *c, const char *whose, struct qt_err *err);
+/* Writes routed[experts] of a layer with experts, once. */
+int qt_qcal_put_routed(struct qt_qcal_writer *w, size_t layer, const uint32_t *routed,
+                       struct qt_err *err);
 /* Completes and renames the file. QT_E_RESOURCE if PATH now may not be replaced; the complete
  * PATH.partial then stays. */
 int qt_qcal_finish(struct qt_qcal_writer *w, struct qt_err *err);

@@ -13,7 +13,7 @@ struct qt_qcal {
     json_t *doc; /* owns the strings below */
     uint32_t crc;
     struct qt_qcal_info info;
-    size_t (*k)[QT_INPUTS];
+    struct qt_qcal_layers layers;
     struct qt_qcal_part *parts;
     const char **names; /* names of the data files of all parts */
     uint32_t *crcs;     /* one per tensor */
@@ -45,17 +45,106 @@ void qt_channels_free(struct qt_channels *c)
     *c = (struct qt_channels){0};
 }
 
+/* ---- inputs ----------------------------------------------------------------------------------- */
+
+static size_t mixer_inputs(const struct qt_qcal_layer *l)
+{
+    return l->inputs - (l->experts ? 2 * l->experts + 1 : 2);
+}
+
+size_t qt_qcal_input_kind(const struct qt_qcal_layer *l, size_t input)
+{
+    const size_t mixer = mixer_inputs(l);
+    return input < mixer ? input + 1 == mixer : 2 + (input - mixer) % 2;
+}
+
+void qt_qcal_input_name(char name[QT_QCAL_INPUT_NAME], const struct qt_qcal_layer *l, size_t input)
+{
+    static const char *const names[QT_INPUTS] = {"attention in", "attention out", "MLP in",
+                                                 "MLP down"};
+    const size_t kind = qt_qcal_input_kind(l, input), mixer = mixer_inputs(l);
+    const int expert = qt_qcal_expert(l, input);
+    if (expert >= 0)
+        snprintf(name, QT_QCAL_INPUT_NAME, "expert %d %s", expert, kind == 3 ? "down" : "in");
+    else if (input > 0 && input < mixer && mixer > 2)
+        snprintf(name, QT_QCAL_INPUT_NAME, "mixer %zu", input);
+    else
+        snprintf(name, QT_QCAL_INPUT_NAME, "%s",
+                 l->experts && input + 1 == l->inputs ? "experts in" : names[kind]);
+}
+
+/* ---- layers --------------------------------------------------------------------------------- */
+
+int qt_qcal_layers_new(struct qt_qcal_layers *out, const struct qt_qcal_layer *layer, size_t count,
+                       struct qt_err *err)
+{
+    size_t inputs = 0;
+    int rc;
+    *out = (struct qt_qcal_layers){.count = count};
+    for (size_t l = 0; l < count; l++)
+        inputs += layer[l].inputs;
+    QT_TRY(qt_array_new(&out->layer, count, sizeof *out->layer, err));
+    QT_TRY(qt_array_new(&out->first, count + 1, sizeof *out->first, err));
+    QT_TRY(qt_array_new(&out->k, inputs, sizeof *out->k, err));
+    inputs = 0;
+    for (size_t l = 0; l < count; l++) {
+        const size_t n = layer[l].inputs;
+        out->layer[l] = layer[l];
+        out->layer[l].k = memcpy(out->k + inputs, layer[l].k, n * sizeof *out->k);
+        out->first[l + 1] = out->first[l] + n * QT_QCAL_KINDS + (layer[l].experts > 0);
+        inputs += n;
+    }
+done:
+    return rc;
+}
+
+void qt_qcal_layers_free(struct qt_qcal_layers *l)
+{
+    qt_free(l->layer);
+    qt_free(l->first);
+    qt_free(l->k);
+    *l = (struct qt_qcal_layers){0};
+}
+
+int qt_qcal_version(const struct qt_qcal_layer *layer, size_t count)
+{
+    for (size_t l = 0; l < count; l++)
+        if (layer[l].experts || layer[l].inputs != QT_INPUTS)
+            return QT_QCAL_VERSION;
+    return 1;
+}
+
+struct qt_qcal_place qt_qcal_place(const struct qt_qcal_layers *l, size_t i)
+{
+    size_t low = 0, high = l->count;
+    while (high - low > 1) {
+        const size_t middle = low + (high - low) / 2;
+        *(l->first[middle] <= i ? &low : &high) = middle;
+    }
+    const size_t at = i - l->first[low], inputs = l->layer[low].inputs;
+    return at / QT_QCAL_KINDS < inputs
+               ? (struct qt_qcal_place){low, at / QT_QCAL_KINDS,
+                                        (enum qt_qcal_kind)(at % QT_QCAL_KINDS)}
+               : (struct qt_qcal_place){low, inputs, QT_QCAL_ROUTED};
+}
+
 int qt_qcal_describe(struct qt_tensor *out, char name[QT_QCAL_NAME], size_t i,
-                     const size_t (*k)[QT_INPUTS], const char *file, struct qt_err *err)
+                     const struct qt_qcal_layers *l, const char *file, struct qt_err *err)
 {
     static const char *const names[] = {"sum2", "hist", "absmax", "h"};
-    static const enum qt_dtype dtypes[] = {QT_F64, QT_U32, QT_F32, QT_F32};
-    size_t kind = i % QT_QCAL_KINDS, input = i / QT_QCAL_KINDS % QT_INPUTS;
-    size_t layer = i / QT_QCAL_KINDS / QT_INPUTS, width = k[layer][input];
-    snprintf(name, QT_QCAL_NAME, "layers.%zu.input.%zu.%s", layer, input, names[kind]);
-    *out = (struct qt_tensor){.name = name, .file = file, .dtype = dtypes[kind], .ndim = 1};
-    out->shape[0] = kind == QT_QCAL_H ? width * (width + 1) / 2 : width;
-    if (kind == QT_QCAL_HIST)
+    static const enum qt_dtype dtypes[] = {QT_F64, QT_U32, QT_F32, QT_F32, QT_U32};
+    const struct qt_qcal_place p = qt_qcal_place(l, i);
+    const struct qt_qcal_layer *layer = &l->layer[p.layer];
+    *out = (struct qt_tensor){.name = name, .file = file, .dtype = dtypes[p.kind], .ndim = 1};
+    if (p.kind == QT_QCAL_ROUTED) {
+        snprintf(name, QT_QCAL_NAME, "layers.%zu.routed", p.layer);
+        out->shape[0] = layer->experts;
+        return qt_tensor_measure(out, err);
+    }
+    const size_t width = layer->k[p.input];
+    snprintf(name, QT_QCAL_NAME, "layers.%zu.input.%zu.%s", p.layer, p.input, names[p.kind]);
+    out->shape[0] = p.kind == QT_QCAL_H ? width * (width + 1) / 2 : width;
+    if (p.kind == QT_QCAL_HIST)
         out->shape[out->ndim++] = QT_HIST_BINS;
     return qt_tensor_measure(out, err);
 }
@@ -79,46 +168,101 @@ static int parse_crc(uint32_t *out, const struct qt_qcal *q, const json_t *value
     return QT_OK;
 }
 
-static int check_version(const struct qt_qcal *q, struct qt_err *err)
+static int check_version(size_t *version, const struct qt_qcal *q, struct qt_err *err)
 {
     const char *format = json_string_value(json_object_get(q->doc, "format"));
-    size_t version;
     if (!format || strcmp(format, QT_QCAL_FORMAT) != 0)
         return bad(q, err, "not a calibration file: its metadata has another 'format'");
-    int rc = qt_json_need_size(&version, q->doc, "version", q->shard.path, err);
-    if (rc == QT_OK && version != QT_QCAL_VERSION)
+    int rc = qt_json_need_size(version, q->doc, "version", q->shard.path, err);
+    if (rc == QT_OK && (*version < 1 || *version > QT_QCAL_VERSION))
         rc = qt_fail(err, QT_E_UNSUPPORTED, q->shard.path, NULL,
-                     "calibration format %zu is not supported; this qtool reads format %d", version,
-                     QT_QCAL_VERSION);
+                     "calibration format %zu is not supported; this qtool reads formats 1 to %d",
+                     *version, QT_QCAL_VERSION);
     return rc;
 }
 
-/* Parses [[k0, k1, k2, k3], ...], one row per layer. */
-static int parse_widths(struct qt_qcal *q, const json_t *widths, struct qt_err *err)
+/* Counts the inputs of a layer from its row of 'k', and checks their number. */
+static int parse_layer(struct qt_qcal_layer *out, const struct qt_qcal *q, size_t version, size_t l,
+                       const json_t *row, const json_t *experts, struct qt_err *err)
 {
-    if (json_array_size(widths) != q->info.layers)
-        return bad(q, err, "'k' must be an array with an element for each layer");
-    int rc = qt_array_new(&q->k, q->info.layers, sizeof *q->k, err);
-    for (size_t l = 0; rc == QT_OK && l < q->info.layers; l++) {
-        const json_t *row = json_array_get(widths, l);
-        for (size_t i = 0; i < QT_INPUTS; i++) {
-            json_int_t k = json_integer_value(json_array_get(row, i));
-            if (json_array_size(row) != QT_INPUTS || k < 1 || k > INT32_MAX)
-                return qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
-                               "'k' of layer %zu must be %d positive integers", l, QT_INPUTS);
-            q->k[l][i] = (size_t)k;
-        }
+    const json_int_t n = json_integer_value(json_array_get(experts, l));
+    *out = (struct qt_qcal_layer){.inputs = json_array_size(row)};
+    if (version == 1 && out->inputs != QT_INPUTS)
+        return qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
+                       "'k' of layer %zu must be %d positive integers", l, QT_INPUTS);
+    if (n < 0 || n > QT_QCAL_INPUTS || (experts && !json_is_integer(json_array_get(experts, l))))
+        return qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
+                       "'experts' of layer %zu must be a number from 0 to %d", l, QT_QCAL_INPUTS);
+    out->experts = (size_t)n;
+    const size_t mlp = n ? 2 * out->experts + 1 : 2;
+    if (out->inputs > QT_QCAL_INPUTS || out->inputs < mlp + 2)
+        return qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
+                       "'k' of layer %zu must be %zu to %d positive integers", l, mlp + 2,
+                       QT_QCAL_INPUTS);
+    return QT_OK;
+}
+
+static int parse_row(size_t *k, const struct qt_qcal *q, size_t l, const json_t *row,
+                     struct qt_err *err)
+{
+    size_t i;
+    json_t *value;
+    json_array_foreach (row, i, value) {
+        const json_int_t width = json_integer_value(value);
+        if (width < 1 || width > INT32_MAX)
+            return qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
+                           "'k' of layer %zu must be positive integers", l);
+        k[i] = (size_t)width;
     }
-    q->info.k = (const size_t(*)[QT_INPUTS])q->k;
+    return QT_OK;
+}
+
+/* Parses the widths [[k0, k1, ...], ...] and the numbers of experts, one element per layer. */
+static int parse_layers(struct qt_qcal *q, size_t version, const json_t *widths,
+                        const json_t *experts, struct qt_err *err)
+{
+    const size_t count = q->info.layers;
+    struct qt_qcal_layer *layer = NULL;
+    size_t *k = NULL, inputs = 0, tensors = 0;
+    int rc;
+    if (json_array_size(widths) != count)
+        return bad(q, err, "'k' must be an array with an element for each layer");
+    if (version == 1)
+        experts = NULL;
+    else if (json_array_size(experts) != count)
+        return bad(q, err, "'experts' must be an array with an element for each layer");
+    QT_TRY(qt_array_new(&layer, count, sizeof *layer, err));
+    for (size_t l = 0; l < count; l++) {
+        QT_TRY(parse_layer(&layer[l], q, version, l, json_array_get(widths, l), experts, err));
+        inputs += layer[l].inputs;
+        tensors += layer[l].inputs * QT_QCAL_KINDS + (layer[l].experts > 0);
+    }
+    if (tensors != q->shard.count) {
+        rc = qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
+                     "has %zu tensors, but its %zu layers must have %zu", q->shard.count, count,
+                     tensors);
+        goto done;
+    }
+    QT_TRY(qt_array_new(&k, inputs, sizeof *k, err));
+    inputs = 0;
+    for (size_t l = 0; l < count; l++) {
+        layer[l].k = k + inputs;
+        QT_TRY(parse_row(k + inputs, q, l, json_array_get(widths, l), err));
+        inputs += layer[l].inputs;
+    }
+    QT_TRY(qt_qcal_layers_new(&q->layers, layer, count, err));
+    q->info.layer = q->layers.layer;
+done:
+    qt_free(k);
+    qt_free(layer);
     return rc;
 }
 
-static int parse_model(struct qt_qcal *q, struct qt_err *err)
+static int parse_model(struct qt_qcal *q, size_t version, struct qt_err *err)
 {
     const json_t *model = json_object_get(q->doc, "model");
     const char *file = q->shard.path;
     struct qt_qcal_info *info = &q->info;
-    size_t per_layer = QT_INPUTS * QT_QCAL_KINDS;
     int rc;
     QT_TRY(qt_json_need_string(&info->family, model, "family", file, err));
     QT_TRY(qt_json_need_size(&info->layers, model, "layers", file, err));
@@ -126,12 +270,13 @@ static int parse_model(struct qt_qcal *q, struct qt_err *err)
     QT_TRY(parse_crc(&info->sample_crc, q, json_object_get(model, "sample_crc32"), "sample_crc32",
                      err));
     /* Must precede the allocations that depend on it. */
-    if (info->layers == 0 || info->hidden == 0 || q->shard.count % per_layer != 0 ||
-        info->layers != q->shard.count / per_layer)
+    if (info->layers == 0 || info->hidden == 0 ||
+        info->layers > q->shard.count / (QT_INPUTS * QT_QCAL_KINDS))
         return qt_fail(err, QT_E_INPUT, file, NULL,
-                       "has %zu tensors for %zu layers, but each layer must have %zu",
-                       q->shard.count, info->layers, per_layer);
-    QT_TRY(parse_widths(q, json_object_get(model, "k"), err));
+                       "has %zu tensors for %zu layers, but each layer must have at least %d",
+                       q->shard.count, info->layers, QT_INPUTS * QT_QCAL_KINDS);
+    QT_TRY(parse_layers(q, version, json_object_get(model, "k"), json_object_get(model, "experts"),
+                        err));
 done:
     return rc;
 }
@@ -213,7 +358,7 @@ static int check_tensor(struct qt_qcal *q, size_t i, const json_t *crcs, struct 
     const struct qt_tensor *have = &q->shard.slots[i].info;
     struct qt_tensor want;
     char name[QT_QCAL_NAME];
-    int rc = qt_qcal_describe(&want, name, i, q->info.k, q->shard.path, err);
+    int rc = qt_qcal_describe(&want, name, i, &q->layers, q->shard.path, err);
     if (rc < 0)
         return rc;
     if (strcmp(have->name, want.name) != 0)
@@ -244,6 +389,7 @@ done:
 int qt_qcal_open(struct qt_qcal **out, const char *path, struct qt_err *err)
 {
     struct qt_qcal *q;
+    size_t version;
     int rc;
     *out = NULL;
     if (!qt_qcal_probe(path))
@@ -260,8 +406,8 @@ int qt_qcal_open(struct qt_qcal **out, const char *path, struct qt_err *err)
     }
     q->crc = qt_crc32(0, json_string_value(text), json_string_length(text));
     QT_TRY(qt_json_parse(&q->doc, json_string_value(text), json_string_length(text), path, err));
-    QT_TRY(check_version(q, err));
-    QT_TRY(parse_model(q, err));
+    QT_TRY(check_version(&version, q, err));
+    QT_TRY(parse_model(q, version, err));
     QT_TRY(parse_parts(q, err));
     QT_TRY(check_tensors(q, err));
     *out = q;
@@ -278,7 +424,7 @@ void qt_qcal_close(struct qt_qcal *q)
     qt_free(q->crcs);
     qt_free(q->names);
     qt_free(q->parts);
-    qt_free(q->k);
+    qt_qcal_layers_free(&q->layers);
     json_decref(q->doc);
     qt_shard_close(&q->shard);
     qt_free(q);
@@ -319,11 +465,19 @@ int qt_qcal_check_model(const struct qt_qcal *q, const struct qt_qcal_info *mode
         return other_model(q, whose, err, "the number of layers", info->layers, model->layers);
     if (info->hidden != model->hidden)
         return other_model(q, whose, err, "the hidden size", info->hidden, model->hidden);
-    for (size_t l = 0; l < info->layers; l++)
-        for (size_t i = 0; i < QT_INPUTS; i++)
-            if (info->k[l][i] != model->k[l][i])
-                return other_model(q, whose, err, "the width of a linear layer", info->k[l][i],
-                                   model->k[l][i]);
+    for (size_t l = 0; l < info->layers; l++) {
+        const struct qt_qcal_layer *have = &info->layer[l], *want = &model->layer[l];
+        if (have->experts != want->experts)
+            return other_model(q, whose, err, "the number of experts", have->experts,
+                               want->experts);
+        if (have->inputs != want->inputs)
+            return other_model(q, whose, err, "the number of linear inputs of a layer",
+                               have->inputs, want->inputs);
+        for (size_t i = 0; i < have->inputs; i++)
+            if (have->k[i] != want->k[i])
+                return other_model(q, whose, err, "the width of a linear layer", have->k[i],
+                                   want->k[i]);
+    }
     if (info->sample_crc != model->sample_crc)
         return qt_fail(err, QT_E_INPUT, q->shard.path, NULL,
                        "made from another model than %s: the weights differ (fingerprint %08x, not "
@@ -368,24 +522,30 @@ static int bad_channel(const struct qt_qcal *q, size_t i, size_t channel, struct
                    channel, what);
 }
 
-/* first: number of the first tensor of the linear input. */
+static uint64_t tokens_of_channel(const struct qt_channels *c, size_t j)
+{
+    uint64_t total = 0;
+    for (size_t b = 0; b < QT_HIST_BINS; b++)
+        total += c->hist[j * QT_HIST_BINS + b];
+    return total;
+}
+
+/* first: number of the first tensor of the linear input, over the tokens of which the statistics
+ * are. */
 static int check_channel(const struct qt_qcal *q, size_t first, const struct qt_channels *c,
-                         size_t j, struct qt_err *err)
+                         uint64_t observed, size_t j, struct qt_err *err)
 {
     const uint32_t *hist = c->hist + j * QT_HIST_BINS;
-    const double tokens = (double)q->info.tokens, slack = 1e-6;
+    const double tokens = (double)observed, slack = 1e-6;
     double sum2 = c->sum2[j], largest = (double)c->absmax[j] * (double)c->absmax[j];
-    uint64_t total = 0;
     uint32_t top = 0;
-    for (uint32_t b = 0; b < QT_HIST_BINS; b++) {
-        total += hist[b];
+    for (uint32_t b = 0; b < QT_HIST_BINS; b++)
         top = hist[b] ? b : top;
-    }
     if (!(c->absmax[j] >= 0 && isfinite(c->absmax[j])))
         return bad_channel(q, first + QT_QCAL_ABSMAX, j, err, "negative or not finite");
     if (!(sum2 >= 0 && isfinite(sum2)))
         return bad_channel(q, first + QT_QCAL_SUM2, j, err, "negative or not finite");
-    if (total != q->info.tokens)
+    if (tokens_of_channel(c, j) != observed)
         return bad_channel(q, first + QT_QCAL_HIST, j, err,
                            "the counts do not add up to the number of tokens");
     if (top != qt_hist_bin(c->absmax[j]))
@@ -399,15 +559,23 @@ static int check_channel(const struct qt_qcal *q, size_t first, const struct qt_
 int qt_qcal_channels(struct qt_channels *out, const struct qt_qcal *q, size_t layer, size_t input,
                      struct qt_err *err)
 {
-    size_t first = qt_qcal_index(layer, input, 0), k = q->info.k[layer][input];
+    const struct qt_qcal_layer *l = &q->info.layer[layer];
+    const size_t first = qt_qcal_index(&q->layers, layer, input, 0), k = l->k[input];
+    uint64_t tokens = q->info.tokens;
     int rc = qt_channels_new(out, k, err);
     if (rc < 0)
         return rc;
     QT_TRY(read_tensor(out->sum2, q, first + QT_QCAL_SUM2, err));
     QT_TRY(read_tensor(out->hist, q, first + QT_QCAL_HIST, err));
     QT_TRY(read_tensor(out->absmax, q, first + QT_QCAL_ABSMAX, err));
+    if (qt_qcal_expert(l, input) >= 0) /* of some tokens, the same for all channels */
+        tokens = tokens_of_channel(out, 0);
+    if (tokens > q->info.tokens) {
+        rc = bad_channel(q, first + QT_QCAL_HIST, 0, err, "counts more tokens than the file has");
+        goto done;
+    }
     for (size_t j = 0; j < k; j++)
-        QT_TRY(check_channel(q, first, out, j, err));
+        QT_TRY(check_channel(q, first, out, tokens, j, err));
 done:
     if (rc < 0)
         qt_channels_free(out);
@@ -419,7 +587,8 @@ int qt_qcal_hessian(double *h, const struct qt_qcal *q, size_t layer, size_t inp
 {
     /* H consists of FP32 products, summed in FP32 over some tokens and finally rounded to FP32. */
     const double relative = 1e-3, absolute = 1e-30;
-    size_t number = qt_qcal_index(layer, input, QT_QCAL_H), k = q->info.k[layer][input];
+    const size_t number = qt_qcal_index(&q->layers, layer, input, QT_QCAL_H);
+    const size_t k = q->info.layer[layer].k[input];
     const unsigned char *data, *at;
     int rc = tensor_data(&data, q, number, err);
     if (rc < 0)
@@ -438,4 +607,15 @@ int qt_qcal_hessian(double *h, const struct qt_qcal *q, size_t layer, size_t inp
     }
     qt_map_drop(&q->shard.map, data, (size_t)(at - data));
     return QT_OK;
+}
+
+int qt_qcal_routed(uint32_t *routed, const struct qt_qcal *q, size_t layer, struct qt_err *err)
+{
+    const size_t number = qt_qcal_routed_index(&q->layers, layer);
+    int rc = read_tensor(routed, q, number, err);
+    for (size_t e = 0; rc == QT_OK && e < q->info.layer[layer].experts; e++)
+        if (routed[e] > q->info.tokens)
+            rc = qt_fail(err, QT_E_INPUT, q->shard.path, q->shard.slots[number].info.name,
+                         "expert %zu: more tokens than the file has", e);
+    return rc;
 }

@@ -21,7 +21,7 @@ struct qt_qcal_writer {
     uint64_t *offsets; /* [count + 1] */
     uint32_t *crcs;
     bool *written;
-    size_t (*k)[QT_INPUTS];
+    struct qt_qcal_layers layers;
 };
 
 static int no_memory(struct qt_err *err)
@@ -50,8 +50,8 @@ static json_t *widths_json(const struct qt_qcal_info *info)
     int failed = 0;
     for (size_t l = 0; l < info->layers; l++) {
         json_t *row = json_array();
-        for (size_t i = 0; i < QT_INPUTS; i++)
-            failed |= json_array_append_new(row, json_integer((json_int_t)info->k[l][i]));
+        for (size_t i = 0; i < info->layer[l].inputs; i++)
+            failed |= json_array_append_new(row, json_integer((json_int_t)info->layer[l].k[i]));
         failed |= json_array_append_new(rows, row);
     }
     if (!failed)
@@ -60,9 +60,21 @@ static json_t *widths_json(const struct qt_qcal_info *info)
     return NULL;
 }
 
+/* Adds the member `experts`, which version 1 does not have. */
+static int add_experts(json_t *doc, const struct qt_qcal_info *info, struct qt_err *err)
+{
+    json_t *counts = json_array();
+    int failed = 0;
+    for (size_t l = 0; l < info->layers; l++)
+        failed |= json_array_append_new(counts, json_integer((json_int_t)info->layer[l].experts));
+    failed |= json_object_set_new(json_object_get(doc, "model"), "experts", counts);
+    return failed ? no_memory(err) : QT_OK;
+}
+
 /* Makes the document without the CRCs. */
 static int doc_new(json_t **out, const struct qt_qcal_info *info, struct qt_err *err)
 {
+    const int version = qt_qcal_version(info->layer, info->layers);
     json_t *parts = json_array();
     size_t tokens = 0;
     int failed = 0;
@@ -84,12 +96,14 @@ static int doc_new(json_t **out, const struct qt_qcal_info *info, struct qt_err 
     }
     *out =
         json_pack("{s:s, s:i, s:{s:s, s:s}, s:{s:s, s:I, s:I, s:o, s:o}, s:I, s:O}", "format",
-                  QT_QCAL_FORMAT, "version", QT_QCAL_VERSION, "tool", "name", "qtool", "version",
+                  QT_QCAL_FORMAT, "version", version, "tool", "name", "qtool", "version",
                   QT_VERSION, "model", "family", info->family, "layers", (json_int_t)info->layers,
                   "hidden", (json_int_t)info->hidden, "sample_crc32", qt_crc_json(info->sample_crc),
                   "k", widths_json(info), "tokens", (json_int_t)tokens, "parts", parts);
     json_decref(parts);
-    return failed || !*out ? no_memory(err) : QT_OK;
+    if (failed || !*out)
+        return no_memory(err);
+    return version > 1 ? add_experts(*out, info, err) : QT_OK;
 }
 
 /* Makes the file header with the current CRCs. */
@@ -199,16 +213,15 @@ static int plan(struct qt_qcal_writer *w, const struct qt_qcal_info *info, struc
     char *header = NULL;
     size_t size;
     int rc;
-    w->count = info->layers * QT_INPUTS * QT_QCAL_KINDS;
-    QT_TRY(qt_array_new(&w->k, info->layers, sizeof *w->k, err));
-    memcpy(w->k, info->k, info->layers * sizeof *w->k);
+    QT_TRY(qt_qcal_layers_new(&w->layers, info->layer, info->layers, err));
+    w->count = w->layers.first[info->layers];
     QT_TRY(qt_array_new(&w->tensors, w->count, sizeof *w->tensors, err));
     QT_TRY(qt_array_new(&w->names, w->count, sizeof *w->names, err));
     QT_TRY(qt_array_new(&w->offsets, w->count + 1, sizeof *w->offsets, err));
     QT_TRY(qt_array_new(&w->crcs, w->count, sizeof *w->crcs, err));
     QT_TRY(qt_array_new(&w->written, w->count, sizeof *w->written, err));
     for (size_t i = 0; i < w->count; i++)
-        QT_TRY(qt_qcal_describe(&w->tensors[i], w->names[i], i, info->k, w->path, err));
+        QT_TRY(qt_qcal_describe(&w->tensors[i], w->names[i], i, &w->layers, w->path, err));
     QT_TRY(doc_new(&w->doc, info, err));
     QT_TRY(header_new(&header, &size, w, err));
 done:
@@ -246,7 +259,7 @@ void qt_qcal_abandon(struct qt_qcal_writer *w)
         close(w->fd);
     }
     json_decref(w->doc);
-    qt_free(w->k);
+    qt_qcal_layers_free(&w->layers);
     qt_free(w->written);
     qt_free(w->crcs);
     qt_free(w->offsets);
@@ -276,13 +289,14 @@ static int put_tensor(struct qt_qcal_writer *w, size_t i, const void *data, stru
 }
 
 /* Error for a non-finite value in tensor i. */
-static int not_finite(size_t i, size_t channel, const char *whose, struct qt_err *err)
+static int not_finite(const struct qt_qcal_writer *w, size_t i, size_t channel, const char *whose,
+                      struct qt_err *err)
 {
-    size_t input = i / QT_QCAL_KINDS;
+    const struct qt_qcal_place p = qt_qcal_place(&w->layers, i);
     return qt_fail(err, QT_E_INPUT, whose, NULL,
                    "layer %zu, input %zu: sums of channel %zu are not finite: the model's "
                    "activations are NaN or too large",
-                   input / QT_INPUTS, input % QT_INPUTS, channel);
+                   p.layer, p.input, channel);
 }
 
 /* Writes the lower triangle row by row in FP32. */
@@ -296,7 +310,7 @@ static int put_hessian(struct qt_qcal_writer *w, size_t i, const double *h, size
         for (size_t c = 0; c <= r; c++)
             row[c] = (float)h[r * k + c];
         rc = qt_find_nonfinite(row, r + 1) <= r
-                 ? not_finite(i, r, whose, err)
+                 ? not_finite(w, i, r, whose, err)
                  : put_piece(w, i, row, (r + 1) * sizeof *row, &at, err);
     }
     qt_free(row);
@@ -306,21 +320,32 @@ static int put_hessian(struct qt_qcal_writer *w, size_t i, const double *h, size
 int qt_qcal_put(struct qt_qcal_writer *w, size_t layer, size_t input, const double *h,
                 const struct qt_channels *c, const char *whose, struct qt_err *err)
 {
-    size_t first = qt_qcal_index(layer, input, 0), k;
+    const bool planned = layer < w->layers.count && input < w->layers.layer[layer].inputs;
+    const size_t first = planned ? qt_qcal_index(&w->layers, layer, input, 0) : 0;
     int rc;
-    if (first >= w->count || input >= QT_INPUTS || w->written[first])
+    if (!planned || w->written[first])
         return qt_fail(err, QT_E_INTERNAL, w->path, NULL, "input %zu of layer %zu: %s", input,
-                       layer, first < w->count ? "written twice" : "not planned");
-    k = w->k[layer][input];
+                       layer, planned ? "written twice" : "not planned");
+    const size_t k = w->layers.layer[layer].k[input];
     for (size_t j = 0; j < k; j++)
         if (!isfinite(c->sum2[j]))
-            return not_finite(first, j, whose, err);
+            return not_finite(w, first, j, whose, err);
     QT_TRY(put_tensor(w, first + QT_QCAL_SUM2, c->sum2, err));
     QT_TRY(put_tensor(w, first + QT_QCAL_HIST, c->hist, err));
     QT_TRY(put_tensor(w, first + QT_QCAL_ABSMAX, c->absmax, err));
     QT_TRY(put_hessian(w, first + QT_QCAL_H, h, k, whose, err));
-    w->written[first] = true;
+    for (size_t i = 0; i < QT_QCAL_KINDS; i++)
+        w->written[first + i] = true;
 done:
+    return rc;
+}
+
+int qt_qcal_put_routed(struct qt_qcal_writer *w, size_t layer, const uint32_t *routed,
+                       struct qt_err *err)
+{
+    const size_t i = qt_qcal_routed_index(&w->layers, layer);
+    int rc = put_tensor(w, i, routed, err);
+    w->written[i] = rc == QT_OK;
     return rc;
 }
 
@@ -352,7 +377,7 @@ int qt_qcal_finish(struct qt_qcal_writer *w, struct qt_err *err)
     size_t size = 0;
     const char *name = qt_base_name(w->path);
     int rc;
-    for (size_t i = 0; i < w->count; i += QT_QCAL_KINDS)
+    for (size_t i = 0; i < w->count; i++)
         if (!w->written[i])
             return qt_fail(err, QT_E_INTERNAL, w->path, w->tensors[i].name, "was never written");
     uint64_t data = w->offsets[0];

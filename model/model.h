@@ -247,6 +247,9 @@ const char *qt_model_cannot(const struct qt_model *model, enum qt_use use);
 size_t qt_model_inputs(const struct qt_model *model, size_t layer);
 /* The first linear input of the MLP; the mixer has those below it. */
 int qt_model_mlp_input(const struct qt_model *model, size_t layer);
+/* The number that hooks and qt_layer_run_to give to the input of all routed experts of a layer, before
+ * it is divided among them; -1: a layer without experts. It follows the linear inputs. */
+int qt_model_experts_input(const struct qt_model *model, size_t layer);
 /* True if the linear with this input is the last one of a sublayer without experts. If mixer and
  * MLP read the same input, the whole layer is one sublayer. */
 bool qt_model_ends_sublayer(const struct qt_model *model, size_t layer, int input);
@@ -268,6 +271,7 @@ struct qt_norm {
  * layer = info.layers: the final norm, if the model has one. */
 size_t qt_model_norms(const struct qt_norm **out, const struct qt_model *model, size_t layer);
 
+enum { QT_LAYER_INPUTS = 6 }; /* linear inputs, at most, of a layer without experts */
 enum { QT_LAYER_LINEARS = 7, QT_LAYER_NORMS = 6 }; /* at most, in a layer that can learn */
 
 /* The row (of a set, see struct qt_linear) from which channel c of `input` is computed. This is c
@@ -350,7 +354,8 @@ int qt_layer_run_sublayer(struct qt_layer *layer, int input, float *hidden, size
                           const struct qt_hook *hook, struct qt_err *err);
 /* Runs the sublayer up to this linear input: the hook gets this input only, and hidden does not
  * change. The linears with this input and later ones are not used. tokens: the tokens that the
- * expert with this input processes; NULL: those that choose the expert. */
+ * expert with this input processes; NULL: those that choose the expert. input may also be that of
+ * qt_model_experts_input, with tokens = NULL. */
 int qt_layer_run_to(struct qt_layer *layer, int input, float *hidden, size_t m, size_t seqlen,
                     const struct qt_tokens *tokens, const struct qt_hook *hook, struct qt_err *err);
 

@@ -250,39 +250,48 @@ static bool stays_on_backend(const struct layer_run *l, int input)
     return all;
 }
 
+/* Counts an expert once, whichever of its inputs has too few tokens. all: tokens of the data. */
+static void count_undersampled(struct layer_run *l, size_t layer, int input, size_t k,
+                               size_t routed, size_t all)
+{
+    const int expert = qt_model_expert(l->model, layer, input);
+    struct undersampled *u = l->undersampled;
+    if (expert < 0 || routed / QT_MIN_TOKENS_PER_CHANNEL >= k || expert == l->last_undersampled ||
+        routed == all) /* no tokens left to add */
+        return;
+    u->fewest_tokens = u->experts ? qt_min_size(u->fewest_tokens, routed) : routed;
+    u->experts++;
+    l->last_undersampled = expert;
+}
+
 /* Takes H from a calibration file. */
 static int quantize_from_file(struct layer_run *l, size_t layer, int input, struct qt_err *err)
 {
     const struct qt_qcal *file = l->run->opt->calibration->file;
-    const size_t k = qt_qcal_info(file)->k[layer][input];
+    const struct qt_qcal_info *info = qt_qcal_info(file);
+    const size_t k = info->layer[layer].k[input], experts = info->layer[layer].experts;
+    const int expert = qt_model_expert(l->model, layer, input);
+    struct qt_observed seen = {.routed_tokens = info->tokens};
+    uint32_t *routed = NULL;
     struct qt_channels c = {0};
     double *h = NULL;
     int rc;
+    if (expert >= 0) {
+        QT_TRY(qt_array_new(&routed, experts, sizeof *routed, err));
+        QT_TRY(qt_qcal_routed(routed, file, layer, err));
+        seen.routed_tokens = routed[expert];
+        count_undersampled(l, layer, input, k, seen.routed_tokens, info->tokens);
+    }
     QT_TRY(qt_array_new(&h, k, k * sizeof *h, err));
     QT_TRY(qt_qcal_channels(&c, file, layer, (size_t)input, err));
     QT_TRY(qt_qcal_hessian(h, file, layer, (size_t)input, c.sum2, err));
-    QT_TRY(quantize_linears(l, input, &(struct qt_observed){.h = h}, err));
+    seen.h = h;
+    QT_TRY(quantize_linears(l, input, &seen, err));
 done:
+    qt_free(routed);
     qt_channels_free(&c);
     qt_free(h);
     return rc;
-}
-
-/* Counts an expert once, whichever of its inputs has too few tokens. */
-static void count_undersampled(struct layer_run *l, size_t layer, int input,
-                               const struct qt_observed *seen)
-{
-    const int expert = qt_model_expert(l->model, layer, input);
-    const struct qt_calibration *data = l->run->opt->calibration;
-    const size_t k = seen->input.n, all = data->samples * data->seqlen;
-    if (expert < 0 || seen->routed_tokens / QT_MIN_TOKENS_PER_CHANNEL >= k ||
-        expert == l->last_undersampled || seen->routed_tokens == all) /* no tokens left to add */
-        return;
-    l->undersampled->fewest_tokens =
-        l->undersampled->experts ? qt_min_size(l->undersampled->fewest_tokens, seen->routed_tokens)
-                                 : seen->routed_tokens;
-    l->undersampled->experts++;
-    l->last_undersampled = expert;
 }
 
 static int quantize_and_advance(struct layer_run *l, struct qt_sequential *seq, size_t layer,
@@ -294,6 +303,7 @@ static int quantize_and_advance(struct layer_run *l, struct qt_sequential *seq, 
                                        .load = current_load,
                                        .unchanged = current_unchanged,
                                        .fake_quant = l->current.fake_quant};
+    const struct qt_calibration *data = l->run->opt->calibration;
     const bool last = layer + 1 == qt_model_info(l->model)->layers;
     const int end = (int)qt_model_inputs(l->model, layer) - 1;
     int rc;
@@ -302,7 +312,8 @@ static int quantize_and_advance(struct layer_run *l, struct qt_sequential *seq, 
         struct qt_observed seen = {0};
         if (l->pending[input].with_hessian) {
             QT_TRY(qt_sequential_observe(&seen, seq, input, stays_on_backend(l, input), err));
-            count_undersampled(l, layer, input, &seen);
+            count_undersampled(l, layer, input, seen.input.n, seen.routed_tokens,
+                               data->samples * data->seqlen);
         }
         if (l->pending[input].all) {
             l->reload = false;
@@ -445,14 +456,29 @@ static void warn_of_small_data(const struct qt_run *run, const bool *is_linear, 
             tokens, widest, QT_MIN_TOKENS_PER_CHANNEL);
 }
 
-static void warn_of_undersampled(const struct undersampled *undersampled, const struct qt_run *run)
+/* With a calibration file, ranks share the layers. */
+static int warn_of_undersampled(const struct undersampled *mine, const struct qt_run *run,
+                                struct qt_err *err)
 {
-    if (undersampled->experts)
+    const size_t size = qt_comm_size(run->opt->comm);
+    struct undersampled all = {0}, *ranks;
+    int rc;
+    QT_TRY(qt_array_new(&ranks, size, sizeof *ranks, err));
+    QT_TRY(qt_comm_gather(run->opt->comm, ranks, mine, sizeof *mine, err));
+    for (size_t i = 0; i < size; i++) {
+        if (ranks[i].experts)
+            all.fewest_tokens = all.experts ? qt_min_size(all.fewest_tokens, ranks[i].fewest_tokens)
+                                            : ranks[i].fewest_tokens;
+        all.experts += ranks[i].experts;
+    }
+    if (all.experts)
         qt_log_message(run->opt->log, QT_LOG_WARNING,
                        "%zu experts were selected by fewer than %d calibration tokens per channel "
                        "(the fewest: %zu): tokens close to selecting them were added",
-                       undersampled->experts, QT_MIN_TOKENS_PER_CHANNEL,
-                       undersampled->fewest_tokens);
+                       all.experts, QT_MIN_TOKENS_PER_CHANNEL, all.fewest_tokens);
+done:
+    qt_free(ranks);
+    return rc;
 }
 
 /* True if no unfinished linear needs the data: none needs it, or an earlier run finished all. Then
@@ -496,7 +522,7 @@ static int run_data(struct qt_run *run, struct qt_err *err)
         qt_log_layer(run->opt->log, layer, qt_model_info(model)->layers, (double)tokens);
         QT_TRY(run_layer(run, model, seq, layer, &undersampled, err));
     }
-    warn_of_undersampled(&undersampled, run);
+    QT_TRY(warn_of_undersampled(&undersampled, run, err));
 done:
     qt_sequential_close(seq);
     qt_free(is_linear);
@@ -510,6 +536,7 @@ static int run_file(struct qt_run *run, struct qt_err *err)
     const struct qt_qcal *file = run->opt->calibration->file;
     struct qt_model *model = NULL;
     bool *is_linear = NULL;
+    struct undersampled undersampled = {0};
     int rc;
     QT_TRY(qt_model_open(&model, &source, err));
     QT_TRY(find_linears(&is_linear, run, model, err));
@@ -520,10 +547,11 @@ static int run_file(struct qt_run *run, struct qt_err *err)
     for (size_t layer = 0; layer < layers; layer++) {
         qt_log_layer(run->opt->log, layer, layers, 0);
         if (layer % size == qt_comm_rank(run->opt->comm))
-            rc = run_layer(run, model, NULL, layer, NULL, err);
+            rc = run_layer(run, model, NULL, layer, &undersampled, err);
         if (rc < 0 || layer % size == size - 1 || layer == layers - 1)
             QT_TRY(qt_run_exchange(run, rc, err));
     }
+    QT_TRY(warn_of_undersampled(&undersampled, run, err));
 done:
     qt_free(is_linear);
     qt_model_close(model);

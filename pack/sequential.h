@@ -14,8 +14,6 @@
 
 #include "pack/pack.h"
 
-enum { QT_MIN_TOKENS_PER_CHANNEL = 4 }; /* with fewer a Hessian overfits its tokens */
-
 struct qt_sequential;
 
 /* Embeds the windows, with several ranks those of this rank: all ranks call the functions below

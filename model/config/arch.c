@@ -1844,19 +1844,21 @@ const char *qt_model_type(size_t i)
 const char *arch_cannot(const struct arch *arch, bool experts, bool ssm, enum qt_use use)
 {
     const bool changes = use == QT_USE_LEARN || use == QT_USE_W4AX;
-    if (arch->both_ways && use != QT_USE_CALIB_FILE)
+    if (use == QT_USE_CALIB_FILE) /* layers may lack inputs */
+        return ssm && arch->ssm == SSM_BLOCKS ? "layers of a single sublayer" : NULL;
+    if (arch->both_ways)
         return "attention that goes both ways";
     if (experts && use != QT_USE_KV4)
         return "mixtures of experts";
     if (arch->latent)
         return "latent attention";
-    if (arch->layer_heads && use != QT_USE_CALIB_FILE)
+    if (arch->layer_heads)
         return "attention heads of several sizes";
-    if (arch->delta && use != QT_USE_CALIB_FILE)
+    if (arch->delta)
         return "gated DeltaNet";
-    if (arch->short_conv && use != QT_USE_CALIB_FILE)
+    if (arch->short_conv)
         return "short convolutions";
-    if (ssm && (use != QT_USE_CALIB_FILE || arch->ssm == SSM_BESIDE || arch->ssm == SSM_BLOCKS))
+    if (ssm)
         return "state space models";
     if ((arch->gated || arch->parts[ROLE_ATTN_GATE]) && changes)
         return "gated attention";

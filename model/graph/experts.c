@@ -255,7 +255,11 @@ int experts_run(bool *stop, float *y, const float *x, const struct layer_run *r,
     const size_t first = only < 0 ? 0 : (size_t)only, end = only < 0 ? info->experts : first + 1;
     const float *routed_x;
     bool stopped;
-    *stop = only >= 0;
+    *stop = r->stop >= r->layer->def->mixer_inputs;
+    if (r->stop == experts_input(&r->layer->model->cfg, r->layer->def)) {
+        QT_TRY(prepare_routed(&routed_x, r, x, err));
+        return r->hook->fn(r->hook->ctx, r->stop, routed_x, r->m, info->hidden, err);
+    }
     if (!r->tokens)
         QT_TRY(experts_route(e->weights, r, x, err));
     if (!*stop)

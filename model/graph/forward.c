@@ -121,7 +121,8 @@ static struct sublayers all_of(const struct qt_layer *layer)
 /* The sublayer with this linear input. What follows the MLP without a linear belongs to it. */
 static struct sublayers one_of(const struct qt_layer *layer, int input)
 {
-    const bool last = input >= layer_mlp_end(layer->def);
+    const struct config *cfg = &layer->model->cfg;
+    const bool last = input >= layer_mlp_end(layer->def) && input < experts_input(cfg, layer->def);
     return layer->model->cfg.parallel         ? (struct sublayers){{run_parallel}}
            : input < layer->def->mixer_inputs ? (struct sublayers){{run_mixer}}
            : last                             ? (struct sublayers){{run_last}}

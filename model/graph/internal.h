@@ -475,7 +475,8 @@ static inline int expert_input(const struct layer_def *layer, size_t expert, boo
 /* The expert that has this linear input; -1: none. */
 static inline int layer_expert(const struct layer_def *layer, int input)
 {
-    return input >= layer->mixer_inputs && layer->experts ? (input - layer->mixer_inputs) / 2 : -1;
+    const int expert = (input - layer->mixer_inputs) / 2;
+    return input >= layer->mixer_inputs && (size_t)expert < layer->experts ? expert : -1;
 }
 
 /* Intermediate width of the dense MLP of a layer. */
@@ -489,6 +490,12 @@ static inline int layer_mlp_end(const struct layer_def *layer)
 {
     const size_t mlps = !layer->mlp ? 0 : layer->experts ? layer->experts : 1;
     return layer->mixer_inputs + 2 * (int)mlps;
+}
+
+/* The number of the input that all routed experts share, behind all linear inputs. */
+static inline int experts_input(const struct config *cfg, const struct layer_def *layer)
+{
+    return layer_mlp_end(layer) + (cfg->per_layer ? 2 : 0);
 }
 
 /* Number of elements of the weight. */

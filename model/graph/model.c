@@ -805,10 +805,16 @@ int qt_model_expert(const struct qt_model *model, size_t layer, int input)
     return layer_expert(&model->layers[layer], input);
 }
 
+int qt_model_experts_input(const struct qt_model *model, size_t layer)
+{
+    const struct layer_def *def = &model->layers[layer];
+    return def->experts ? experts_input(&model->cfg, def) : -1;
+}
+
 size_t qt_model_inputs(const struct qt_model *model, size_t layer)
 {
     const struct layer_def *def = &model->layers[layer];
-    return (size_t)layer_mlp_end(def) + (model->cfg.per_layer ? 2 : 0);
+    return (size_t)experts_input(&model->cfg, def);
 }
 
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer)

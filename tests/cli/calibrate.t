@@ -6,9 +6,9 @@ $ qtool calibrate "$NANO" --data "$NANO/calib.txt" --samples 8 --seqlen 128 -o a
 2 ^qtool calibrate: calibrate done in 0:0
 
 $ test ! -e a.qcal.partial && qtool inspect a.qcal
-> ^LAYER +INPUT +K +RMS +P99\.9 MAX +ABSMAX +DEAD$
-> ^ +0 +attention in +256 +[0-9.]+ +[0-9.]+ +[0-9.]+ +0$
-> ^ +2 +MLP down +512 +[0-9.]+ +[0-9.]+ +[0-9.]+ +0$
+> ^LAYER +INPUT +K +TOKENS +RMS +P99\.9 MAX +ABSMAX +DEAD$
+> ^ +0 +attention in +256 +1024 +[0-9.]+ +[0-9.]+ +[0-9.]+ +0$
+> ^ +2 +MLP down +512 +1024 +[0-9.]+ +[0-9.]+ +[0-9.]+ +0$
 > ^model +llama: 3 layers, hidden 256 \(fingerprint [0-9a-f]{8}\)$
 > ^data +8 windows of 128 tokens, seed 0, of calib\.txt$
 > ^tokens +1024$

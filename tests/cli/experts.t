@@ -14,10 +14,36 @@ $ qtool list archs
 > ^mixtral +attention
 > ^qwen3_moe +attention
 
+# Calibration files: each expert has Hessians of its own. The same bytes for any number of threads;
+# files can be merged.
+$ echo "--data $MODELS/mixtral/ids.u16 --seqlen 16 -q" >data
+$ for t in 1 2 3; do qtool calibrate "$MODELS/mixtral" -o $t.qcal $(cat data) --samples 2 --threads $t || exit; done; cmp 1.qcal 2.qcal && cmp 1.qcal 3.qcal
+$ qtool inspect 1.qcal
+> ^ +1 +expert 4 in +32 +32 
+> ^ +1 +expert 4 down +48 +32 
+> ^ +1 +experts in +32 +32 
+$ qtool calibrate "$MODELS/mixtral" -o s.qcal $(cat data) --samples 1 --seed 3 && qtool calibrate --merge 1.qcal s.qcal -o m.qcal -q
+> ^tokens +48$
+$ qtool quantize "$MODELS/mixtral" -o c --scheme nf4:g=32 --calib m.qcal
+> ^tensors +38 quantized
+2 10 experts were selected by fewer than 4 calibration tokens per channel \(the fewest: [0-9]+\)
+$ qtool quantize "$MODELS/mixtral" -o c1 --scheme nf4:g=32 --calib m.qcal -q --threads 1 && cmp c/model.safetensors c1/model.safetensors && qtool verify c --source "$MODELS/mixtral" -q
+> ^tensors +38 quantized
+$ test "$(grep -c '"tokens"' c/qtool-report.json)" -eq 30
+$ qtool quantize "$MODELS/qwen3_moe" -o x --scheme nf4 --calib m.qcal -q
+? 3
+2 m\.qcal: made from another model than .*qwen3_moe.*: the family is mixtral, not qwen3_moe
+$ qtool plan "$MODELS/mixtral" --scheme nf4:g=32 --calib m.qcal
+> ^memory .* with the calibration file$
+
+# Latent attention has more inputs.
+$ qtool calibrate "$MODELS/deepseek_v3" -o l.qcal --data "$MODELS/deepseek_v3/ids.u16" --seqlen 16 -q --samples 2 && qtool inspect l.qcal
+> ^tokens +32$
+> ^ +0 +mixer 2 +8 
+$ qtool quantize "$MODELS/deepseek_v3" -o l --scheme fp6 --calib l.qcal -q && grep -q ".fallbacks.: 0" l/qtool-report.json
+> ^tensors +[0-9]+ quantized
+
 # Features that do not support experts are refused before any work.
-$ qtool calibrate "$MODELS/mixtral" -o x.qcal --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
-? 4
-2 quantize with --data instead
 $ qtool quantize "$MODELS/mixtral" -o r --scheme w4ax --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
 ? 4
 2 model\.safetensors: tensor [a-z0-9_.]+: w4ax does not support mixtures of experts
@@ -30,4 +56,4 @@ $ qtool plan "$MODELS/mixtral" --scheme nf4:learn=1
 $ qtool quantize "$MODELS/mixtral" -o r --scheme nf4 --tune-norms --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
 ? 4
 2 learning does not support mixtures of experts
-$ test ! -e r && test ! -e r.partial && test ! -e x.qcal
+$ test ! -e r && test ! -e r.partial && test ! -e x

@@ -17,15 +17,15 @@ $ qtool list schemes | grep -c '^  table '
 $ qtool list archs
 > ^model_type +layers +MLP +calibration file +w4ax +learn +kv4
 > ^llama +attention +dense +yes +yes +yes +yes
-> ^mixtral +attention +experts +no +no +no +yes
+> ^mixtral +attention +experts +yes +no +no +yes
 > ^bert +attention to both sides +dense +yes +no +no +no
 > ^cohere2 +attention +dense +yes +yes +yes +yes
-> ^gemma4_text +attention +experts +no +no +no +no
+> ^gemma4_text +attention +experts +yes +no +no +no
 > ^gemma4_unified +attention +dense +yes +no +no +no
 > ^lfm2 +short convolution and attention +dense +yes +no +no +no
 > ^bamba +state space and attention +dense +yes +no +no +no
 > ^nemotron_h +state space and attention +experts +no +no +no +no
-> ^minicpm3 +latent attention +dense +no +no +no +no
+> ^minicpm3 +latent attention +dense +yes +no +no +no
 > ^qwen3_5 +gated DeltaNet and attention +dense +yes +no +no +no
 2-
 

@@ -7,6 +7,7 @@
 #   families    the model types of transformers, and which of them qtool runs
 #   chat        what Jinja2 makes of chat templates, made again; needs jinja2
 #   pack        the golden bytes of packed matrices, made again; needs numpy
+#   qcal        the golden calibration file, made again; needs numpy
 #   sources     quantized checkpoints, dequantized by the packages that write them (3 GB)
 #   model       logits and gradients of random models of every family, by transformers and torch (2 GB)
 #   exports     exports of the example checkpoint, loaded by the packages of runtimes (3 GB)
@@ -62,6 +63,11 @@ check() {
         provide numpy || return 77
         rm -rf "$build/golden" && "$python" tests/oracle/make_pack_golden.py "$build/golden" &&
             diff -r "$build/golden" tests/golden/pack
+        ;;
+    qcal)
+        provide numpy || return 77
+        "$python" tests/oracle/make_qcal_golden.py "$build/experts.qcal" &&
+            cmp "$build/experts.qcal" tests/golden/qcal/experts.qcal
         ;;
     sources)
         into_venv "torch==2.*" "transformers==5.*" compressed-tensors==0.20.1 \

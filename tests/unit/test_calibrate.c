@@ -149,7 +149,7 @@ static void compare_layer(const struct qt_qcal *q, size_t layer, const struct se
         struct qt_channels c;
         double *h = malloc(s->k[i] * s->k[i] * sizeof *h);
         assert_int_equal(s->m[i], SAMPLES * SEQLEN);
-        assert_int_equal(s->k[i], qt_qcal_info(q)->k[layer][i]);
+        assert_int_equal(s->k[i], qt_qcal_info(q)->layer[layer].k[i]);
         expect_ok("channels", qt_qcal_channels(&c, q, layer, i, &err), &err);
         expect_ok("H", qt_qcal_hessian(h, q, layer, i, c.sum2, &err), &err);
         compare_channels(&c, s->x[i], s->m[i], s->k[i]);
@@ -249,7 +249,7 @@ static void compare_inputs(const struct qt_qcal *a, const struct qt_qcal *b, siz
 {
     struct qt_err err = {0};
     struct qt_channels c, d;
-    size_t k = qt_qcal_info(a)->k[layer][input];
+    size_t k = qt_qcal_info(a)->layer[layer].k[input];
     double *g = calloc(k * k, sizeof *g), *h = calloc(k * k, sizeof *h);
     expect_ok("channels", qt_qcal_channels(&c, a, layer, input, &err), &err);
     expect_ok("channels", qt_qcal_channels(&d, b, layer, input, &err), &err);

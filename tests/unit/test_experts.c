@@ -546,17 +546,80 @@ static void gradients_are_refused(void **state)
     close_model(f);
 }
 
-static void calibration_files_are_refused(void **state)
+/* Random entries of H, and the channels, of inputs times routing weights. */
+static void compare_with_file(const struct qt_qcal *q, size_t input, const struct kept *x,
+                              const struct qt_tokens *tokens)
 {
-    struct fixture *f = open_model("tests/golden/models/mixtral");
+    struct qt_err err = {0};
+    const size_t k = x->k;
+    struct qt_channels c;
+    double *h = calloc(k * k, sizeof *h);
+    expect_ok("channels", qt_qcal_channels(&c, q, 0, input, &err), &err);
+    expect_ok("H", qt_qcal_hessian(h, q, 0, input, c.sum2, &err), &err);
+    for (int draw = 0; draw < 200; draw++) {
+        const size_t i = random_u32() % k, j = random_u32() % (i + 1);
+        double product = 0, ii = 0, jj = 0;
+        float largest = 0;
+        uint64_t counted = 0;
+        for (size_t t = 0; t < tokens->count; t++) {
+            const float *row = x->x + tokens->row[t] * k;
+            const double a = (double)row[i] * (double)tokens->weight[t];
+            const double b = (double)row[j] * (double)tokens->weight[t];
+            product += a * b;
+            ii += a * a;
+            jj += b * b;
+            largest = fmaxf(largest, fabsf(row[i] * tokens->weight[t]));
+        }
+        for (size_t b = 0; b < QT_HIST_BINS; b++)
+            counted += c.hist[i * QT_HIST_BINS + b];
+        assert_int_equal(counted, tokens->count);
+        assert_true(fabsf(c.absmax[i] - largest) <= 1e-5f * largest);
+        expect_near("sum2", c.sum2[i], ii, ii);
+        expect_near("H", h[i * k + j], product, sqrt(ii * jj));
+    }
+    qt_channels_free(&c);
+    free(h);
+}
+
+/* The statistics of the first layer, for its experts and for the input that they share. */
+static void calibration_files_hold_the_experts_tokens(void **state)
+{
+    struct fixture *f = open_model(*state);
     const struct qt_calibrate_options opt = {.backend = f->be};
-    const struct qt_qcal_part part = {.samples = 2, .seqlen = SEQLEN};
+    const char *const names[] = {"ids"};
+    const struct qt_qcal_part part = {
+        .samples = SAMPLES, .seqlen = SEQLEN, .data = names, .ndata = 1};
+    struct qt_tokens all = all_tokens(), some = all_tokens();
+    struct qt_layer *layer;
+    struct qt_qcal *q;
+    uint32_t routed[MOST];
     char *dir = fixture_dir();
     const char *path = fixture_path(dir, "x.qcal");
-    (void)state;
-    expect_error("calibrate", qt_calibrate(path, f->ckpt, f->ids, &part, &opt, &f->err),
-                 QT_E_UNSUPPORTED, "--data", &f->err);
-    assert_false(qt_path_exists(path));
+    expect_ok("calibrate", qt_calibrate(path, f->ckpt, f->ids, &part, &opt, &f->err), &f->err);
+    expect_ok("open", qt_qcal_open(&q, path, &f->err), &f->err);
+    expect_ok("check", qt_calibrate_check(q, f->ckpt, f->model, &f->err), &f->err);
+    expect_ok("routed", qt_qcal_routed(routed, q, 0, &f->err), &f->err);
+    expect_ok("layer", qt_layer_open(&layer, f->model, 0, &f->source, f->be, &f->err), &f->err);
+    float *weights = routing_weights(f, layer, f->hidden);
+    const int shared = qt_model_experts_input(f->model, 0);
+    assert_int_equal(qt_qcal_info(q)->layer[0].inputs, shared + 1);
+    for (int input = 2; input < shared; input++) {
+        const size_t e = (size_t)qt_model_expert(f->model, 0, input);
+        struct kept x = input_of(f, layer, input, f->hidden, &all);
+        assert_int_equal(routed[e], qt_tokens_of_expert(&some, weights, TOKENS, f->experts, e,
+                                                        QT_MIN_TOKENS_PER_CHANNEL * x.k));
+        compare_with_file(q, (size_t)input, &x, &some);
+        free(x.x);
+    }
+    struct kept x = input_of(f, layer, shared, f->hidden, NULL);
+    assert_int_equal(x.count, TOKENS);
+    compare_with_file(q, (size_t)shared, &x, &all);
+    free(x.x);
+    qt_qcal_close(q);
+    qt_layer_close(layer);
+    qt_tokens_free(&all);
+    qt_tokens_free(&some);
+    free(weights);
     fixture_remove(dir);
     close_model(f);
 }
@@ -578,7 +641,7 @@ int main(void)
         cmocka_unit_test_prestate(allocation_failures, ONE_DENSE),
         cmocka_unit_test(infinite_scores_are_refused),
         cmocka_unit_test(gradients_are_refused),
-        cmocka_unit_test(calibration_files_are_refused),
+        cmocka_unit_test_prestate(calibration_files_hold_the_experts_tokens, GATED),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,6 +13,13 @@ enum { LAYERS = 2, WIDEST = 7 };
 
 /* Odd widths: no tensor is aligned. */
 static const size_t widths[LAYERS][QT_INPUTS] = {{3, 5, 4, 7}, {1, 2, 3, 6}};
+static const struct qt_qcal_layer layers[LAYERS] = {{QT_INPUTS, widths[0], 0},
+                                                    {QT_INPUTS, widths[1], 0}};
+/* Latent attention and one MLP; attention and two experts. */
+static const size_t expert_widths[LAYERS][7] = {{3, 2, 1, 4, 3, 6}, {3, 4, 3, 2, 3, 5, 3}};
+static const struct qt_qcal_layer expert_layers[LAYERS] = {{6, expert_widths[0], 0},
+                                                           {7, expert_widths[1], 2}};
+static const uint32_t expert_tokens[2] = {11, 4}; /* that chose each expert */
 static const char *const data_files[] = {"some/where/prose.txt", "b\xff.txt"};
 static const struct qt_qcal_part parts[] = {
     {.samples = 3, .seqlen = 4, .seed = 9, .bos = true, .ids_crc = 0x1234, .data = data_files, 2},
@@ -23,11 +30,22 @@ static const struct qt_qcal_info info = {
     .layers = LAYERS,
     .hidden = 3,
     .sample_crc = 0xabcdef01,
-    .k = widths,
+    .layer = layers,
     .parts = parts,
     .nparts = 2,
 };
 enum { TOKENS = 3 * 4 + 8 };
+
+/* The model of the files that are written. */
+static struct qt_qcal_info about;
+
+static struct qt_qcal_info info_with_experts(void)
+{
+    struct qt_qcal_info with = info;
+    with.family = "mixtral";
+    with.layer = expert_layers;
+    return with;
+}
 
 static char *dir;
 
@@ -35,6 +53,14 @@ static int setup(void **state)
 {
     (void)state;
     dir = fixture_dir();
+    about = info;
+    return 0;
+}
+
+static int setup_experts(void **state)
+{
+    setup(state);
+    about = info_with_experts();
     return 0;
 }
 
@@ -50,11 +76,13 @@ static int teardown(void **state)
 /* Statistics of synthetic activations of a linear input. */
 static void make(double *h, struct qt_channels *c, size_t layer, size_t input)
 {
-    size_t k = widths[layer][input];
+    const size_t k = about.layer[layer].k[input];
+    const int expert = qt_qcal_expert(&about.layer[layer], input);
+    const size_t tokens = expert < 0 ? TOKENS : expert_tokens[expert] + 1; /* one was near */
     assert_int_equal(qt_channels_new(c, k, NULL), QT_OK);
     for (size_t i = 0; i < k * k; i++)
         h[i] = i % k <= i / k ? 0 : NAN; /* the upper triangle must not be read */
-    for (size_t t = 0; t < TOKENS; t++) {
+    for (size_t t = 0; t < tokens; t++) {
         float x[WIDEST];
         for (size_t j = 0; j < k; j++) {
             x[j] = (float)sin((double)(1 + t + 31 * j + 7 * input + 3 * layer)) *
@@ -75,11 +103,15 @@ static int put_all(struct qt_qcal_writer *w, struct qt_err *err)
     double h[WIDEST * WIDEST];
     int rc = QT_OK;
     /* Writes the last input first: the order must not matter. */
-    for (size_t n = LAYERS * QT_INPUTS; n-- > 0 && rc == QT_OK;) {
-        struct qt_channels c;
-        make(h, &c, n / QT_INPUTS, n % QT_INPUTS);
-        rc = qt_qcal_put(w, n / QT_INPUTS, n % QT_INPUTS, h, &c, "model", err);
-        qt_channels_free(&c);
+    for (size_t l = LAYERS; l-- > 0 && rc == QT_OK;) {
+        if (about.layer[l].experts)
+            rc = qt_qcal_put_routed(w, l, expert_tokens, err);
+        for (size_t i = about.layer[l].inputs; i-- > 0 && rc == QT_OK;) {
+            struct qt_channels c;
+            make(h, &c, l, i);
+            rc = qt_qcal_put(w, l, i, h, &c, "model", err);
+            qt_channels_free(&c);
+        }
     }
     return rc;
 }
@@ -87,7 +119,7 @@ static int put_all(struct qt_qcal_writer *w, struct qt_err *err)
 static int write_file(const char *path, bool force, struct qt_err *err)
 {
     struct qt_qcal_writer *w = NULL;
-    int rc = qt_qcal_create(&w, path, &info, force, err);
+    int rc = qt_qcal_create(&w, path, &about, force, err);
     if (rc == QT_OK)
         rc = put_all(w, err);
     if (rc == QT_OK)
@@ -102,12 +134,17 @@ static int read_all(const char *path, struct qt_err *err)
     struct qt_qcal *q = NULL;
     double h[WIDEST * WIDEST];
     int rc = qt_qcal_open(&q, path, err);
-    for (size_t n = 0; n < LAYERS * QT_INPUTS && rc == QT_OK; n++) {
-        struct qt_channels c;
-        rc = qt_qcal_channels(&c, q, n / QT_INPUTS, n % QT_INPUTS, err);
-        if (rc == QT_OK)
-            rc = qt_qcal_hessian(h, q, n / QT_INPUTS, n % QT_INPUTS, c.sum2, err);
-        qt_channels_free(&c);
+    for (size_t l = 0; rc == QT_OK && l < LAYERS; l++) {
+        uint32_t routed[2];
+        for (size_t i = 0; i < about.layer[l].inputs && rc == QT_OK; i++) {
+            struct qt_channels c;
+            rc = qt_qcal_channels(&c, q, l, i, err);
+            if (rc == QT_OK)
+                rc = qt_qcal_hessian(h, q, l, i, c.sum2, err);
+            qt_channels_free(&c);
+        }
+        if (rc == QT_OK && about.layer[l].experts)
+            rc = qt_qcal_routed(routed, q, l, err);
     }
     qt_qcal_close(q);
     return rc;
@@ -123,11 +160,10 @@ static void test_round_trip(void **state)
     expect_ok("open", qt_qcal_open(&q, path, &err), &err);
     const struct qt_qcal_info *got = qt_qcal_info(q);
     assert_string_equal(qt_qcal_path(q), path);
-    assert_string_equal(got->family, "llama");
+    assert_string_equal(got->family, about.family);
     assert_int_equal(got->layers, LAYERS);
     assert_int_equal(got->hidden, 3);
     assert_int_equal(got->sample_crc, 0xabcdef01);
-    assert_memory_equal(got->k, widths, sizeof widths);
     assert_int_equal(got->tokens, TOKENS);
     assert_int_equal(got->nparts, 2);
     assert_int_equal(got->parts[0].samples, 3);
@@ -139,10 +175,23 @@ static void test_round_trip(void **state)
     assert_int_equal(got->parts[0].ndata, 2);
     assert_string_equal(got->parts[0].data[0], "prose.txt");
     assert_string_equal(got->parts[0].data[1], "b?.txt");
-    for (size_t n = 0; n < LAYERS * QT_INPUTS; n++) {
-        size_t layer = n / QT_INPUTS, input = n % QT_INPUTS, k = widths[layer][input];
+    for (size_t layer = 0, input = 0; layer < LAYERS; input++) {
+        const struct qt_qcal_layer *l = &got->layer[layer];
         double want[WIDEST * WIDEST], h[WIDEST * WIDEST];
         struct qt_channels c, d;
+        if (input == l->inputs) {
+            uint32_t routed[2];
+            assert_int_equal(l->inputs, about.layer[layer].inputs);
+            assert_int_equal(l->experts, about.layer[layer].experts);
+            if (l->experts)
+                expect_ok("routed", qt_qcal_routed(routed, q, layer, &err), &err);
+            assert_true(!l->experts || memcmp(routed, expert_tokens, sizeof routed) == 0);
+            layer++;
+            input = SIZE_MAX;
+            continue;
+        }
+        const size_t k = l->k[input];
+        assert_int_equal(k, about.layer[layer].k[input]);
         make(want, &c, layer, input);
         expect_ok("channels", qt_qcal_channels(&d, q, layer, input, &err), &err);
         expect_ok("hessian", qt_qcal_hessian(h, q, layer, input, d.sum2, &err), &err);
@@ -295,7 +344,7 @@ MUTATION(other_format)
 }
 MUTATION(newer)
 {
-    set(p->doc, "version", json_integer(2));
+    set(p->doc, "version", json_integer(3));
 }
 MUTATION(no_version)
 {
@@ -501,12 +550,75 @@ MUTATION(h_diagonal_zero)
     patch_float(p, "layers.0.input.1.h", 9, 0); /* (3, 3), a live one */
 }
 
-static const struct {
+/* Of a file with experts. */
+MUTATION(as_version_1)
+{
+    set(p->doc, "version", json_integer(1));
+}
+MUTATION(no_experts)
+{
+    json_object_del(model_of(p), "experts");
+}
+MUTATION(experts_text)
+{
+    json_array_set_new(json_object_get(model_of(p), "experts"), 1, json_string("2"));
+}
+MUTATION(experts_negative)
+{
+    json_array_set_new(json_object_get(model_of(p), "experts"), 1, json_integer(-2));
+}
+MUTATION(more_experts)
+{
+    json_array_set_new(json_object_get(model_of(p), "experts"), 1, json_integer(3));
+}
+MUTATION(fewer_experts)
+{
+    json_array_set_new(json_object_get(model_of(p), "experts"), 1, json_integer(0));
+}
+MUTATION(other_experts)
+{
+    json_array_set_new(json_object_get(model_of(p), "experts"), 1, json_integer(1));
+}
+MUTATION(routed_many)
+{
+    patch_count(p, "layers.1.routed", 1, TOKENS + 1);
+}
+MUTATION(expert_hist)
+{
+    patch_count(p, "layers.1.input.4.hist", QT_HIST_BINS, 7);
+}
+MUTATION(expert_hist_many)
+{
+    patch_count(p, "layers.1.input.4.hist", 0, 1u << 31);
+}
+MUTATION(shared_hist)
+{
+    patch_count(p, "layers.1.input.6.hist", QT_HIST_BINS, 7);
+}
+
+struct hostile {
     const char *name;
     void (*mutate)(struct parts *p);
     enum qt_status status;
     const char *says;
-} hostile[] = {
+};
+
+static const struct hostile hostile_experts[] = {
+    {"as version 1", as_version_1, QT_E_INPUT, "'k' of layer 0 must be 4 positive"},
+    {"no experts", no_experts, QT_E_INPUT, "'experts' must be an array"},
+    {"experts are text", experts_text, QT_E_INPUT, "'experts' of layer 1 must be a number"},
+    {"experts < 0", experts_negative, QT_E_INPUT, "'experts' of layer 1 must be a number"},
+    {"more experts", more_experts, QT_E_INPUT, "'k' of layer 1 must be 9 to 16384"},
+    {"no experts in 'experts'", fewer_experts, QT_E_INPUT,
+     "has 53 tensors, but its 2 layers must have 52"},
+    {"other experts", other_experts, QT_E_INPUT, "layers.1.routed: wrong dtype or shape: 2 el"},
+    {"too many chose", routed_many, QT_E_INPUT, "layers.1.routed: expert 1: more tokens than"},
+    {"channels of an expert", expert_hist, QT_E_INPUT, "channel 1: the counts do not add up"},
+    {"too many tokens", expert_hist_many, QT_E_INPUT, "channel 0: counts more tokens than the"},
+    {"channels of all", shared_hist, QT_E_INPUT, "channel 1: the counts do not add up"},
+};
+
+static const struct hostile hostile[] = {
     {"no metadata", no_metadata, QT_E_INPUT, "its metadata has no 'qtool'"},
     {"metadata of others", foreign_metadata, QT_E_INPUT, "its metadata has no 'qtool'"},
     {"not JSON", not_json, QT_E_INPUT, "line 1, column 9"},
@@ -514,20 +626,20 @@ static const struct {
     {"a key twice", twice, QT_E_INPUT, "duplicate"},
     {"another format", other_format, QT_E_INPUT, "another 'format'"},
     {"a newer version", newer, QT_E_UNSUPPORTED,
-     "calibration format 2 is not supported; this qtool reads format 1"},
+     "calibration format 3 is not supported; this qtool reads formats 1 to 2"},
     {"no version", no_version, QT_E_INPUT, "'version' is missing"},
     {"no model", no_model, QT_E_INPUT, "'family'"},
     {"family is a number", family_number, QT_E_INPUT, "'family' is an integer"},
     {"more layers", more_layers, QT_E_INPUT,
-     "has 32 tensors for 3 layers, but each layer must have 16"},
+     "has 32 tensors for 3 layers, but each layer must have at least 16"},
     {"no layers", no_layers, QT_E_INPUT, "32 tensors for 0 layers"},
     {"too many layers", many_layers, QT_E_INPUT, "32 tensors for 9223372036854775807 layers"},
     {"hidden 0", no_hidden, QT_E_INPUT, "32 tensors for 2 layers"},
     {"fingerprint", fingerprint, QT_E_INPUT, "'sample_crc32' must be 8 lower-case"},
     {"a row of k is missing", k_rows, QT_E_INPUT, "'k' must be an array"},
     {"three inputs", k_columns, QT_E_INPUT, "'k' of layer 1 must be 4 positive"},
-    {"k = 0", k_zero, QT_E_INPUT, "'k' of layer 1 must be 4 positive"},
-    {"k = 2^31", k_huge, QT_E_INPUT, "'k' of layer 1 must be 4 positive"},
+    {"k = 0", k_zero, QT_E_INPUT, "'k' of layer 1 must be positive"},
+    {"k = 2^31", k_huge, QT_E_INPUT, "'k' of layer 1 must be positive"},
     {"k = 2^31 - 1", k_large, QT_E_INPUT,
      "tensor layers.1.input.0.sum2: wrong dtype or shape: 1 elements of F64"},
     {"another k", k_other, QT_E_INPUT,
@@ -570,22 +682,60 @@ static const struct {
     {"H diagonal 0", h_diagonal_zero, QT_E_INPUT, "h: channel 3: the diagonal differs"},
 };
 
-static void test_hostile(void **state)
+static void refuse(const struct hostile *cases, size_t n)
 {
     struct qt_err err = {0};
-    (void)state;
     expect_ok("write", write_file(fixture_path(dir, "good.qcal"), false, &err), &err);
-    for (size_t i = 0; i < sizeof hostile / sizeof *hostile; i++) {
+    for (size_t i = 0; i < n; i++) {
         struct parts p;
         const char *path = fixture_path(dir, "bad.qcal");
         take_apart(&p, fixture_path(dir, "good.qcal"));
-        hostile[i].mutate(&p);
+        cases[i].mutate(&p);
         put_together(path, &p);
         err = (struct qt_err){0};
         int rc = read_all(path, &err);
-        expect_error(hostile[i].name, rc, hostile[i].status, hostile[i].says, &err);
-        expect_error(hostile[i].name, rc, hostile[i].status, path, &err);
+        expect_error(cases[i].name, rc, cases[i].status, cases[i].says, &err);
+        expect_error(cases[i].name, rc, cases[i].status, path, &err);
     }
+}
+
+static void test_hostile(void **state)
+{
+    (void)state;
+    refuse(hostile, sizeof hostile / sizeof *hostile);
+}
+
+static void test_hostile_experts(void **state)
+{
+    (void)state;
+    refuse(hostile_experts, sizeof hostile_experts / sizeof *hostile_experts);
+}
+
+/* A file by an independent script: its values are accepted, and the writer gives the same bytes,
+ * except the version of the tool. */
+static void test_golden(void **state)
+{
+    const char *golden = "tests/golden/qcal/experts.qcal";
+    struct parts a, b;
+    struct qt_err err = {0};
+    (void)state;
+    expect_ok("read", read_all(golden, &err), &err);
+    expect_ok("write", write_file(fixture_path(dir, "x.qcal"), false, &err), &err);
+    take_apart(&a, golden);
+    take_apart(&b, fixture_path(dir, "x.qcal"));
+    set(json_object_get(a.doc, "tool"), "version", json_string(QT_VERSION));
+    assert_int_equal(a.size, b.size);
+    assert_memory_equal(a.data, b.data, a.size);
+    assert_true(json_equal(a.doc, b.doc));
+    json_object_del(a.header, "__metadata__");
+    json_object_del(b.header, "__metadata__");
+    assert_true(json_equal(a.header, b.header));
+    free(a.data);
+    free(b.data);
+    json_decref(a.header);
+    json_decref(b.header);
+    json_decref(a.doc);
+    json_decref(b.doc);
 }
 
 /* Files that are not safetensors. */
@@ -613,6 +763,7 @@ static void test_check_model(void **state)
     struct qt_err err = {0};
     struct qt_qcal *q;
     size_t k[LAYERS][QT_INPUTS];
+    struct qt_qcal_layer changed[LAYERS];
     (void)state;
     expect_ok("write", write_file(fixture_path(dir, "a.qcal"), false, &err), &err);
     expect_ok("open", qt_qcal_open(&q, fixture_path(dir, "a.qcal"), &err), &err);
@@ -632,9 +783,17 @@ static void test_check_model(void **state)
     other = info;
     memcpy(k, widths, sizeof k);
     k[1][3] = 8;
-    other.k = (const size_t(*)[QT_INPUTS])k;
+    memcpy(changed, layers, sizeof changed);
+    changed[1].k = k[1];
+    other.layer = changed;
     expect_error("k", qt_qcal_check_model(q, &other, "M", &err), QT_E_INPUT,
                  "the width of a linear layer is 6, not 8", &err);
+    changed[1] = expert_layers[1];
+    expect_error("experts", qt_qcal_check_model(q, &other, "M", &err), QT_E_INPUT,
+                 "the number of experts is 0, not 2", &err);
+    changed[1] = expert_layers[0];
+    expect_error("inputs", qt_qcal_check_model(q, &other, "M", &err), QT_E_INPUT,
+                 "the number of linear inputs of a layer is 4, not 6", &err);
     other = info;
     other.sample_crc++;
     expect_error("weights", qt_qcal_check_model(q, &other, "M", &err), QT_E_INPUT,
@@ -779,7 +938,7 @@ static void test_no_memory(void **state)
         /* The test makes the statistics; only the allocations around them fail. */
         err = (struct qt_err){0};
         qt_mem_fail_after(n);
-        rc = qt_qcal_create(&w, path, &info, true, &err);
+        rc = qt_qcal_create(&w, path, &about, true, &err);
         qt_mem_fail_after(-1);
         if (rc == QT_OK) {
             assert_int_equal(put_all(w, &err), QT_OK);
@@ -811,14 +970,18 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_round_trip, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_round_trip, setup_experts, teardown),
         cmocka_unit_test_setup_teardown(test_same_bytes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_golden, setup_experts, teardown),
         cmocka_unit_test_setup_teardown(test_hostile, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_hostile_experts, setup_experts, teardown),
         cmocka_unit_test_setup_teardown(test_other_files, setup, teardown),
         cmocka_unit_test_setup_teardown(test_check_model, setup, teardown),
         cmocka_unit_test_setup_teardown(test_existing, setup, teardown),
         cmocka_unit_test_setup_teardown(test_appears, setup, teardown),
         cmocka_unit_test_setup_teardown(test_misuse, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_no_memory, setup_experts, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

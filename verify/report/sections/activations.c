@@ -32,7 +32,8 @@ static const struct column histogram_columns[] = {
 };
 
 struct outlier {
-    size_t layer, input, channel;
+    size_t layer, channel;
+    char input[QT_QCAL_INPUT_NAME];
     double absmax, rms, ratio;
 };
 
@@ -57,40 +58,46 @@ static void take_outlier(struct gathered *g, const struct outlier *o)
     g->top[at] = *o;
 }
 
-static void gather(struct gathered *g, const struct qt_channels *c, size_t layer, size_t input,
-                   size_t k, size_t tokens)
+static void gather(struct gathered *g, const struct qt_channels *c, size_t layer,
+                   const struct qt_qcal_layer *l, size_t input)
 {
+    const size_t k = l->k[input], kind = qt_qcal_input_kind(l, input);
     double sum2 = 0, p999 = 0, absmax = 0, dead = 0;
     char name[24];
+    struct outlier o = {.layer = layer};
+    size_t tokens = 0;
+    qt_qcal_input_name(o.input, l, input);
+    for (size_t b = 0; b < QT_HIST_BINS; b++)
+        tokens += c->hist[b];
     for (size_t j = 0; j < k; j++)
         sum2 += c->sum2[j];
     const double rms = sqrt(sum2 / ((double)k * (double)tokens));
     for (size_t j = 0; j < k; j++) {
-        const struct outlier o = {layer,
-                                  input,
-                                  j,
-                                  (double)c->absmax[j],
-                                  sqrt(c->sum2[j] / (double)tokens),
-                                  rms > 0 ? (double)c->absmax[j] / rms : 0};
+        o.channel = j;
+        o.absmax = (double)c->absmax[j];
+        o.rms = sqrt(c->sum2[j] / (double)tokens);
+        o.ratio = rms > 0 ? o.absmax / rms : 0;
         take_outlier(g, &o);
         p999 = fmax(p999, qt_hist_quantile(c->hist + j * QT_HIST_BINS, c->absmax[j], 0.999));
         absmax = fmax(absmax, o.absmax);
         dead += o.absmax == 0;
         for (size_t b = 0; b < QT_HIST_BINS; b++)
-            g->bins[input][b] += c->hist[j * QT_HIST_BINS + b];
+            g->bins[kind][b] += c->hist[j * QT_HIST_BINS + b];
     }
     snprintf(name, sizeof name, "%zu", layer);
     row_begin(&g->inputs);
     cell_text(&g->inputs, name);
-    cell_text(&g->inputs, input_names[input]);
+    cell_text(&g->inputs, o.input);
     cell_number(&g->inputs, (double)k);
     cell_number(&g->inputs, rms);
     cell_number(&g->inputs, p999);
     cell_number(&g->inputs, absmax);
     cell_number(&g->inputs, absmax / rms);
     cell_number(&g->inputs, dead);
-    if (layer < g->heat.nrows)
-        g->heat.value[layer * QT_INPUTS + input] = absmax / rms;
+    if (layer < g->heat.nrows) { /* of experts the largest */
+        double *value = &g->heat.value[layer * QT_INPUTS + kind];
+        *value = fmax(*value, absmax / rms);
+    }
 }
 
 static void write_histogram(struct page *p, const struct gathered *g)
@@ -143,7 +150,7 @@ static void write_outliers(struct page *p, const struct gathered *g)
         snprintf(layer, sizeof layer, "%zu", o->layer);
         row_begin(&t);
         cell_text(&t, layer);
-        cell_text(&t, input_names[o->input]);
+        cell_text(&t, o->input);
         cell_number(&t, (double)o->channel);
         cell_number(&t, o->absmax);
         cell_number(&t, o->rms);
@@ -179,10 +186,10 @@ static int write_file(struct page *p, const struct qt_qcal *q, struct qt_err *er
     TABLE_BEGIN(&g->inputs, "Linear inputs", input_columns);
     QT_TRY(heat_begin(&g->heat, info->layers, err));
     for (size_t l = 0; l < info->layers; l++) {
-        for (size_t i = 0; i < QT_INPUTS; i++) {
+        for (size_t i = 0; i < info->layer[l].inputs; i++) {
             struct qt_channels c;
             QT_TRY(qt_qcal_channels(&c, q, l, i, err));
-            gather(g, &c, l, i, info->k[l][i], info->tokens);
+            gather(g, &c, l, &info->layer[l], i);
             qt_channels_free(&c);
         }
     }
