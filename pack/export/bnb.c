@@ -77,8 +77,9 @@ static void convert(const struct qt_export_matrix *m, const struct qt_export_pan
             (unsigned char)(panel->code[2 * i] << 4 | panel->code[2 * i + 1]);
     qt_export_floats(&m->tensor[ABSMAX], panel->row0 * m->codes.groups, panel->scale,
                      panel->rows * m->codes.groups);
-    for (size_t i = 0; i < panel->rows * m->k; i++)
-        panel->decoded[i] = nf4[panel->code[i]] * panel->scale[i / m->codes.group];
+    for (size_t g = 0; g < panel->rows * m->codes.groups; g++)
+        for (size_t i = g * m->codes.group; i < (g + 1) * m->codes.group; i++)
+            panel->decoded[i] = nf4[panel->code[i]] * panel->scale[g];
     if (panel->row0 > 0)
         return;
     memcpy(m->tensor[QUANT_MAP].data, nf4, sizeof nf4);

@@ -73,12 +73,15 @@ static size_t buffer_bytes(const struct conversion *c)
 static void weights_of_codes(float *w, const struct qt_export_matrix *m,
                              const struct qt_code_rows *rows, const float *scale, size_t count)
 {
-    for (size_t r = 0; r < count; r++)
-        for (size_t k = 0; k < m->k; k++) {
-            const size_t g = r * m->codes.groups + k / m->codes.group;
-            const float zero = m->codes.asymmetric ? (float)rows->zero[g] : 0;
-            w[r * m->k + k] = scale[g] * (m->codes.value[rows->code[r * m->k + k]] - zero);
-        }
+    const struct qt_code_info *c = &m->codes;
+    for (size_t g = 0; g < count * c->groups; g++) {
+        const size_t k0 = g % c->groups * c->group, n = qt_min_size(c->group, m->k - k0);
+        const uint8_t *code = rows->code + g / c->groups * m->k + k0;
+        float *out = w + g / c->groups * m->k + k0;
+        const float zero = c->asymmetric ? (float)rows->zero[g] : 0;
+        for (size_t k = 0; k < n; k++)
+            out[k] = scale[g] * (c->value[code[k]] - zero);
+    }
 }
 
 static void convert_codes(struct conversion *c, struct buffers *b, struct qt_export_panel *panel)
