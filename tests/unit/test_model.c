@@ -406,7 +406,7 @@ static void sublayer_case(const char *dir, size_t index)
     uint32_t ids[M];
     open_fixture(&f, dir);
     const size_t count = M * qt_model_info(f.model)->state, bytes = count * sizeof(float);
-    float *all = malloc(bytes), *parts = malloc(bytes), *before = malloc(bytes);
+    float *all = calloc(1, bytes), *parts = malloc(bytes), *before = malloc(bytes);
     fill_ids(ids, M, qt_model_info(f.model)->vocab);
     must(qt_model_embed(all, f.model, &f.weights, f.be, ids, M, M, &f.err), &f.err);
     for (size_t i = 0; i <= index; i++) {
