@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_MODELS = 128, SEQLEN = 3 };
+enum { MAX_MODELS = 512, SEQLEN = 3 };
 
 static struct qt_ckpt *models[MAX_MODELS];
 static size_t nmodels;
