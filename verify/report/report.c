@@ -8,11 +8,6 @@
 
 enum { MAX_DOCUMENT = 256 << 20 };
 
-double bin_from(size_t bin)
-{
-    return bin ? exp2(((double)bin - 33) / 2) : 0;
-}
-
 double member(const json_t *object, const char *key)
 {
     const json_t *value = json_object_get(object, key);

@@ -127,8 +127,6 @@ struct qt_report {
     size_t subjects_capacity, documents_capacity, qcals_capacity;
 };
 
-/* The lower edge of a bin of QT_HIST_BINS. */
-double bin_from(size_t bin);
 /* A member of a document as a number; NaN if it is none. */
 double member(const json_t *object, const char *key);
 /* A member as text; NULL if it is none. */
@@ -180,6 +178,21 @@ struct bar {
 };
 void chart_bars(struct page *p, const char *what, const struct bar *bars, size_t n,
                 const char *format);
+
+/* ---- histogram.c ---------------------------------------------------------------------------- */
+
+enum { HISTOGRAM_SERIES = 2 * CHART_SERIES };
+
+struct histogram {
+    const char *what, *caption;         /* description of the chart; title of the table */
+    const char *value, *unit;           /* titles of the axes */
+    const double (*bins)[QT_HIST_BINS]; /* [n] counts */
+    const char *const *name;            /* [n] of the series */
+    size_t n;                           /* at most HISTOGRAM_SERIES */
+};
+/* Writes a chart and a table of the share of values in each bin, in per cent; nothing without
+ * values. */
+void page_histogram(struct page *p, const struct histogram *h);
 
 /* ---- grid.c --------------------------------------------------------------------------------- */
 

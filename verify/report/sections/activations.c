@@ -25,12 +25,6 @@ static const struct column outlier_columns[] = {
     {"channel", "channel", "%.0f"},    {"absmax", "largest", "%.4g"},
     {"rms", "RMS of channel", "%.4g"}, {"ratio", "largest / RMS of input", "%.1f"},
 };
-static const struct column histogram_columns[] = {
-    {"from", "|x| from", "%.5g"},         {"in0", "attention in (%)", "%.4g"},
-    {"in1", "attention out (%)", "%.4g"}, {"in2", "MLP in (%)", "%.4g"},
-    {"in3", "MLP down (%)", "%.4g"},
-};
-
 struct outlier {
     size_t layer, channel;
     char input[QT_QCAL_INPUT_NAME];
@@ -100,46 +94,6 @@ static void gather(struct gathered *g, const struct qt_channels *c, size_t layer
     }
 }
 
-static void write_histogram(struct page *p, const struct gathered *g)
-{
-    struct axis x = axis_new("|x|", true), y = axis_new("share of values (%)", true);
-    double edge[QT_HIST_BINS], share[QT_INPUTS][QT_HIST_BINS];
-    size_t first = QT_HIST_BINS, last = 0;
-    struct chart chart;
-    struct table t;
-    for (size_t i = 0; i < QT_INPUTS; i++) {
-        double sum = 0;
-        for (size_t b = 0; b < QT_HIST_BINS; b++)
-            sum += g->bins[i][b];
-        for (size_t b = 0; b < QT_HIST_BINS; b++) {
-            share[i][b] = sum > 0 ? 100 * g->bins[i][b] / sum : NAN;
-            edge[b] = b ? bin_from(b) : NAN;
-            if (!(g->bins[i][b] > 0))
-                continue;
-            first = qt_min_size(first, b);
-            last = qt_max_size(last, b);
-            axis_take(&y, share[i][b]);
-            axis_take(&x, edge[b]);
-        }
-    }
-    if (axis_used(&x) && axis_used(&y)) {
-        chart_begin(&chart, p, "Histogram of the magnitudes of linear inputs, over all layers", &x,
-                    &y);
-        for (size_t i = 0; i < QT_INPUTS; i++)
-            chart_line(&chart, i, false, edge, share[i], QT_HIST_BINS);
-        chart_end(&chart);
-        chart_legend(p, input_names, QT_INPUTS, 0);
-    }
-    TABLE_BEGIN(&t, "Histogram of |x|, over all layers and channels", histogram_columns);
-    for (size_t b = first; b <= last && b < QT_HIST_BINS; b++) {
-        row_begin(&t);
-        cell_number(&t, bin_from(b));
-        for (size_t i = 0; i < QT_INPUTS; i++)
-            cell_number(&t, share[i][b]);
-    }
-    page_table(p, &t, true);
-}
-
 static void write_outliers(struct page *p, const struct gathered *g)
 {
     struct table t;
@@ -177,6 +131,14 @@ static int write_file(struct page *p, const struct qt_qcal *q, struct qt_err *er
     struct gathered *g = NULL;
     int rc;
     QT_TRY(qt_array_new(&g, 1, sizeof *g, err));
+    const struct histogram histogram = {
+        .what = "Histogram of the magnitudes of linear inputs, over all layers",
+        .caption = "Histogram of |x| (%), over all layers and channels",
+        .value = "|x|",
+        .unit = "share of values (%)",
+        .bins = (const double(*)[QT_HIST_BINS])g->bins,
+        .name = input_names,
+        .n = QT_INPUTS};
     g->heat =
         (struct heat){.caption = "Largest value of an input, divided by its RMS, by decoder layer",
                       .corner = "layer",
@@ -196,7 +158,7 @@ static int write_file(struct page *p, const struct qt_qcal *q, struct qt_err *er
     html(&p->text, "<h3>%s: %s, %zu tokens</h3>\n", qt_base_name(qt_qcal_path(q)), info->family,
          info->tokens);
     html(&p->text, "<div class=\"charts\"><div>");
-    write_histogram(p, g);
+    page_histogram(p, &histogram);
     html(&p->text, "</div><div>");
     page_heat(p, &g->heat);
     html(&p->text, "</div></div>\n");

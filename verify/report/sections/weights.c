@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 /* SERIES: lines of the histogram, of which the last has all kinds that remain. */
-enum { OUTLIERS = 24, SERIES = 2 * CHART_SERIES };
+enum { OUTLIERS = 24, SERIES = HISTOGRAM_SERIES };
 
 static const struct column tensor_columns[] = {
     {"tensor", "tensor", NULL},
@@ -89,49 +89,6 @@ done:
     return rc;
 }
 
-static void write_histogram(struct page *p, const struct gathered *g)
-{
-    struct axis x = axis_new("|w|", true), y = axis_new("share of weights (%)", true);
-    struct column columns[SERIES + 1] = {{"from", "|w| from", "%.5g"}};
-    double edge[QT_HIST_BINS], share[SERIES][QT_HIST_BINS];
-    size_t first = QT_HIST_BINS, last = 0;
-    char keys[SERIES][16];
-    struct chart chart;
-    struct table t;
-    for (size_t i = 0; i < g->nseries; i++) {
-        double sum = 0;
-        for (size_t b = 0; b < QT_HIST_BINS; b++)
-            sum += g->bins[i][b];
-        for (size_t b = 0; b < QT_HIST_BINS; b++) {
-            share[i][b] = sum > 0 ? 100 * g->bins[i][b] / sum : NAN;
-            edge[b] = b ? bin_from(b) : NAN;
-            if (!(g->bins[i][b] > 0))
-                continue;
-            first = qt_min_size(first, b);
-            last = qt_max_size(last, b);
-            axis_take(&y, share[i][b]);
-            axis_take(&x, edge[b]);
-        }
-        snprintf(keys[i], sizeof keys[i], "kind%zu", i);
-        columns[i + 1] = (struct column){keys[i], g->name[i], "%.4g"};
-    }
-    if (axis_used(&x) && axis_used(&y)) {
-        chart_begin(&chart, p, "Histogram of the magnitudes of weights, by kind of tensor", &x, &y);
-        for (size_t i = 0; i < g->nseries; i++)
-            chart_line(&chart, i, i >= CHART_SERIES, edge, share[i], QT_HIST_BINS);
-        chart_end(&chart);
-        chart_legend(p, g->name, g->nseries, ~0u << CHART_SERIES);
-    }
-    table_begin(&t, "Histogram of |w| (%), by kind of tensor", columns, g->nseries + 1);
-    for (size_t b = first; b <= last && b < QT_HIST_BINS; b++) {
-        row_begin(&t);
-        cell_number(&t, bin_from(b));
-        for (size_t i = 0; i < g->nseries; i++)
-            cell_number(&t, share[i][b]);
-    }
-    page_table(p, &t, true);
-}
-
 static void write_outliers(struct page *p, const struct gathered *g)
 {
     struct table t;
@@ -207,12 +164,20 @@ static int write_subject(struct page *p, const struct qt_report *r, size_t i, st
     QT_TRY(qt_array_new(&g, 1, sizeof *g, err));
     QT_TRY(gather(g, s, err));
     QT_TRY(heat_of_tensors(&h, s->tensors, s->count, cell_outlier, err));
+    const struct histogram histogram = {
+        .what = "Histogram of the magnitudes of weights, by kind of tensor",
+        .caption = "Histogram of |w| (%), by kind of tensor",
+        .value = "|w|",
+        .unit = "share of weights (%)",
+        .bins = (const double(*)[QT_HIST_BINS])g->bins,
+        .name = g->name,
+        .n = g->nseries};
     html(&p->text, "<h3>%s", s->label);
     for (size_t j = i + 1; j < r->nsubjects; j++)
         if (same_weights(&r->subjects[j], s))
             html(&p->text, ", %s", r->subjects[j].label);
     html(&p->text, "</h3>\n<div class=\"charts\"><div>");
-    write_histogram(p, g);
+    page_histogram(p, &histogram);
     html(&p->text, "</div><div>");
     page_heat(p, &h);
     html(&p->text, "</div></div>\n");
