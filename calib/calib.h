@@ -35,10 +35,11 @@ struct qt_data_options {
 /*
  * Reads n files; "-" is standard input. Their content selects the kind: JSON Lines or a JSON array,
  * whose records are strings, objects with "text" or conversations, each a document; a .npy array of
- * token ids; or UTF-8 text, one document. All may be gzip files. Raw token ids are
- * recognized only by a name that ends in .u16 or .u32. Text is encoded by the tokenizer, which adds its special tokens (BOS) to
- * every document. Conversations ("messages", "conversations") are written by the model's chat
- * template, which has the BOS in it; QT_BOS_YES adds a missing one, QT_BOS_NO removes it.
+ * token ids; or UTF-8 text, one document. All may be gzip files. Raw token ids are recognized only
+ * by a name that ends in .u16 or .u32. Text is encoded by the tokenizer, which adds its special
+ * tokens (BOS) to every document. Conversations ("messages", "conversations") are written by the
+ * model's chat template, which has the BOS in it; QT_BOS_YES adds a missing one, QT_BOS_NO removes
+ * it.
  *
  * With `most`, reading stops when there are enough ids: what comes after them is not checked. Of a
  * text, only a beginning with at least most + 65536 ids is read and encoded; with this margin,
