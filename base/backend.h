@@ -16,6 +16,7 @@
 #include "base/mem.h"
 #include "base/num.h"
 #include "base/status.h"
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -135,6 +136,12 @@ static inline uint32_t qt_hist_bin(float x)
     int32_t b = (int32_t)((u >> 23) + ((u + (0x800000 - 0x3504f4)) >> 23)) - 221;
     b = b < 0 ? 0 : b;
     return (uint32_t)(b > QT_HIST_BINS - 1 ? QT_HIST_BINS - 1 : b);
+}
+
+/* The lower edge of a bin. */
+static inline double qt_hist_from(size_t bin)
+{
+    return bin ? exp2(((double)bin - 33) / 2) : 0;
 }
 
 /* Per-channel statistics of x[tokens][k], accumulated over tokens. Starts as all zeros. */

@@ -326,30 +326,31 @@ int qt_file_write(const char *path, const void *data, size_t size, struct qt_err
     return rc < 0 ? rc : end;
 }
 
-static int check_free(const char *path, bool replace, struct qt_err *err)
+static int check_free(const char *path, const char *taken, struct qt_err *err)
 {
     struct stat st;
     if (lstat(path, &st) < 0)
         return QT_OK;
     if (!S_ISREG(st.st_mode))
         return qt_fail(err, QT_E_USAGE, path, NULL, "exists and is not a file");
-    return replace ? QT_OK
-                   : qt_fail(err, QT_E_USAGE, path, NULL, "exists already; --force replaces it");
+    return taken ? qt_fail(err, QT_E_USAGE, path, NULL, "%s", taken) : QT_OK;
 }
 
-int qt_file_publish(const char *path, const void *data, size_t size, bool replace,
-                    struct qt_err *err)
+int qt_file_publish(const char *path, const struct qt_file_piece *piece, size_t n,
+                    const char *taken, struct qt_err *err)
 {
     char *partial = NULL;
+    uint64_t at = 0;
     bool created = false;
     int fd = -1, rc;
-    QT_TRY(check_free(path, replace, err));
+    QT_TRY(check_free(path, taken, err));
     QT_TRY(qt_string_format(&partial, err, "%s.%ld.partial", path, (long)getpid()));
     QT_TRY(qt_file_create_new(&fd, partial, 0666, err));
     created = true;
-    QT_TRY(qt_file_write_at(fd, partial, data, size, 0, err));
+    for (size_t i = 0; i < n; at += piece[i++].size)
+        QT_TRY(qt_file_write_at(fd, partial, piece[i].data, piece[i].size, at, err));
     QT_TRY(qt_file_finish(&fd, partial, err));
-    QT_TRY(check_free(path, replace, err));
+    QT_TRY(check_free(path, taken, err));
     QT_TRY(qt_path_rename(partial, path, err));
     created = false;
 done:

@@ -74,10 +74,14 @@ int qt_file_finish(int *fd, const char *path, struct qt_err *err);
 /* create + write + fsync + close. */
 int qt_file_write(const char *path, const void *data, size_t size, struct qt_err *err);
 /* Writes a whole file under a temporary name beside `path`, syncs and renames it: `path` is
- * complete, or as it was. QT_E_USAGE if it exists and `replace` is false, or if it is not a regular
- * file. */
-int qt_file_publish(const char *path, const void *data, size_t size, bool replace,
-                    struct qt_err *err);
+ * complete, or as it was. The pieces follow one another. taken: the message of QT_E_USAGE if `path`
+ * exists; NULL: it is replaced. QT_E_USAGE as well if it is not a regular file. */
+struct qt_file_piece {
+    const void *data;
+    size_t size;
+};
+int qt_file_publish(const char *path, const struct qt_file_piece *piece, size_t n,
+                    const char *taken, struct qt_err *err);
 
 /* CRC-32 (zlib) of the data, continuing from crc (0 to start). Uses all threads for large data. */
 uint32_t qt_crc32(uint32_t crc, const void *data, size_t size);

@@ -142,4 +142,14 @@ int qt_calibrate_check(const struct qt_qcal *q, const struct qt_ckpt *ckpt,
  * half-octave bin that contains it. */
 double qt_hist_quantile(const uint32_t hist[QT_HIST_BINS], float absmax, double q);
 
+struct qt_channels_summary {
+    size_t tokens;
+    double rms;    /* over channels and tokens; 0 without tokens */
+    double p999;   /* the largest 99.9 % quantile of a channel */
+    double absmax; /* the largest |x| */
+    size_t dead;   /* channels that were always 0 */
+};
+/* Summarizes the statistics of k channels, which have a histogram. */
+struct qt_channels_summary qt_channels_summarize(const struct qt_channels *c, size_t k);
+
 #endif

@@ -24,7 +24,7 @@ static void describe_layer(struct qt_qcal_layer *out, size_t *k, const struct qt
     }
 }
 
-/* What calibration files say about a model. */
+/* Calibration files describe a model by this. */
 struct described {
     struct qt_qcal_info info;
     struct qt_qcal_layer *layer;
@@ -500,8 +500,24 @@ double qt_hist_quantile(const uint32_t hist[QT_HIST_BINS], float absmax, double 
         below += hist[b++];
     if (hist[b] == 0)
         return (double)absmax; /* no tokens in the histogram */
-    lo = b ? exp2(((double)b - 33) / 2) : 0;
-    hi = exp2(((double)b - 32) / 2);
+    lo = qt_hist_from(b);
+    hi = qt_hist_from((size_t)b + 1);
     hi = b + 1 < QT_HIST_BINS && hi < (double)absmax ? hi : (double)absmax;
     return lo + (hi - lo) * (rank - below) / hist[b];
+}
+
+struct qt_channels_summary qt_channels_summarize(const struct qt_channels *c, size_t k)
+{
+    struct qt_channels_summary s = {0};
+    double sum2 = 0;
+    for (size_t b = 0; b < QT_HIST_BINS; b++)
+        s.tokens += c->hist[b];
+    for (size_t j = 0; j < k; j++) {
+        sum2 += c->sum2[j];
+        s.p999 = fmax(s.p999, qt_hist_quantile(c->hist + j * QT_HIST_BINS, c->absmax[j], 0.999));
+        s.absmax = fmax(s.absmax, (double)c->absmax[j]);
+        s.dead += c->absmax[j] == 0;
+    }
+    s.rms = s.tokens ? sqrt(sum2 / ((double)k * (double)s.tokens)) : 0;
+    return s;
 }

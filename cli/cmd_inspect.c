@@ -399,8 +399,8 @@ const struct command cmd_inspect = {
         "of every decoder layer the number of channels (K), the number of tokens (TOKENS; an "
         "expert "
         "has those that it processes), the root mean square over channels and tokens (RMS), the "
-        "largest 99.9 % quantile of a channel (P99.9 MAX), the largest "
-        "absolute value (ABSMAX), and the number of channels that were always 0 (DEAD). All "
+        "largest 99.9 % quantile of a channel (P99.9 MAX), the largest absolute value (ABSMAX), "
+        "and the number of channels that were always 0 (DEAD). All "
         "statistics except the Hessians are read and checked.",
     .examples = "  qtool inspect examples/nano-llama\n"
                 "  qtool inspect nano-fp6 --json\n",

@@ -80,8 +80,8 @@ static const char *text_real(char buf[TEXT_SIZE], const char *format, const json
     return buf;
 }
 
-/* What is said of each quantized tensor: the table on stderr (a message, not a result), or an array
- * for the document; and the formats that hold all tensors exactly. */
+/* Quantized tensors are reported here one by one, in the table on stderr (a message, not a result) or
+ * in an array for the document. `unfit` collects the formats that do not hold all of them exactly. */
 struct tensors {
     struct cli *cli;
     struct table table;

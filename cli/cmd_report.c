@@ -51,7 +51,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     for (; args[inputs]; inputs++)
         QT_TRY(qt_report_add(report, args[inputs], err));
     QT_TRY(qt_report_html(&text, &size, &sections, report, err));
-    QT_TRY(qt_file_publish(o->out, text, size, o->force, err));
+    QT_TRY(qt_file_publish(o->out, &(struct qt_file_piece){text, size}, 1,
+                           o->force ? NULL : "exists already; --force replaces it", err));
     if (cli->doc) {
         doc_set(cli, cli->doc, "out", doc_text(o->out));
         doc_set(cli, cli->doc, "bytes", doc_size(size));

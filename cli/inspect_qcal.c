@@ -1,34 +1,8 @@
 /* inspect of a calibration file. */
 #include "cli/cli.h"
 
-#include <math.h>
-
-/* Statistics of the channels of one linear input. */
-struct summary {
-    size_t tokens;
-    double rms; /* over channels and tokens */
-    double p999, absmax;
-    size_t dead; /* channels that were always 0 */
-};
-
-static struct summary summarize(const struct qt_channels *c, size_t k)
-{
-    struct summary s = {0};
-    double sum2 = 0;
-    for (size_t b = 0; b < QT_HIST_BINS; b++)
-        s.tokens += c->hist[b];
-    for (size_t j = 0; j < k; j++) {
-        sum2 += c->sum2[j];
-        s.p999 = fmax(s.p999, qt_hist_quantile(c->hist + j * QT_HIST_BINS, c->absmax[j], 0.999));
-        s.absmax = fmax(s.absmax, (double)c->absmax[j]);
-        s.dead += c->absmax[j] == 0;
-    }
-    s.rms = s.tokens ? sqrt(sum2 / ((double)k * (double)s.tokens)) : 0;
-    return s;
-}
-
 static json_t *input_doc(struct cli *cli, size_t layer, const char *name, size_t k,
-                         const struct summary *s)
+                         const struct qt_channels_summary *s)
 {
     json_t *o = json_object();
     doc_set(cli, o, "layer", doc_size(layer));
@@ -55,7 +29,7 @@ static int add_inputs(struct cli *cli, struct table *t, json_t *array, const str
             int rc = qt_qcal_channels(&c, q, l, i, err);
             if (rc < 0)
                 return rc;
-            const struct summary s = summarize(&c, k);
+            const struct qt_channels_summary s = qt_channels_summarize(&c, k);
             qt_qcal_input_name(name, &info->layer[l], i);
             qt_channels_free(&c);
             if (array)

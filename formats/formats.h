@@ -645,8 +645,8 @@ static inline int qt_qcal_expert(const struct qt_qcal_layer *l, size_t input)
     const size_t first = l->inputs - (2 * l->experts + 1);
     return l->experts && input >= first && input + 1 < l->inputs ? (int)((input - first) / 2) : -1;
 }
-/* What a linear input is in the order of use, 0 to QT_INPUTS - 1: of attention (and of steps within the mixer),
- * of the output projection, of the MLP or an expert, of a down projection. */
+/* Returns the kind of a linear input: 0: attention reads it, or a step within the mixer; 1: the output
+ * projection; 2: the MLP or an expert; 3: a down projection. */
 size_t qt_qcal_input_kind(const struct qt_qcal_layer *l, size_t input);
 /* Writes its name: "attention in", "expert 3 down", ... */
 enum { QT_QCAL_INPUT_NAME = 40 };

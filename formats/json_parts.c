@@ -185,7 +185,7 @@ static int put_value(struct qt_json_out *o, const json_t *value, struct qt_err *
     return rc;
 }
 
-/* What precedes a value: the comma after the part before, a new line, and the key. */
+/* Writes the comma after the part before, a new line, and the key, if there is one. */
 static int put_key(struct qt_json_out *o, const char *key, struct qt_err *err)
 {
     json_t *string = key ? json_string(key) : NULL;

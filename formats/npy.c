@@ -10,8 +10,6 @@
  */
 #include "formats/formats_internal.h"
 
-#include <unistd.h>
-
 enum { MAX_LITERAL = 64 * 1024 };
 
 struct text {
@@ -341,9 +339,6 @@ int qt_npy_write(const char *path, const float *x, size_t rows, size_t columns, 
 {
     enum { HEADER = 128, PREFIX = 10 }; /* data is aligned to 64 bytes */
     char header[HEADER];
-    char *partial = NULL;
-    bool created = false;
-    int fd = -1, rc;
     memset(header, ' ', HEADER);
     memcpy(header, "\x93NUMPY\x01\x00\x76\x00", PREFIX); /* version 1.0, 118 bytes follow */
     int used =
@@ -351,23 +346,6 @@ int qt_npy_write(const char *path, const float *x, size_t rows, size_t columns, 
                  "{'descr': '<f4', 'fortran_order': False, 'shape': (%zu, %zu), }", rows, columns);
     header[PREFIX + used] = ' ';
     header[HEADER - 1] = '\n';
-    QT_TRY(qt_string_format(&partial, err, "%s.%ld.partial", path, (long)getpid()));
-    QT_TRY(qt_file_create_new(&fd, partial, 0666, err));
-    created = true;
-    QT_TRY(qt_file_write_at(fd, partial, header, HEADER, 0, err));
-    QT_TRY(qt_file_write_at(fd, partial, x, rows * columns * sizeof *x, HEADER, err));
-    QT_TRY(qt_file_finish(&fd, partial, err));
-    if (qt_path_exists(path)) {
-        rc = qt_fail(err, QT_E_USAGE, path, NULL, "exists already");
-        goto done;
-    }
-    QT_TRY(qt_path_rename(partial, path, err));
-    created = false;
-done:
-    if (fd >= 0)
-        close(fd);
-    if (created)
-        unlink(partial);
-    qt_free(partial);
-    return rc;
+    const struct qt_file_piece pieces[] = {{header, HEADER}, {x, rows * columns * sizeof *x}};
+    return qt_file_publish(path, pieces, 2, "exists already", err);
 }

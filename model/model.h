@@ -176,8 +176,8 @@ struct qt_weights qt_weights_of_ckpt(const struct qt_ckpt *ckpt);
 
 struct qt_model; /* the decoder graph: sizes, per-layer tensor names, no weights */
 
-/* What the logits of a position predict. Of encoders (BERT), whose attention goes both ways: the
- * token of this position, if it is masked; nothing, if the head is missing. */
+/* The logits of a position predict the next token. Those of encoders (BERT), whose attention goes both
+ * ways, predict the token of this position, if it is masked, or nothing, if the head is missing. */
 enum qt_predicts { QT_PREDICTS_NEXT, QT_PREDICTS_MASKED, QT_PREDICTS_NOTHING };
 
 struct qt_model_info {

@@ -461,7 +461,8 @@ double qt_plan_bpw(const struct qt_plan *plan);
 double qt_plan_paper_bpw(const struct qt_plan *plan);
 
 /* The memory that qt_quantize takes at its peak on the CPU, mapped pages included: an estimate, with
- * the default options of learning if a tensor learns. Errors of qt_model_open if there is calibration data. */
+ * the default options of learning if a tensor learns. Errors of qt_model_open if there is
+ * calibration data. */
 struct qt_memory_options {
     size_t samples, seqlen; /* windows of calibration data; 0: none */
     uint64_t data_bytes;    /* of the texts and ids from which they are taken, see qt_data.bytes */

@@ -17,8 +17,8 @@
 struct qt_sequential;
 
 /* Embeds the windows, with several ranks those of this rank: all ranks call the functions below
- * together, and observe the sums of all windows. source: the reference model, without simulated quantization. current: the
- * partly quantized model. */
+ * together, and observe the sums of all windows. source: the reference model, without simulated
+ * quantization. current: the partly quantized model. */
 int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *source,
                        const struct qt_weights *current, const struct qt_calibration *data,
                        struct qt_comm *comm, struct qt_err *err);

@@ -49,9 +49,9 @@ struct qt_verify_report {
  * are finite, that packing the codes again gives the stored bytes, the scales of a KV cache, that
  * w4ax tensors that share an input agree, and that only norms are marked as tuned. With a source it
  * also measures the error per tensor, compares copied tensors byte for byte, and compares the CRC
- * of each source tensor. The ranks of comm share the tensors; all call it. Copied values that are not finite are counted, with a warning. source, comm
- * and log may be NULL. QT_E_INPUT at the first violation, with the name of the tensor. The caller frees
- * *out.
+ * of each source tensor. The ranks of comm share the tensors; all call it. Copied values that are
+ * not finite are counted, with a warning. source, comm and log may be NULL. QT_E_INPUT at the first
+ * violation, with the name of the tensor. The caller frees *out.
  */
 int qt_verify(struct qt_verify_report *out, const struct qt_container *c,
               const struct qt_ckpt *source, struct qt_comm *comm, const struct qt_log *log,
@@ -107,9 +107,10 @@ struct qt_eval_report {
  * of the tokenizer in w->dir, and only these positions are scored and compared, each with its own
  * token: ppl is the exponential of the masked-LM loss.
  *
- * QT_E_UNSUPPORTED: unknown architecture, or QT_PREDICTS_NOTHING. QT_E_USAGE: windows of less than 2 tokens, or longer than
- * a model's maximum. QT_E_INPUT: too few ids, ids outside the vocabulary, different vocabularies or
- * logit soft caps of the two models, logits that are not finite.
+ * QT_E_UNSUPPORTED: unknown architecture, or QT_PREDICTS_NOTHING. QT_E_USAGE: windows of less than 2
+ * tokens (7 of an encoder), or longer than a model's maximum. QT_E_INPUT: too few ids, ids outside
+ * the vocabulary, different vocabularies or logit soft caps of the two models, logits that are not
+ * finite.
  */
 int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct qt_weights *ref,
             const uint32_t *ids, size_t count, const struct qt_eval_options *opt,
@@ -268,8 +269,8 @@ int qt_bench_weights(struct qt_packed *out, const struct qt_spec *spec, size_t n
  * Times the fused kernels on random weights: for each shape cuBLAS at each m, then each scheme and
  * its read floor. Then attention: for each m and length an FP16 cache, a 4-bit cache, and a paged
  * 4-bit cache. Then layers of experts: every token chooses different experts at random; cuBLAS
- * computes the products of the same routing only. Weights and caches are cold in L2, X and Y are not. Times are medians of launches in
- * CUDA graphs. The caller frees *out.
+ * computes the products of the same routing only. Weights and caches are cold in L2, X and Y are
+ * not. Times are medians of launches in CUDA graphs. The caller frees *out.
  */
 int qt_bench(struct qt_bench_report *out, struct qt_gpu *gpu, const struct qt_bench_options *opt,
              struct qt_err *err);

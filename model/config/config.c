@@ -102,13 +102,30 @@ done:
     return rc;
 }
 
+int config_read_attention(struct config *cfg, const struct source *src, const char *key,
+                          struct qt_err *err)
+{
+    const json_t *list = json_object_get(src->json, key);
+    if (!config_given(src->json, key))
+        return QT_OK;
+    if (!json_is_array(list))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not a list", key);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *entry = json_array_get(list, i);
+        if (!json_is_integer(entry) || json_integer_value(entry) < 0)
+            return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not a list of layers", key);
+        if ((size_t)json_integer_value(entry) < cfg->info.layers)
+            cfg->mixers[json_integer_value(entry)] = MIXER_ATTENTION;
+    }
+    return QT_OK;
+}
+
 /* The short convolution, and which layers have it: those that are "conv" in layer_types, or not in
  * the list full_attn_idxs. */
 static int read_short(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     static const char key[] = "full_attn_idxs";
     const json_t *types = json_object_get(src->json, "layer_types");
-    const json_t *list = json_object_get(src->json, key);
     int rc;
     cfg->short_kernel = 3;
     QT_TRY(config_read_size(&cfg->short_kernel, src, "conv_L_cache", LIMIT_DIM, err));
@@ -122,17 +139,9 @@ static int read_short(struct config *cfg, const struct source *src, struct qt_er
     }
     if (!config_given(src->json, key))
         goto done;
-    if (!json_is_array(list))
-        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not a list", key);
     for (size_t i = 0; i < cfg->info.layers; i++)
         cfg->mixers[i] = MIXER_SHORT;
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const json_t *entry = json_array_get(list, i);
-        if (!json_is_integer(entry) || json_integer_value(entry) < 0)
-            return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not a list of layers", key);
-        if ((size_t)json_integer_value(entry) < cfg->info.layers)
-            cfg->mixers[json_integer_value(entry)] = MIXER_ATTENTION;
-    }
+    QT_TRY(config_read_attention(cfg, src, key, err));
 done:
     return rc;
 }

@@ -75,6 +75,10 @@ int config_read_gpt_neo(struct config *cfg, const struct source *src, struct qt_
 int config_read_bloom(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_mpt(struct config *cfg, const struct source *src, struct qt_err *err);
 
+/* Gives the layers in the list `key` of config.json attention (cfg->mixers); none if there is no
+ * such key. */
+int config_read_attention(struct config *cfg, const struct source *src, const char *key,
+                          struct qt_err *err);
 /* Reads cfg->ssm and cfg->mixers. */
 int config_read_ssm(struct config *cfg, const struct source *src, struct qt_err *err);
 /* Layers that are one mixer or one MLP (SSM_BLOCKS): the number of layers; and what layer i is,

@@ -98,25 +98,6 @@ done:
     return rc;
 }
 
-/* Layers that are in attn_layer_indices have attention. */
-static int read_unlisted(struct config *cfg, const struct source *src, struct qt_err *err)
-{
-    static const char key[] = "attn_layer_indices";
-    const json_t *list = json_object_get(src->json, key);
-    if (!config_given(src->json, key))
-        return QT_OK;
-    if (!json_is_array(list))
-        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not a list", key);
-    for (size_t i = 0; i < json_array_size(list); i++) {
-        const json_t *entry = json_array_get(list, i);
-        if (!json_is_integer(entry) || json_integer_value(entry) < 0)
-            return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not a list of layers", key);
-        if ((size_t)json_integer_value(entry) < cfg->info.layers)
-            cfg->mixers[json_integer_value(entry)] = MIXER_ATTENTION;
-    }
-    return QT_OK;
-}
-
 /* Layers whose layer_types are not "mamba" or "linear_attention" have attention. Other types are
  * refused where windows are read. */
 static void read_types(struct config *cfg, const struct source *src)
@@ -183,7 +164,7 @@ int config_read_ssm(struct config *cfg, const struct source *src, struct qt_err 
     for (size_t i = 0; i < cfg->info.layers; i++)
         cfg->mixers[i] = rule == SSM_BESIDE ? MIXER_SSM_ATTENTION : MIXER_SSM;
     if (rule == SSM_UNLISTED)
-        QT_TRY(read_unlisted(cfg, src, err));
+        QT_TRY(config_read_attention(cfg, src, "attn_layer_indices", err));
     if (rule == SSM_TYPES)
         read_types(cfg, src);
     for (size_t i = 0; rule == SSM_BLOCKS && i < cfg->info.layers; i++) {

@@ -13,7 +13,7 @@ static size_t key_width(const struct config *cfg, size_t layer)
     return (cfg->mixers[layer] == MIXER_LATENT ? cfg->info.heads : heads->kv) * heads->dim;
 }
 
-/* What a mixer keeps of a sequence besides keys and values. */
+/* A mixer keeps this much of a sequence besides keys and values. */
 struct recurrence {
     size_t width, kernel; /* channels and tokens of its convolution; 0, 1: none */
     size_t state;         /* floats of its recurrent state */

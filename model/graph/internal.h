@@ -141,8 +141,8 @@ enum no_rope_rule {
 struct config;
 struct source;
 
-/* What the first sublayer of a decoder layer is, between ATTN_IN and ATTN_OUT. SSM_ATTENTION: the sum
- * of a state space model and attention. */
+/* The first sublayer of a decoder layer is one of these, between ATTN_IN and ATTN_OUT. SSM_ATTENTION
+ * is the sum of a state space model and attention. */
 enum mixer_kind {
     MIXER_ATTENTION,
     MIXER_LATENT,

@@ -275,7 +275,8 @@ def mlx(scheme, *options):
 
 
 for scheme in ["int4", "int4:zero=group", "int4:g=64", "int8", "int8:g=128,zero=group",
-               "int3", "int2:g=64", "int3:zero=group", "int2:g=64,zero=group", "mxfp4", "nvfp4", "fp8:max=448"]:
+               "int3", "int2:g=64", "int3:zero=group", "int2:g=64,zero=group", "mxfp4", "nvfp4",
+               "fp8:max=448"]:
     compressed_tensors(scheme)
 for scheme in ["int4", "int4:g=64", "int8:g=64", "int3", "int2", "int4:zero=group",
                "int3:zero=group", "int2:g=64,zero=group"]:

@@ -13,7 +13,7 @@ enum { MAX_RANKS = 9 };
 
 /* ---- threads as ranks ----------------------------------------------------------------------- */
 
-/* What one rank has sent to another, in order. */
+/* A queue holds what one rank has sent to another, in order. */
 struct channel {
     struct parcel {
         struct parcel *next;

@@ -148,7 +148,8 @@ static int save_state(const struct budget *b, json_t *head, struct qt_err *err)
     json_decref(state);
     if (!text)
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-    int rc = qt_file_publish(b->opt->state, text, strlen(text), true, err);
+    int rc =
+        qt_file_publish(b->opt->state, &(struct qt_file_piece){text, strlen(text)}, 1, NULL, err);
     qt_free(text);
     return rc;
 }

@@ -316,9 +316,10 @@ static int keep_logits(struct eval *ev, size_t pos, size_t m, struct qt_err *err
 }
 
 /* Computes logits (of side 0 only if it is not fused) and scores of positions [pos, pos + m) of a
- * window whose hidden states start at row `row`. The target of a position is the next token, or the masked one. The last position of a window has no
- * target: it is compared with the reference like the others, but gets a placeholder target, and
- * add_scores skips the scores that depend on the target. */
+ * window whose hidden states start at row `row`. The target of a position is the next token, or the
+ * masked one. The last position of a window has no target: it is compared with the reference like
+ * the others, but gets a placeholder target, and add_scores skips the scores that depend on the
+ * target. */
 static int score_chunk(struct eval *ev, size_t window, size_t row, size_t pos, size_t m,
                        struct qt_err *err)
 {

@@ -4,12 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 
-/* The lower edge of a bin. */
-static double bin_from(size_t bin)
-{
-    return bin ? exp2(((double)bin - 33) / 2) : 0;
-}
-
 /* share[b]: per cent of the values that are in bin b; NaN without values. */
 static void shares(double *share, const double *bins)
 {
@@ -30,7 +24,7 @@ void page_histogram(struct page *p, const struct histogram *h)
     struct chart chart;
     struct table t;
     for (size_t b = 0; b < QT_HIST_BINS; b++) /* a log axis has no place for the bin of zeros */
-        edge[b] = b ? bin_from(b) : NAN;
+        edge[b] = b ? qt_hist_from(b) : NAN;
     for (size_t i = 0; i < h->n; i++) {
         shares(share[i], h->bins[i]);
         for (size_t b = 0; b < QT_HIST_BINS; b++)
@@ -53,7 +47,7 @@ void page_histogram(struct page *p, const struct histogram *h)
     table_begin(&t, h->caption, columns, h->n + 1);
     for (size_t b = first; b <= last && b < QT_HIST_BINS; b++) {
         row_begin(&t);
-        cell_number(&t, bin_from(b));
+        cell_number(&t, qt_hist_from(b));
         for (size_t i = 0; i < h->n; i++)
             cell_number(&t, share[i][b]);
     }

@@ -11,8 +11,8 @@ ROOT = os.path.normpath(os.path.join(os.path.dirname(__file__), "..", "..", ".."
 QTOOL = os.environ.get("QTOOL", os.path.join(ROOT, "build", "qtool"))
 NANO = os.path.join(ROOT, "examples", "nano-llama")
 
-SCHEMES = ["nf4", "nf3", "nf2", "lut4", "int3", "int2:zero=group", "int3:g=32,zero=group", "iq4nl", "mxfp4", "nvfp4", "fp8", "fp7", "fp6:e=2",
-           "fp5", "fp4", "fp8:e=6", "int4", "int4:g=0,zero=group", "int8", "int8:g=32,zero=group",
+SCHEMES = ["nf4", "nf3", "nf2", "lut4", "int3", "int2:zero=group", "int3:g=32,zero=group",
+           "iq4nl", "mxfp4", "nvfp4", "fp8", "fp7", "fp6:e=2", "fp5", "fp4", "fp8:e=6", "int4", "int4:g=0,zero=group", "int8", "int8:g=32,zero=group",
            "mix24", "mix24:g=8,g2=8", "w4ax", "w4ax:rotate=none",
            "w4ax:scales=int", "w4ax:scales=row"]
 

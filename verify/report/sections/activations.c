@@ -56,25 +56,17 @@ static void gather(struct gathered *g, const struct qt_channels *c, size_t layer
                    const struct qt_qcal_layer *l, size_t input)
 {
     const size_t k = l->k[input], kind = qt_qcal_input_kind(l, input);
-    double sum2 = 0, p999 = 0, absmax = 0, dead = 0;
+    const struct qt_channels_summary s = qt_channels_summarize(c, k);
+    const double rms = s.tokens ? s.rms : NAN;
     char name[24];
     struct outlier o = {.layer = layer};
-    size_t tokens = 0;
     qt_qcal_input_name(o.input, l, input);
-    for (size_t b = 0; b < QT_HIST_BINS; b++)
-        tokens += c->hist[b];
-    for (size_t j = 0; j < k; j++)
-        sum2 += c->sum2[j];
-    const double rms = sqrt(sum2 / ((double)k * (double)tokens));
     for (size_t j = 0; j < k; j++) {
         o.channel = j;
         o.absmax = (double)c->absmax[j];
-        o.rms = sqrt(c->sum2[j] / (double)tokens);
+        o.rms = sqrt(c->sum2[j] / (double)s.tokens);
         o.ratio = rms > 0 ? o.absmax / rms : 0;
         take_outlier(g, &o);
-        p999 = fmax(p999, qt_hist_quantile(c->hist + j * QT_HIST_BINS, c->absmax[j], 0.999));
-        absmax = fmax(absmax, o.absmax);
-        dead += o.absmax == 0;
         for (size_t b = 0; b < QT_HIST_BINS; b++)
             g->bins[kind][b] += c->hist[j * QT_HIST_BINS + b];
     }
@@ -84,13 +76,13 @@ static void gather(struct gathered *g, const struct qt_channels *c, size_t layer
     cell_text(&g->inputs, o.input);
     cell_number(&g->inputs, (double)k);
     cell_number(&g->inputs, rms);
-    cell_number(&g->inputs, p999);
-    cell_number(&g->inputs, absmax);
-    cell_number(&g->inputs, absmax / rms);
-    cell_number(&g->inputs, dead);
+    cell_number(&g->inputs, s.p999);
+    cell_number(&g->inputs, s.absmax);
+    cell_number(&g->inputs, s.absmax / rms);
+    cell_number(&g->inputs, (double)s.dead);
     if (layer < g->heat.nrows) { /* of experts the largest */
         double *value = &g->heat.value[layer * QT_INPUTS + kind];
-        *value = fmax(*value, absmax / rms);
+        *value = fmax(*value, s.absmax / rms);
     }
 }
 
