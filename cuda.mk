@@ -113,6 +113,7 @@ test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_refuse test_bac
 	for t in kernels mix24 moe kv4 w4ax decoder; do \
 	    CUDA_FORCE_PTX_JIT=1 $(B)/tests/gpu/test_$$t 7 quick || exit 1; done
 	tests/gpu/commands.sh $(B)/qtool
+	tests/gpu/families.sh $(B)/qtool
 
 # The machine code, by NVIDIA's cuobjdump, which goes to $(B)/venv if it is not installed.
 oracle-registers: $(B)/libqtool_kernels.a
