@@ -98,7 +98,11 @@ static void tensor_row(struct table *t, const json_t *tensor)
     const json_t *hessian = json_object_get(tensor, "hessian");
     const json_t *shape = json_object_get(tensor, "shape");
     const char *fallback = json_string_value(json_object_get(hessian, "fallback"));
-    char text[6][TEXT_SIZE], spec[QT_SPEC_TEXT];
+    const long long tokens = json_integer_value(json_object_get(hessian, "tokens"));
+    const long long missing = json_integer_value(json_object_get(hessian, "missing_tokens"));
+    char text[6][TEXT_SIZE], spec[QT_SPEC_TEXT], few[TEXT_SIZE] = "";
+    if (missing > 0)
+        snprintf(few, sizeof few, "%lld of %lld tokens", tokens, tokens + missing);
     bool raised = json_is_true(json_object_get(hessian, "damp_raised"));
     table_row(t, "%s\t%lldx%lld\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s",
               json_string_value(json_object_get(tensor, "name")),
@@ -113,7 +117,7 @@ static void tensor_row(struct table *t, const json_t *tensor)
               text_real(text[5], "%.0f", json_object_get(tensor, "ms")),
               fallback ? fallback
               : raised ? "damping raised"
-                       : "");
+                       : few);
 }
 
 static void find_unfit(struct tensors *t, const char *text)
@@ -406,7 +410,8 @@ const struct command cmd_quantize = {
         "The table on stderr has a row per quantized tensor. H BEFORE and H AFTER are the output "
         "error (w - q) H (w - q)^T, summed over rows w of the matrix, with the Hessian H scaled to "
         "a mean diagonal of 1: for round-to-nearest and for the final codes. Compare them only "
-        "within a tensor. MS is the time in milliseconds.\n\n"
+        "within a tensor. MS is the time in milliseconds. NOTE says how many of the calibration "
+        "tokens that an expert needs were sent to it, if there were too few.\n\n"
         "Ctrl-C or SIGTERM stops the run (exit status 75) after the current tensor, or after two "
         "seconds; the same command with --resume continues. Learning is resumed from the last "
         "completed step. The choice of activation precisions (w4ax) starts again.",

@@ -306,8 +306,10 @@ int qt_tokens_new(struct qt_tokens *out, size_t m, struct qt_err *err);
 void qt_tokens_free(struct qt_tokens *t);
 /*
  * Lists the tokens that chose the expert, by weights[m][experts] of qt_layer_route, and returns
- * their number. If they are fewer than `least`, the tokens that came nearest to choosing the expert
- * are added until there are `least`.
+ * their number. If they are fewer than `least`, others stand in for those that are missing: the same
+ * number of tokens that came nearest to choosing the expert, with their own weights (at least
+ * 2^-10), and as many of all m tokens, evenly spaced, with a quarter of the mean squared weight of
+ * the tokens that chose it. The squared weights of a token that joins for both reasons are added.
  */
 size_t qt_tokens_of_expert(struct qt_tokens *out, const float *weights, size_t m, size_t experts,
                            size_t expert, size_t least);

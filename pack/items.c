@@ -34,15 +34,25 @@ json_t *qt_run_error_json(const struct qt_error *e)
 static json_t *hessian_json(const struct qt_run_hessian *h, const struct qt_solve_report *r)
 {
     const struct qt_factor *f = h->factor;
+    json_t *out, *tokens = NULL, *missing = NULL;
+    if (h->is_expert) {
+        tokens = json_integer((json_int_t)h->routed_tokens);
+        missing = json_integer((json_int_t)h->missing_tokens);
+    }
     if (h->fallback)
-        return json_pack("{s:s}", "fallback", h->fallback);
-    if (!f)
-        return json_null();
-    return json_pack("{s:o, s:b, s:I, s:o, s:o, s:o*}", "damp", real_json(f->damp), "damp_raised",
-                     f->damping == QT_DAMP_RAISED, "dead_channels", (json_int_t)f->dead,
-                     "error_before", real_json(r->before), "error_after",
-                     real_json(r->after_descent), "tokens",
-                     h->is_expert ? json_integer((json_int_t)h->routed_tokens) : NULL);
+        out = json_pack("{s:s, s:o*, s:o*}", "fallback", h->fallback, "tokens", tokens,
+                        "missing_tokens", missing);
+    else if (f)
+        out = json_pack("{s:o, s:b, s:I, s:o, s:o, s:o*, s:o*}", "damp", real_json(f->damp),
+                        "damp_raised", f->damping == QT_DAMP_RAISED, "dead_channels",
+                        (json_int_t)f->dead, "error_before", real_json(r->before), "error_after",
+                        real_json(r->after_descent), "tokens", tokens, "missing_tokens", missing);
+    else {
+        json_decref(tokens);
+        json_decref(missing);
+        out = json_null();
+    }
+    return out;
 }
 
 json_t *qt_run_sections_json(const struct qt_packed *p)

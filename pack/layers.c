@@ -156,7 +156,8 @@ static int quantize_linear(struct layer_run *l, struct qt_factor *f, size_t i,
     const struct qt_plan_item *item = &l->run->plan.items[l->item[i]];
     struct qt_run_hessian hessian = {
         .is_expert = qt_model_expert(l->model, l->linear[i].layer, l->linear[i].input) >= 0,
-        .routed_tokens = seen->routed_tokens};
+        .routed_tokens = seen->routed_tokens,
+        .missing_tokens = seen->missing_tokens};
     struct qt_arrange arrange;
     struct qt_err inner = {0};
     char why[sizeof inner.reason + 32] = "";
@@ -250,14 +251,18 @@ static bool stays_on_backend(const struct layer_run *l, int input)
     return all;
 }
 
-/* Counts an expert once, whichever of its inputs has too few tokens. all: tokens of the data. */
-static void count_undersampled(struct layer_run *l, size_t layer, int input, size_t k,
-                               size_t routed, size_t all)
+/* Sets seen->missing_tokens of an expert. Counts an expert once, whichever of its inputs has too few
+ * tokens. all: tokens of the data. */
+static void count_undersampled(struct qt_observed *seen, struct layer_run *l, size_t layer,
+                               int input, size_t k, size_t all)
 {
     const int expert = qt_model_expert(l->model, layer, input);
+    const size_t routed = seen->routed_tokens, needed = QT_MIN_TOKENS_PER_CHANNEL * k;
     struct undersampled *u = l->undersampled;
-    if (expert < 0 || routed / QT_MIN_TOKENS_PER_CHANNEL >= k || expert == l->last_undersampled ||
-        routed == all) /* no tokens left to add */
+    if (expert < 0 || routed >= needed || routed == all) /* no tokens left to add */
+        return;
+    seen->missing_tokens = needed - routed;
+    if (expert == l->last_undersampled)
         return;
     u->fewest_tokens = u->experts ? qt_min_size(u->fewest_tokens, routed) : routed;
     u->experts++;
@@ -280,7 +285,7 @@ static int quantize_from_file(struct layer_run *l, size_t layer, int input, stru
         QT_TRY(qt_array_new(&routed, experts, sizeof *routed, err));
         QT_TRY(qt_qcal_routed(routed, file, layer, err));
         seen.routed_tokens = routed[expert];
-        count_undersampled(l, layer, input, k, seen.routed_tokens, info->tokens);
+        count_undersampled(&seen, l, layer, input, k, info->tokens);
     }
     QT_TRY(qt_array_new(&h, k, k * sizeof *h, err));
     QT_TRY(qt_qcal_channels(&c, file, layer, (size_t)input, err));
@@ -312,8 +317,7 @@ static int quantize_and_advance(struct layer_run *l, struct qt_sequential *seq, 
         struct qt_observed seen = {0};
         if (l->pending[input].with_hessian) {
             QT_TRY(qt_sequential_observe(&seen, seq, input, stays_on_backend(l, input), err));
-            count_undersampled(l, layer, input, seen.input.n, seen.routed_tokens,
-                               data->samples * data->seqlen);
+            count_undersampled(&seen, l, layer, input, seen.input.n, data->samples * data->seqlen);
         }
         if (l->pending[input].all) {
             l->reload = false;
@@ -474,7 +478,8 @@ static int warn_of_undersampled(const struct undersampled *mine, const struct qt
     if (all.experts)
         qt_log_message(run->opt->log, QT_LOG_WARNING,
                        "%zu experts were selected by fewer than %d calibration tokens per channel "
-                       "(the fewest: %zu): tokens close to selecting them were added",
+                       "(the fewest: %zu): tokens close to selecting them, and other tokens of the "
+                       "layer, were added",
                        all.experts, QT_MIN_TOKENS_PER_CHANNEL, all.fewest_tokens);
 done:
     qt_free(ranks);

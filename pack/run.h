@@ -62,7 +62,8 @@ struct qt_run_hessian {
     struct qt_factor *factor; /* NULL: no Hessian */
     const char *fallback;     /* reason why a requested Hessian is missing; else NULL */
     bool is_expert;
-    size_t routed_tokens; /* of an expert: tokens that the router sent to it */
+    /* Of an expert: tokens that the router sent to it, and how many more its Hessian needs. */
+    size_t routed_tokens, missing_tokens;
 };
 /* Quantizes item i, stores and journals it. arrange: NULL, or how a w4ax matrix is stored. place:
  * NULL, or as for qt_packed_round. kept: NULL, or receives the packed matrix, which the caller frees

@@ -7,7 +7,7 @@
  * In a mixture of experts the router of the quantized model selects the tokens of an expert. The
  * same tokens go through this expert in the reference model, for comparison. A token is weighted by
  * the square of its routing weight, like its error. If fewer tokens than QT_MIN_TOKENS_PER_CHANNEL
- * for each input channel select an expert, the tokens that were closest to selecting it are added.
+ * for each input channel select an expert, others are added (qt_tokens_of_expert).
  */
 #ifndef QT_PACK_SEQUENTIAL_H
 #define QT_PACK_SEQUENTIAL_H
@@ -45,7 +45,8 @@ struct qt_observed {
     struct qt_difference state;
     /* Effective number of tokens: the number of equally weighted tokens with the same variance. */
     size_t tokens;
-    size_t routed_tokens; /* tokens that pass through these linears */
+    size_t routed_tokens;  /* tokens that pass through these linears */
+    size_t missing_tokens; /* of an expert: how many more its Hessian needs */
     bool on_backend;
 };
 /* Observes a linear input of the sublayer that the hidden states are in front of. Inputs are

@@ -1,6 +1,7 @@
 /* Lists of the tokens that an expert processes, made from routing weights. */
 #include "model/model.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 int qt_tokens_new(struct qt_tokens *out, size_t m, struct qt_err *err)
@@ -22,6 +23,10 @@ void qt_tokens_free(struct qt_tokens *t)
 
 /* Lower bound for the weight of an added token, so that sums over added tokens do not vanish. */
 static const float SMALLEST = 0x1p-10f;
+
+/* The squared weight of a token that stands for the layer, relative to the mean of the tokens that
+ * chose the expert. */
+static const float OF_LAYER = 0.25f;
 
 static int descending(const void *a, const void *b)
 {
@@ -48,25 +53,49 @@ static float nth_weight(size_t *ties, float *sorted, const float *weights, size_
     return sorted[n - 1];
 }
 
+/* The tokens that chose the expert: their number, and their mean squared routing weight. If there
+ * are none, the square of the largest weight that a token would have. */
+static size_t count_chosen(float *mean_square, const float *weights, size_t m, size_t experts)
+{
+    double sum = 0, largest = (double)SMALLEST;
+    size_t chose = 0;
+    for (size_t i = 0; i < m; i++) {
+        const double s = (double)weights[i * experts];
+        chose += s > 0;
+        sum += s > 0 ? s * s : 0;
+        largest = fmax(largest, -s);
+    }
+    *mean_square = (float)(chose ? sum / (double)chose : largest * largest);
+    return chose;
+}
+
+/* True for n of the m tokens, evenly spaced. */
+static bool is_sampled(size_t i, size_t n, size_t m)
+{
+    return (i + 1) * n / m > i * n / m;
+}
+
 size_t qt_tokens_of_expert(struct qt_tokens *out, const float *weights, size_t m, size_t experts,
                            size_t expert, size_t least)
 {
-    float last = INFINITY;
-    size_t chose = 0, ties = 0;
+    float last = INFINITY, square;
     weights += expert;
-    for (size_t i = 0; i < m; i++)
-        chose += weights[i * experts] > 0;
-    if (chose < least)
-        last = nth_weight(&ties, out->weight, weights, m, experts, least - chose);
+    const size_t chose = count_chosen(&square, weights, m, experts);
+    const size_t missing = chose < least ? least - chose : 0, sampled = qt_min_size(missing, m);
+    size_t ties = 0;
+    if (missing)
+        last = nth_weight(&ties, out->weight, weights, m, experts, missing);
     out->count = 0;
     for (size_t i = 0; i < m; i++) {
         const float s = weights[i * experts];
         const bool joins = s <= 0 && (-s > last || (-s == last && ties > 0));
-        if (!(s > 0 || joins))
-            continue;
+        const float own = s > 0 ? s : joins ? fmaxf(-s, SMALLEST) : 0;
+        const bool of_layer = is_sampled(i, sampled, m);
         ties -= joins && -s == last;
+        if (!(own > 0 || of_layer))
+            continue;
         out->row[out->count] = (uint32_t)i;
-        out->weight[out->count++] = s > 0 ? s : fmaxf(-s, SMALLEST);
+        out->weight[out->count++] = of_layer ? sqrtf(own * own + OF_LAYER * square) : own;
     }
     return chose;
 }

@@ -10,6 +10,7 @@ $ qtool verify q --source "$MODELS/mixtral" -q
 $ qtool eval q --ref "$MODELS/mixtral" --data "$MODELS/mixtral/ids.u16" --seqlen 40 -q
 > ^KL divergence
 $ test "$(grep -c '"tokens"' q/qtool-report.json)" -eq 30
+$ qtool report q -o q.html && grep -c 'Tokens of experts, by decoder layer' q.html
 $ qtool list archs
 > ^mixtral +attention
 > ^qwen3_moe +attention

@@ -221,7 +221,7 @@ static bool listed(const struct qt_tokens *t, size_t row, float *weights)
 }
 
 /* The weights have few different values, so that many are equal or 0. */
-static void lists_add_the_nearest_tokens(void **state)
+static void lists_add_tokens(void **state)
 {
     enum { M = 60, EXPERTS = 3 };
     (void)state;
@@ -230,29 +230,53 @@ static void lists_add_the_nearest_tokens(void **state)
         struct qt_tokens t;
         const size_t e = random_u32() % EXPERTS, least = random_u32() % (M + 10);
         size_t choose = 0, chose;
+        double square = 0, largest = 0x1p-10;
         assert_int_equal(qt_tokens_new(&t, M, NULL), QT_OK);
         for (size_t i = 0; i < M * EXPERTS; i++)
             weights[i] = ((float)(random_u32() % 9) - (float)(trial % 9)) / 8;
-        for (size_t i = 0; i < M; i++)
-            choose += weights[i * EXPERTS + e] > 0;
+        for (size_t i = 0; i < M; i++) {
+            const double s = (double)weights[i * EXPERTS + e];
+            choose += s > 0;
+            square += s > 0 ? s * s : 0;
+            largest = fmax(largest, -s);
+        }
+        square = choose ? square / (double)choose : largest * largest;
         chose = qt_tokens_of_expert(&t, weights, M, EXPERTS, e, least);
         assert_int_equal(chose, choose);
-        assert_int_equal(t.count, least <= choose ? choose : least < M ? least : M);
+        const size_t missing = least > choose ? least - choose : 0;
+        const size_t spread = missing < M ? missing : M;
+        size_t nearest = 0, spaced = 0, last = 0;
         for (size_t i = 1; i < t.count; i++)
             assert_true(t.row[i] > t.row[i - 1]);
+        bool near[M];
+        for (size_t i = 0; i < M; i++) {
+            /* How many tokens are nearer decides whether this one is added for being near. */
+            const float s = weights[i * EXPERTS + e];
+            size_t nearer = 0;
+            for (size_t j = 0; j < M; j++) {
+                const float other = weights[j * EXPERTS + e];
+                nearer += other <= 0 && (other < s || (other == s && j < i));
+            }
+            near[i] = s <= 0 && nearer < missing;
+            nearest += near[i];
+        }
+        assert_int_equal(nearest, missing < M - choose ? missing : M - choose);
         for (size_t i = 0; i < M; i++) {
             const float s = weights[i * EXPERTS + e];
-            float of;
-            if (listed(&t, i, &of))
-                assert_true(of == (s > 0 ? s : fmaxf(-s, 0x1p-10f)));
-            else
-                for (size_t j = 0; j < M; j++) { /* no added token is further away */
-                    const float other = weights[j * EXPERTS + e];
-                    assert_true(s <= 0);
-                    if (other <= 0 && listed(&t, j, &of))
-                        assert_true(other < s || (other == s && j < i));
-                }
+            const float own = s > 0 ? s : near[i] ? fmaxf(-s, 0x1p-10f) : 0;
+            float of = 0;
+            if (!listed(&t, i, &of) || of == own) {
+                assert_true(of == own);
+                continue;
+            }
+            /* evenly spaced: gaps differ by at most one token */
+            assert_true(fabs((double)of * (double)of - (double)own * (double)own - square / 4) <
+                        1e-6);
+            assert_true(spaced == 0 || (i - last >= M / spread && i - last <= M / spread + 1));
+            last = i;
+            spaced++;
         }
+        assert_int_equal(spaced, spread);
         qt_tokens_free(&t);
     }
 }
@@ -629,7 +653,7 @@ int main(void)
     seed_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(weights_match_the_router),
-        cmocka_unit_test(lists_add_the_nearest_tokens),
+        cmocka_unit_test(lists_add_tokens),
         cmocka_unit_test_prestate(tokens_go_through_experts, CHOSEN),
         cmocka_unit_test_prestate(tokens_go_through_experts, SHARED),
         cmocka_unit_test_prestate(tokens_go_through_experts, GATED),

@@ -192,6 +192,9 @@ static int container_tensors(struct subject *s, struct qt_err *err)
         QT_TRY(qt_entry_json(&entry, e, err));
         const json_t *hessian = json_object_get(entry, "hessian");
         t->compensated = member(hessian, "error_after") / member(hessian, "error_before");
+        t->tokens = member(hessian, "tokens");
+        t->missing = member(hessian, "missing_tokens");
+        t->fell_back = member_text(hessian, "fallback") != NULL;
         set_errors(t, json_object_get(entry, "error"));
         json_decref(entry);
         weights += t->weights;
@@ -225,7 +228,7 @@ static int document_tensors(struct subject *s, const json_t *doc, struct qt_err 
         t->weights = json_number_value(json_array_get(shape, 0)) *
                      json_number_value(json_array_get(shape, 1));
         t->bpw = member(v, "bpw");
-        t->ms = t->compensated = t->outlier = NAN;
+        t->ms = t->compensated = t->outlier = t->tokens = t->missing = NAN;
         set_errors(t, v);
     }
 done:

@@ -81,8 +81,8 @@ struct section {
     int (*write)(struct page *p, const struct qt_report *r, struct qt_err *err);
 };
 extern const struct section section_choice, section_compare, section_quantiles, section_errors,
-    section_bits, section_weights, section_activations, section_learning, section_gates,
-    section_time, section_speed, section_inputs;
+    section_experts, section_bits, section_weights, section_activations, section_learning,
+    section_gates, section_time, section_speed, section_inputs;
 
 /* ---- report.c ------------------------------------------------------------------------------- */
 
@@ -94,6 +94,8 @@ struct tensor_figures {
     size_t layer;              /* SIZE_MAX: none */
     double weights, bpw, sqnr_db, mse, cosine, max_abs;
     double compensated;         /* error under the Hessian after GPTQ, divided by that before */
+    double tokens, missing;     /* of an expert: calibration tokens, and how many more it needs */
+    bool fell_back;             /* its Hessian was not used */
     double ms;                  /* that quantizing took */
     double outlier;             /* the largest weight, divided by the RMS */
     const json_t *distribution; /* of the source's weights (qtool-report.json); NULL: none */
