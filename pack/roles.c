@@ -126,8 +126,10 @@ static bool is_gate(const char *name)
     static const char *const mixing[] = {
         "hc_*", "hyper_connection*", "hyper_connections", "mhc_*", "attn_hc", "ffn_hc", "mlp_hc",
         NULL};
-    return qt_name_has_component(name, gates) || qt_name_has_component(name, indexer) ||
-           qt_name_has_component(name, mixing) || strstr(name, "weights_proj");
+    static const char *const residual[] = {"altup", "laurel", NULL}; /* Gemma 3n */
+    return qt_name_has_component(name, gates) || qt_name_has_component(name, residual) ||
+           qt_name_has_component(name, indexer) || qt_name_has_component(name, mixing) ||
+           strstr(name, "weights_proj");
 }
 
 /* Reason to copy what is no linear weight of a decoder layer, by name; NULL: it may be one. */
@@ -146,7 +148,8 @@ static const char *reason_by_name(const struct qt_ckpt *ckpt, const struct qt_te
     if (strstr(name, "lm_head") || strstr(name, "embed_out") ||
         (!layer_prefix(name) && qt_name_has_component(name, heads)))
         return "head";
-    if (strstr(name, "embed") || strstr(name, ".wte.") || strstr(name, ".wpe."))
+    if (strstr(name, "embed") || strstr(name, "altup_projections") || strstr(name, ".wte.") ||
+        strstr(name, ".wpe."))
         return "embedding";
     if (is_no_linear(name))
         return "not a linear weight";

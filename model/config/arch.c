@@ -69,6 +69,10 @@
 
 #define GLM_PARTS ATTENTION_PARTS, FUSED_MLP_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm"
 
+#define PHI3_PARTS                                                                                 \
+    [ROLE_ATTN_IN] = "input_layernorm", [ROLE_QKV] = "self_attn.qkv_proj",                         \
+    [ROLE_O] = "self_attn.o_proj", [ROLE_MLP_IN] = "post_attention_layernorm", FUSED_MLP_PARTS
+
 #define UNGATED_PARTS                                                                              \
     ATTENTION_PARTS, [ROLE_MLP_IN] = "post_attention_layernorm", [ROLE_UP] = "mlp.up_proj",        \
                      [ROLE_DOWN] = "mlp.down_proj"
@@ -148,18 +152,19 @@
 #define GEMMA4_LIKE                                                                                \
     DECODER_NAMES, .eps_key = "rms_norm_eps", .act_key = "hidden_activation",                      \
                    .act = "gelu_pytorch_tanh", .norm = QT_NORM_RMS, .head_dim = 256,               \
-                   .kv_heads = 4, .layer_heads = true, .value_norm = true, .last_global = true,    \
-                   .rope_needed = true, .theta = 1e6, .local_theta = 1e4,                          \
+                   .kv_heads = 4, .layer_heads = true, .shared_keys = true, .value_norm = true,    \
+                   .last_global = true, .rope_needed = true, .theta = 1e6, .local_theta = 1e4,     \
                    .window = WINDOW_PATTERN, .window_period = 6,                                   \
                    .tied = {"tie_word_embeddings", true}, .qkv_bias = {"attention_bias", false},   \
                    .o_bias = {"attention_bias", false}
 
+#define PER_LAYER_PARTS                                                                            \
+    [ROLE_PER_LAYER_GATE] = "per_layer_input_gate", [ROLE_PER_LAYER_OUT] = "per_layer_projection", \
+    [ROLE_PER_LAYER_NORM] = "post_per_layer_input_norm"
+
 #define GEMMA4_PARTS                                                                               \
     GEMMA_COMMON, [ROLE_Q_NORM] = "self_attn.q_norm", [ROLE_K_NORM] = "self_attn.k_norm",          \
-                  [ROLE_LAYER_SCALE] = "layer_scalar",                                             \
-                  [ROLE_PER_LAYER_GATE] = "per_layer_input_gate",                                  \
-                  [ROLE_PER_LAYER_OUT] = "per_layer_projection",                                   \
-                  [ROLE_PER_LAYER_NORM] = "post_per_layer_input_norm"
+                  [ROLE_LAYER_SCALE] = "layer_scalar", PER_LAYER_PARTS
 
 static const struct arch_alias gemma4_keys[] = {{"num_experts_per_tok", "top_k_experts"}, {0}};
 
@@ -963,7 +968,6 @@ static const struct arch table[] = {
         .no_rope = NO_ROPE_GLOBAL,
         .read = config_read_afmoe,
     },
-    /* Chunked attention: sequences of at most a chunk have full attention. */
     {
         .family = "llama4_text",
         .kv_heads = 8,
@@ -989,8 +993,6 @@ static const struct arch table[] = {
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
         .no_rope = NO_ROPE_LISTED,
-        .positions_key = "attention_chunk_size",
-        .positions_most = 8192,
         .chunked = true,
         .read = config_read_llama4,
     },
@@ -1316,11 +1318,19 @@ static const struct arch table[] = {
     {
         .family = "phi3",
         LLAMA_LIKE,
-        .parts = {[ROLE_ATTN_IN] = "input_layernorm",
-                  [ROLE_QKV] = "self_attn.qkv_proj",
-                  [ROLE_O] = "self_attn.o_proj",
-                  [ROLE_MLP_IN] = "post_attention_layernorm",
-                  FUSED_MLP_PARTS},
+        .parts = {PHI3_PARTS},
+        .eps = 1e-5,
+        .window = WINDOW_ALL,
+        .window_given = true,
+        .partial_rope = true,
+        .original_positions = 4096,
+    },
+    /* The adapters of images and speech, which text does not use, are beside the base weights. */
+    {
+        .family = "phi4_multimodal",
+        .kv_heads = 8,
+        LLAMA_LIKE,
+        .parts = {PHI3_PARTS},
         .eps = 1e-5,
         .window = WINDOW_ALL,
         .window_given = true,
@@ -1370,6 +1380,48 @@ static const struct arch table[] = {
         .window = WINDOW_PATTERN,
         .window_period = 6,
         .query_scalar = 256,
+    },
+    {
+        .family = "gemma3n_text",
+        DECODER_NAMES,
+        .vocab = 262400,
+        .max_positions = 32768,
+        .heads = 8,
+        .kv_heads = 2,
+        .head_dim = 256,
+        .layer_embed = "embed_tokens_per_layer",
+        .layer_project = "per_layer_model_projection",
+        .layer_norm = "per_layer_projection_norm",
+        .layer_embed_first = true,
+        .altup_in = "altup_projections",
+        .altup_out = "altup_unembed_projections",
+        .parts =
+            {GEMMA_PARTS, PER_LAYER_PARTS, [ROLE_Q_NORM] = "self_attn.q_norm",
+             [ROLE_K_NORM] = "self_attn.k_norm", [ROLE_ALTUP_NORM] = "altup.router_norm",
+             [ROLE_ALTUP_ROUTER] = "altup.modality_router",
+             [ROLE_ALTUP_PREDICT] = "altup.prediction_coefs",
+             [ROLE_ALTUP_CORRECT] = "altup.correction_coefs",
+             [ROLE_ALTUP_SCALE] = "altup.correct_output_scale",
+             [ROLE_LAUREL_LEFT] = "laurel.linear_left", [ROLE_LAUREL_RIGHT] = "laurel.linear_right",
+             [ROLE_LAUREL_NORM] = "laurel.post_laurel_norm"},
+        .value_norm = true,
+        .shared_keys = true,
+        .shared_layers = 15,
+        .eps_key = "rms_norm_eps",
+        .act_key = "hidden_activation",
+        .act = "gelu_pytorch_tanh",
+        .norm = QT_NORM_RMS,
+        .theta = 1e6,
+        .local_theta = 1e4,
+        .local_theta_key = "rope_local_base_freq",
+        .window = WINDOW_PATTERN,
+        .window_period = 5,
+        .window_size = 512,
+        .tied = {"tie_word_embeddings", true},
+        .qkv_bias = {"attention_bias", false},
+        .o_bias = {"attention_bias", false},
+        .adapt = config_adapt_gemma3n,
+        .read = config_read_gemma3n,
     },
     {
         .family = "gemma4_text",
@@ -1786,6 +1838,7 @@ enum { FAMILIES = sizeof table / sizeof *table };
 static const struct arch_multimodal multimodal[] = {
     {"exaone4_5", "exaone4", 0},
     {"gemma3", "gemma3_text", 0},
+    {"gemma3n", "gemma3n_text", 0},
     {"gemma4", "gemma4_text", 0},
     {"gemma4_unified", "gemma4_unified_text", 0},
     {"glm4v", "glm4v_text", 0},
@@ -1798,6 +1851,7 @@ static const struct arch_multimodal multimodal[] = {
     {"llava_next", "llama", 0},
     {"llava_onevision", "qwen2", 0},
     {"mistral3", "mistral", 0},
+    {"phi4mm", "phi4_multimodal", 0},
     {"qwen2_5_omni", "qwen2_5_omni_text", 0},
     {"qwen2_5_vl", "qwen2_5_vl_text", 0},
     {"qwen2_vl", "qwen2_vl_text", 0},
@@ -1844,6 +1898,8 @@ const char *qt_model_type(size_t i)
 const char *arch_cannot(const struct arch *arch, bool experts, bool ssm, enum qt_use use)
 {
     const bool changes = use == QT_USE_LEARN || use == QT_USE_W4AX;
+    if (arch->altup_in)
+        return "inputs of single layers";
     if (use == QT_USE_CALIB_FILE) /* layers may lack inputs */
         return ssm && arch->ssm == SSM_BLOCKS ? "layers of a single sublayer" : NULL;
     if (arch->both_ways)

@@ -529,6 +529,8 @@ done:
 void config_free(struct config *cfg)
 {
     qt_free(cfg->windows);
+    qt_free(cfg->chunks);
+    qt_free(cfg->cutoffs);
     qt_free(cfg->no_rope);
     qt_free(cfg->mixers);
     qt_free(cfg->heads);

@@ -38,6 +38,7 @@ int config_adapt_multi_query(json_t *out, const struct source *src, struct qt_er
 int config_adapt_baichuan(json_t *out, const struct source *src, struct qt_err *err);
 int config_adapt_qwen(json_t *out, const struct source *src, struct qt_err *err);
 int config_adapt_chatglm(json_t *out, const struct source *src, struct qt_err *err);
+int config_adapt_gemma3n(json_t *out, const struct source *src, struct qt_err *err);
 int config_adapt_mpt(json_t *out, const struct source *src, struct qt_err *err);
 
 /* Readers of options that only some families have: see arch.read. */
@@ -45,6 +46,7 @@ int config_read_opt(struct config *cfg, const struct source *src, struct qt_err 
 int config_read_gemma(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_bert(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_modernbert(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_gemma3n(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_gemma4(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_gemma4_unified(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_phimoe(struct config *cfg, const struct source *src, struct qt_err *err);

@@ -80,7 +80,7 @@ static int share_keys(struct config *cfg, const struct source *src, size_t count
 void config_place_state(struct config *cfg)
 {
     struct qt_model_info *info = &cfg->info;
-    info->state = info->hidden + info->layers * cfg->per_layer;
+    info->state = per_layer_at(cfg) + info->layers * cfg->per_layer;
     for (size_t i = 0; i < info->layers; i++)
         if (cfg->heads[i].kept && !cfg->heads[i].shared) {
             cfg->heads[i].kept = info->state;
@@ -95,7 +95,7 @@ int config_read_layer_heads(struct config *cfg, const struct source *src, struct
 {
     struct qt_model_info *info = &cfg->info;
     const struct heads usual = {.kv = info->kv_heads, .dim = info->head_dim};
-    size_t sharing = 0;
+    size_t sharing = cfg->arch->shared_layers;
     bool shared = false;
     int rc;
     QT_TRY(qt_array_new(&cfg->heads, info->layers, sizeof *cfg->heads, err));
@@ -111,7 +111,7 @@ int config_read_layer_heads(struct config *cfg, const struct source *src, struct
         info->head_dim = qt_max_size(info->head_dim, cfg->heads[i].dim);
         info->kv_heads = qt_max_size(info->kv_heads, cfg->heads[i].kv);
     }
-    if (cfg->arch->layer_heads)
+    if (cfg->arch->shared_keys)
         QT_TRY(qt_json_get_size(&sharing, src->json, "num_kv_shared_layers", src->path, err));
     if (sharing >= info->layers && sharing)
         QT_TRY(config_unsupported(src, "num_kv_shared_layers", "all layers", err));

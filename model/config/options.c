@@ -59,6 +59,102 @@ done:
     return rc;
 }
 
+/* The inputs of single layers; *width: the default. */
+static int read_per_layer(struct config *cfg, const struct source *src, size_t *width,
+                          struct qt_err *err)
+{
+    static const char key[] = "hidden_size_per_layer_input";
+    int rc;
+    QT_TRY(qt_json_get_size(width, src->json, key, src->path, err));
+    if (*width && cfg->info.experts)
+        QT_TRY(config_unsupported(src, key, "a number above 0 with experts", err));
+    if (*width > CONFIG_WIDTH / cfg->info.layers)
+        QT_TRY(config_unsupported(src, key, "so large a number", err));
+    cfg->per_layer = *width;
+    cfg->per_layer_vocab = 262144;
+    if (*width)
+        QT_TRY(config_read_size(&cfg->per_layer_vocab, src, "vocab_size_per_layer_input",
+                                CONFIG_WIDTH, err));
+done:
+    return rc;
+}
+
+/* The x with which a normal random number is below x with probability p. */
+static double normal_quantile(double p)
+{
+    double x = 0, step = 1;
+    for (int i = 0; i < 100 && fabs(step) > 1e-12; i++) {
+        step = (0.5 * erfc(-x * M_SQRT1_2) - p) * sqrt(2 * M_PI) * exp(x * x / 2);
+        x -= fmin(fmax(step, -0.5), 0.5);
+    }
+    return x;
+}
+
+/* activation_sparsity_pattern: the fraction of gates that each layer sets to 0. */
+static int read_cutoffs(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const char key[] = "activation_sparsity_pattern";
+    const json_t *list = json_object_get(src->json, key);
+    const size_t layers = cfg->info.layers;
+    int rc;
+    if (config_given(src->json, key) && json_array_size(list) != layers)
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not a list of %zu numbers", key,
+                       layers);
+    QT_TRY(qt_array_new(&cfg->cutoffs, layers, sizeof *cfg->cutoffs, err));
+    for (size_t i = 0; i < layers; i++) {
+        const json_t *entry = json_array_get(list, i);
+        const double fraction = !config_given(src->json, key) ? (layers > 10 && i < 10 ? 0.95 : 0)
+                                : json_is_number(entry)       ? json_number_value(entry)
+                                                              : -1;
+        if (!(fraction >= 0 && fraction <= 0.9999))
+            return qt_fail(err, QT_E_INPUT, src->path, NULL,
+                           "'%s' has an entry that is not a number from 0 to 0.9999", key);
+        cfg->cutoffs[i] =
+            fraction > 0 ? (float)normal_quantile((double)(float)fraction) : -INFINITY;
+    }
+done:
+    return rc;
+}
+
+/* intermediate_size lists the widths of all layers. */
+int config_adapt_gemma3n(json_t *out, const struct source *src, struct qt_err *err)
+{
+    static const char key[] = "intermediate_size";
+    json_t *list = json_object_get(out, key), *first = json_array_get(list, 0);
+    for (size_t i = 1; i < json_array_size(list); i++)
+        if (!json_equal(first, json_array_get(list, i)))
+            return config_unsupported(src, key, "a list of different numbers", err);
+    return !json_is_integer(first) || json_object_set(out, key, first) == 0
+               ? QT_OK
+               : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+}
+
+int config_read_gemma3n(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    size_t active = 0, width = 256;
+    int rc;
+    QT_TRY(read_softcap(&cfg->info.logit_softcap, src, "final_logit_softcapping", 30, err));
+    QT_TRY(read_per_layer(cfg, src, &width, err));
+    if (!width)
+        QT_TRY(config_unsupported(src, "hidden_size_per_layer_input", "0", err));
+    QT_TRY(read_cutoffs(cfg, src, err));
+    cfg->altup = 4;
+    cfg->laurel = 64;
+    cfg->altup_scaled = true;
+    QT_TRY(config_read_size(&cfg->altup, src, "altup_num_inputs", CONFIG_ALTUP, err));
+    QT_TRY(config_read_size(&cfg->laurel, src, "laurel_rank", CONFIG_WIDTH, err));
+    QT_TRY(qt_json_get_bool(&cfg->altup_scaled, src->json, "altup_correct_scale", src->path, err));
+    QT_TRY(qt_json_get_size(&active, src->json, "altup_active_idx", src->path, err));
+    if (active)
+        QT_TRY(config_unsupported(src, "altup_active_idx", "a number other than 0", err));
+    if (cfg->altup < 2)
+        QT_TRY(config_unsupported(src, "altup_num_inputs", "1", err));
+    cfg->attn_scale = 1;
+    cfg->embed_scale = (float)sqrt((double)cfg->info.hidden);
+done:
+    return rc;
+}
+
 int config_read_gemma4_unified(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     const char *both_ways = "";
@@ -83,17 +179,7 @@ int config_read_gemma4(struct config *cfg, const struct source *src, struct qt_e
     size_t width = config_null(src->json, key) ? 0 : 256;
     int rc;
     QT_TRY(config_read_gemma4_unified(cfg, src, err));
-    QT_TRY(qt_json_get_size(&width, src->json, key, src->path, err));
-    if (!width)
-        goto done;
-    if (cfg->info.experts)
-        QT_TRY(config_unsupported(src, key, "a number above 0 with experts", err));
-    if (width > CONFIG_WIDTH / cfg->info.layers)
-        QT_TRY(config_unsupported(src, key, "so large a number", err));
-    cfg->per_layer = width;
-    cfg->per_layer_vocab = 262144;
-    QT_TRY(config_read_size(&cfg->per_layer_vocab, src, "vocab_size_per_layer_input", CONFIG_WIDTH,
-                            err));
+    QT_TRY(read_per_layer(cfg, src, &width, err));
 done:
     return rc;
 }
@@ -122,11 +208,34 @@ int config_read_afmoe(struct config *cfg, const struct source *src, struct qt_er
     return rc;
 }
 
+/* By layer_types, or else in the layers with a rotary embedding. */
+static int read_chunks(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const char key[] = "attention_chunk_size";
+    const json_t *types = json_object_get(src->json, "layer_types");
+    const bool listed = config_given(src->json, "layer_types");
+    size_t chunk = 8192;
+    int rc;
+    QT_TRY(config_read_size(&chunk, src, key, CONFIG_POSITIONS, err));
+    QT_TRY(qt_array_new(&cfg->chunks, cfg->info.layers, sizeof *cfg->chunks, err));
+    for (size_t i = 0; i < cfg->info.layers; i++) {
+        const char *type = json_string_value(json_array_get(types, i));
+        const bool chunked = listed && strcmp(type, "chunked_attention") == 0;
+        if (config_null(src->json, key) && chunked)
+            QT_TRY(config_unsupported(src, key, "null", err));
+        if (!config_null(src->json, key) && (listed ? chunked : !cfg->no_rope[i]))
+            cfg->chunks[i] = chunk;
+    }
+done:
+    return rc;
+}
+
 int config_read_llama4(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     const json_t *tuning = json_object_get(src->json, "attn_temperature_tuning");
     double scale = 0.1;
     int rc;
+    QT_TRY(read_chunks(cfg, src, err));
     cfg->bare_norms = true;
     QT_TRY(qt_json_get_bool(&cfg->bare_norms, src->json, "use_qk_norm", src->path, err));
     cfg->floor_step = 8192;

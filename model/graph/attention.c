@@ -115,6 +115,35 @@ static float floor_growth(const struct config *cfg, size_t position)
     return 1 + cfg->floor_beta * (float)log1p((double)((position + 1) / cfg->floor_step));
 }
 
+/* Attention; with chunks, each of them is a sequence of its own. */
+static int attend(float *y, const float *q, const float *keys, const float *values,
+                  const struct qt_attention *a, const struct layer_run *r, struct qt_err *err)
+{
+    struct qt_backend *be = r->layer->be;
+    const size_t chunk = r->layer->chunk, all = r->past + r->seqlen;
+    const size_t width = a->heads * a->head_dim, kv_width = a->kv_heads * a->head_dim;
+    struct qt_attention part = *a;
+    int rc = QT_OK;
+    if (!chunk || all <= chunk)
+        return be->attention(be, y, q, keys, values, r->m, a, err);
+    if (a->exact_keys)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "4-bit caches of sequences of %zu tokens, but 'attention_chunk_size' is %zu",
+                       all, chunk);
+    for (size_t i = 0; i < r->m / r->seqlen; i++)
+        for (size_t from = r->past, to; from < all; from = to) {
+            const size_t first = from / chunk * chunk;
+            const size_t query = i * r->seqlen + from - r->past, key = i * all + first;
+            to = qt_min_size(all, first + chunk);
+            part.seqlen = to - from;
+            part.past = from - first;
+            QT_TRY(be->attention(be, y + query * width, q + query * width, keys + key * kv_width,
+                                 values + key * kv_width, to - from, &part, err));
+        }
+done:
+    return rc;
+}
+
 int attention_run(bool *stop, float *out, const float *x, const struct layer_run *r,
                   struct qt_err *err)
 {
@@ -141,7 +170,7 @@ int attention_run(bool *stop, float *out, const float *x, const struct layer_run
     if (l->no_rope && l->model->cfg.floor_beta > 0)
         QT_TRY(layer_scale_queries(r, q, width, floor_growth, err));
     QT_TRY(cache_keys(&keys, &values, &a, k, v, r, err));
-    QT_TRY(l->be->attention(l->be, y, q, keys, values, r->m, &a, err));
+    QT_TRY(attend(y, q, keys, values, &a, r, err));
     if (gated)
         QT_TRY(l->be->activate(l->be, y, gate, y, QT_ACT_SIGMOID, r->m * width, err));
     QT_TRY(layer_input(&attended, stop, r, ROLE_O, err));

@@ -64,6 +64,12 @@ static int load_outer_parts(struct qt_embed_head *e, float *staging, const struc
     QT_TRY(layer_load_part(&e->layer_embed, &m->layer_embed, staging, w, be, err));
     QT_TRY(layer_load_part(&e->layer_project, &m->layer_project, staging, w, be, err));
     QT_TRY(layer_load_part(&e->layer_norm, &m->layer_norm, staging, w, be, err));
+    for (size_t i = 0; m->altup_in && i + 1 < m->cfg.altup; i++) {
+        QT_TRY(layer_load_part(&e->altup_in[i], &m->altup_in[i], staging, w, be, err));
+        QT_TRY(layer_load_part(&e->altup_out[i], &m->altup_out[i], staging, w, be, err));
+    }
+    if (m->altup_in)
+        QT_TRY(qt_backend_floats(&e->altup_work, be, 2 * HEAD_TOKENS, m->cfg.info.hidden, err));
     if (m->layer_embed.weight)
         QT_TRY(qt_backend_floats(&e->per_layer, be, 2 * HEAD_TOKENS, m->layer_embed.k, err));
     QT_TRY(qt_backend_floats(&e->normed, be, HEAD_TOKENS, m->cfg.info.hidden, err));
@@ -82,12 +88,18 @@ int qt_embed_head_open(struct qt_embed_head **out, const struct qt_model *model,
     size_t largest = 0;
     int rc = QT_OK;
     *out = NULL;
+    if (model->altup_in)
+        largest = part_count(&model->altup_in[0]);
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) /* no other part is larger */
         if (part_count(parts[i]) > largest)
             largest = part_count(parts[i]);
     QT_TRY(qt_array_new(&staging, largest, sizeof *staging, err));
     QT_TRY(qt_array_new(&e, 1, sizeof *e, err));
     *e = (struct qt_embed_head){.model = model, .be = be};
+    if (model->altup_in) {
+        QT_TRY(qt_array_new(&e->altup_in, model->cfg.altup, sizeof *e->altup_in, err));
+        QT_TRY(qt_array_new(&e->altup_out, model->cfg.altup, sizeof *e->altup_out, err));
+    }
     QT_TRY(load_outer_parts(e, staging, w, err));
     *out = e;
 done:
@@ -114,6 +126,13 @@ void qt_embed_head_close(struct qt_embed_head *e)
     layer_free_part(&e->layer_embed, be);
     layer_free_part(&e->layer_project, be);
     layer_free_part(&e->layer_norm, be);
+    for (size_t i = 0; e->altup_out && i < e->model->cfg.altup; i++) {
+        layer_free_part(&e->altup_in[i], be);
+        layer_free_part(&e->altup_out[i], be);
+    }
+    qt_free(e->altup_in);
+    qt_free(e->altup_out);
+    be->free(be, e->altup_work);
     be->free(be, e->per_layer);
     be->free(be, e->normed);
     be->free(be, e->projected);
@@ -159,6 +178,8 @@ static int embed_chunk(struct qt_embed_head *e, float *state, const uint32_t *id
         QT_TRY(be->scale(be, hidden, cfg->embed_scale, m * n, err));
     if (hidden != state)
         QT_TRY(be->copy_columns(be, state, cfg->info.state, hidden, n, n, m, err));
+    if (cfg->altup)
+        QT_TRY(altup_embed(e, state, hidden, m, err));
     if (cfg->per_layer)
         QT_TRY(per_layer_embed(e, state, hidden, ids, m, err));
 done:
@@ -215,7 +236,8 @@ static int logits_chunk(struct qt_embed_head *e, float *logits, const float *hid
     const size_t n = cfg->info.hidden;
     int rc = QT_OK;
     if (cfg->info.state > n) {
-        QT_TRY(be->copy_columns(be, e->normed, n, hidden, cfg->info.state, n, m, err));
+        QT_TRY(cfg->altup ? altup_join(e, e->normed, hidden, m, err)
+                          : be->copy_columns(be, e->normed, n, hidden, cfg->info.state, n, m, err));
         x = e->normed;
     }
     if (e->final_norm.weight) {

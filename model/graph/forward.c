@@ -35,11 +35,18 @@ static int run_mixer(const struct layer_run *r, struct qt_err *err)
     struct qt_layer *l = r->layer;
     const float *x;
     bool stop;
+    const bool laurel = l->model->cfg.laurel && r->stop < 0;
     int rc = QT_OK;
+    if (l->model->cfg.altup)
+        QT_TRY(altup_predict(r, err));
     QT_TRY(sublayer_input(&x, r, ROLE_ATTN_IN, err));
+    if (laurel)
+        QT_TRY(altup_laurel(r, x, err));
     QT_TRY(mixer_of(l)->run(&stop, l->work.x, x, r, err));
     if (!stop)
         QT_TRY(sublayer_output(r, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
+    if (laurel)
+        QT_TRY(altup_add_laurel(r, err));
 done:
     return rc;
 }
@@ -65,7 +72,9 @@ static int run_last(const struct layer_run *r, struct qt_err *err)
     struct qt_layer *l = r->layer;
     bool stop = false;
     int rc = QT_OK;
-    if (l->model->cfg.per_layer) {
+    if (l->model->cfg.altup) {
+        QT_TRY(altup_correct(&stop, r, err));
+    } else if (l->model->cfg.per_layer) {
         QT_TRY(per_layer_run(&stop, l->work.x, r, err));
         if (!stop)
             QT_TRY(sublayer_output(r, ROLE_PER_LAYER_NORM, ROLE_PER_LAYER_NORM, err));

@@ -40,6 +40,10 @@
  * EXPERT_SCALE, and SHARED_OUT the shared expert. LAYER_SCALE multiplies the hidden states at the
  * end of the layer. Values may pass a norm without weights, and K may compute values, too.
  *
+ * altup.c says what Gemma 3n has around the sublayers. With a cutoff, an MLP sets gates (the outputs
+ * of GATE) below mean + cutoff * standard deviation of the token's gates to 0, and subtracts this
+ * limit from the others.
+ *
  * per_layer.c draws a third sublayer. A layer whose heads are `shared` has no K and V: it attends to
  * the keys and values of an earlier layer.
  *
@@ -101,6 +105,14 @@ enum role {
     ROLE_PER_LAYER_OUT,
     ROLE_PER_LAYER_NORM,
     ROLE_LAYER_SCALE,
+    ROLE_ALTUP_NORM, /* see altup.c, up to LAUREL_NORM */
+    ROLE_ALTUP_ROUTER,
+    ROLE_ALTUP_PREDICT,
+    ROLE_ALTUP_CORRECT,
+    ROLE_ALTUP_SCALE,
+    ROLE_LAUREL_LEFT,
+    ROLE_LAUREL_RIGHT,
+    ROLE_LAUREL_NORM,
     ROLE_GATE_UP, /* this and the following parts exist once per expert */
     ROLE_GATE,
     ROLE_UP,
@@ -137,6 +149,8 @@ enum no_rope_rule {
     NO_ROPE_LISTED, /* a 0 in no_rope_layers, or else every no_rope_layer_interval-th layer */
     NO_ROPE_GLOBAL  /* layers without a window, unless sliding_window is null */
 };
+
+enum { CONFIG_ALTUP = 8 }; /* most hidden states of a token */
 
 struct config;
 struct source;
@@ -184,6 +198,9 @@ struct arch {
     const char *head; /* name of the head without ".weight"; NULL: as in graph/model.c, `naming` */
     /* Inputs of single layers: their table, projection and norm. NULL: there are none. */
     const char *layer_embed, *layer_project, *layer_norm;
+    bool layer_embed_first; /* tokens beyond that table have its first row; else they are errors */
+    /* Names, before the number, of the projections of AltUp; NULL: there are none. */
+    const char *altup_in, *altup_out;
     const char *parts[ROLE_COUNT]; /* NULL: the family has no such part */
     /* Name prefixes of MLP parts in families with experts: `experts` precedes the expert number,
      * `shared` a part of the shared expert, `dense` a part of a dense MLP. NULL: there are none. */
@@ -245,7 +262,7 @@ struct arch {
     size_t window_period;
     const char *positions_key; /* the model is run on at most so many tokens; NULL: no such key */
     size_t positions_most;     /* its default */
-    bool chunked;              /* accepts chunked attention, of one chunk, in layer_types */
+    bool chunked;              /* reads attention_chunk_size */
     size_t window_from;        /* default of max_window_layers; 0: 28 */
     bool window_switch;        /* reads use_sliding_window, default false */
     size_t window_size;        /* default of sliding_window; 0: 4096 */
@@ -262,6 +279,8 @@ struct arch {
     bool query_floors;
     const char *head_norms_key; /* key that enables Q_NORM and K_NORM; NULL: always enabled */
     bool value_norm;            /* values pass a norm without weights */
+    bool shared_keys;           /* reads num_kv_shared_layers, default `shared_layers` */
+    size_t shared_layers;
     bool layer_heads;  /* layers without a window have other heads: reads global_head_dim */
     bool latent;       /* MIXER_LATENT: reads q_lora_rank and the like */
     bool delta;        /* some layers are MIXER_DELTA, by layer_types or full_attention_interval */
@@ -335,6 +354,7 @@ struct config {
     size_t dense_width, expert_width, shared_width;
     bool *dense;      /* [layers] true: dense MLP in a model with experts; NULL: no experts */
     size_t *windows;  /* [layers] sliding window in tokens; 0: none */
+    size_t *chunks;   /* [layers] tokens see those of their own chunk only; 0: no limit; or NULL */
     bool *no_rope;    /* [layers] true: no rotary embedding */
     bool interleaved; /* see struct arch */
     enum mixer_kind *mixers; /* [layers] */
@@ -343,8 +363,11 @@ struct config {
     bool transform_bias;     /* of arch.transform */
     enum qt_act_kind transform_act;
     size_t per_layer, per_layer_vocab; /* inputs of single layers: channels, rows of the table */
-    bool wide_shared; /* layers with shared keys and values have an MLP of twice the width */
-    size_t o_width;   /* channels of the input of O, at most */
+    size_t altup, laurel; /* of altup.c: hidden states of a token, width of LAUREL_LEFT; 0: none */
+    bool altup_scaled;    /* there is ALTUP_SCALE */
+    float *cutoffs;       /* [layers] of gates, see the drawing; -INFINITY: none; or NULL */
+    bool wide_shared;     /* layers with shared keys and values have an MLP of twice the width */
+    size_t o_width;       /* channels of the input of O, at most */
     struct {
         size_t key_heads, value_heads, key_dim, value_dim, kernel;
     } delta;             /* MIXER_DELTA: heads, channels of a head, and tokens of the convolution */
@@ -432,6 +455,7 @@ struct qt_model {
     struct part embed, embed_norm, positions, project_in, project_out, final_norm;
     struct part types, transform, transform_norm;       /* of encoders */
     struct part layer_embed, layer_project, layer_norm; /* of per_layer.c */
+    struct part *altup_in, *altup_out;                  /* [cfg.altup - 1] of altup.c; or NULL */
     struct part head;                                   /* absent if tied to embed */
     char *tied_head;     /* name of a head that is stored although it is tied; NULL: none */
     struct qt_norm last; /* final_norm, for qt_model_norms */
@@ -452,6 +476,12 @@ static inline size_t ssm_values(const struct config *cfg)
 static inline size_t ssm_mixed(const struct config *cfg)
 {
     return ssm_values(cfg) + 2 * cfg->ssm.groups * cfg->ssm.state;
+}
+
+/* Where the inputs of single layers begin in the state of a token. */
+static inline size_t per_layer_at(const struct config *cfg)
+{
+    return cfg->info.hidden * (cfg->altup ? cfg->altup + 1 : 1);
 }
 
 /* Index of a part in layer_def.parts. A dense MLP is expert 0. */

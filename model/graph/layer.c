@@ -192,6 +192,7 @@ int qt_layer_load_from(struct qt_layer *l, const struct qt_layer *source, size_t
     l->fake_quant = w->fake_quant;
     l->index = layer;
     l->window = l->model->cfg.windows[layer];
+    l->chunk = l->model->cfg.chunks ? l->model->cfg.chunks[layer] : 0;
     l->no_rope = l->model->cfg.no_rope[layer];
     l->scale = 1;
     rc = load_parts(l, -1, source, w, err);
@@ -272,11 +273,14 @@ static void free_work(struct qt_layer *l)
     be->free(be, l->work.quantized_input);
     be->free(be, l->work.exact_keys);
     be->free(be, l->work.ones);
+    be->free(be, l->work.sums);
+    qt_free(l->work.host_sums);
     be->free(be, l->work.bias);
     free_rope(&l->work.rope, be);
     free_rope(&l->work.local_rope, be);
     free_rope(&l->work.query_rope, be);
     free_experts(l);
+    altup_free(l);
     l->work = (struct layer_work){0};
 }
 
@@ -474,7 +478,13 @@ int layer_prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err 
     if (info->experts)
         QT_TRY(new_experts(l, rows, err));
     if (cfg->arch->value_norm || cfg->bare_norms)
-        QT_TRY(make_ones(l, info->head_dim, err));
+        QT_TRY(make_ones(l, qt_max_size(info->head_dim, cfg->cutoffs ? widest_mlp(cfg) : 0), err));
+    if (cfg->cutoffs) {
+        QT_TRY(qt_backend_floats(&l->work.sums, l->be, 2, rows, err));
+        QT_TRY(qt_array_new(&l->work.host_sums, 2 * rows, sizeof *l->work.host_sums, err));
+    }
+    if (cfg->altup)
+        QT_TRY(altup_prepare(l, rows, err));
     if (cfg->alibi)
         QT_TRY(make_bias(l, seqlen, err));
     QT_TRY(make_rope(&l->work.rope, l, &cfg->rope, false, seqlen, err));
@@ -602,6 +612,33 @@ done:
     return rc;
 }
 
+/* Subtracts the limit of each token from gates[m][n], see the drawing; the activation sets the
+ * others to 0. temporary: [m][n]. */
+static int cut_off(const struct layer_run *r, float *gates, float *temporary, size_t n,
+                   struct qt_err *err)
+{
+    struct qt_layer *l = r->layer;
+    const double cutoff = (double)l->model->cfg.cutoffs[l->index];
+    float *sums = l->work.sums, *squares = sums + r->m, *limits = l->work.host_sums;
+    struct qt_backend *be = l->be;
+    int rc;
+    QT_TRY(be->linear(be, sums, gates, l->work.ones, NULL, r->m, 1, n, err));
+    QT_TRY(be->activate(be, temporary, gates, gates, QT_ACT_NONE, r->m * n, err));
+    QT_TRY(be->linear(be, squares, temporary, l->work.ones, NULL, r->m, 1, n, err));
+    QT_TRY(be->download(be, limits, sums, 2 * r->m * sizeof *limits, err));
+    for (size_t i = 0; i < r->m; i++) {
+        const double mean = (double)limits[i] / (double)n;
+        const double variance = (double)limits[r->m + i] / (double)n - mean * mean;
+        limits[i] = -(float)(mean + cutoff * sqrt(fmax(variance, 0)));
+    }
+    QT_TRY(be->upload(be, sums, limits, r->m * sizeof *limits, err));
+    QT_TRY(be->linear(be, temporary, sums, l->work.ones, NULL, r->m, n, 1, err));
+    QT_TRY(be->add(be, gates, temporary, r->m * n, err));
+    QT_TRY(be->activate(be, gates, gates, NULL, QT_ACT_RELU, r->m * n, err));
+done:
+    return rc;
+}
+
 int layer_mlp(bool *stop, float *y, const float *x, const struct layer_run *r, size_t expert,
               struct qt_err *err)
 {
@@ -617,6 +654,8 @@ int layer_mlp(bool *stop, float *y, const float *x, const struct layer_run *r, s
         goto done;
     if (gated)
         QT_TRY(layer_linear(r, part_at(expert, ROLE_GATE), gate, x, err));
+    if (cfg->cutoffs && cfg->cutoffs[l->index] > -INFINITY)
+        QT_TRY(cut_off(r, gate, up, l->def->parts[part_at(expert, ROLE_UP)].n, err));
     QT_TRY(layer_linear(r, part_at(expert, ROLE_UP), up, x, err));
     QT_TRY(l->be->activate(l->be, gate, gate, gated ? up : NULL, cfg->act, count, err));
     QT_TRY(layer_input(&product, stop, r, part_at(expert, ROLE_DOWN), err));

@@ -48,6 +48,15 @@ struct layer_experts {
     struct qt_tokens tokens; /* of one expert */
 };
 
+/* Working memory of altup.c, for chunks of `rows` tokens. */
+struct layer_altup {
+    float *states;          /* backend, [cfg.altup][rows][hidden] */
+    float *mixed, *laurel;  /* backend, [rows][hidden]; output of LAuReL */
+    float *low;             /* backend, [rows][cfg.laurel] */
+    float *logits;          /* backend, [rows][cfg.altup] */
+    float *modes, *factors; /* host, [rows][cfg.altup]; [rows] */
+};
+
 /* Working memory for `rows` tokens and positions below `seqlen`, of any decoder layer. */
 struct layer_work {
     size_t rows, seqlen;
@@ -57,11 +66,14 @@ struct layer_work {
     float *hidden;                /* [rows][hidden], if info.state is larger */
     float *quantized_input;       /* linear input after simulated quantization */
     float *exact_keys;            /* keys before simulated quantization */
-    float *ones;                  /* [info.head_dim], weights of the norm of values */
+    float *ones;                  /* weights of norms without weights, and of sums */
+    float *sums;                  /* [2][rows], for cutoffs */
+    float *host_sums;             /* [2][rows], the same in host memory */
     float *bias;                  /* [heads][seqlen], ALiBi; NULL: none */
     struct rope rope, local_rope; /* local: for layers with a window, if they differ */
     struct rope query_rope;       /* for queries, if they are scaled by position */
     struct layer_experts experts;
+    struct layer_altup altup;
 };
 
 struct qt_layer {
@@ -70,7 +82,7 @@ struct qt_layer {
     struct qt_backend *be;
     const char *dir; /* directory of the weights, for messages */
     struct qt_fake_quant fake_quant;
-    size_t index, window;
+    size_t index, window, chunk;
     bool no_rope;
     float scale;                 /* see ROLE_LAYER_SCALE; 1: none */
     struct loaded *parts;        /* [layer_parts()] */
@@ -83,8 +95,10 @@ struct qt_embed_head {
     struct qt_backend *be;
     struct loaded embed, embed_norm, positions, project_in, project_out, final_norm, head;
     struct loaded layer_embed, layer_project, layer_norm, transform, transform_norm;
-    float *per_layer;           /* [2][HEAD_TOKENS][layers * per_layer] */
-    float *normed, *projected;  /* [HEAD_TOKENS][hidden], [HEAD_TOKENS][embed_dim] */
+    struct loaded *altup_in, *altup_out; /* [cfg.altup - 1]; or NULL */
+    float *altup_work;                   /* [2][HEAD_TOKENS][hidden] */
+    float *per_layer;                    /* [2][HEAD_TOKENS][layers * per_layer] */
+    float *normed, *projected;           /* [HEAD_TOKENS][hidden], [HEAD_TOKENS][embed_dim] */
     float *logits, *ref_logits; /* [HEAD_TOKENS][vocab], allocated by the first backward pass */
 };
 
@@ -243,6 +257,27 @@ int per_layer_embed(struct qt_embed_head *e, float *state, const float *embedded
                     const uint32_t *ids, size_t m, struct qt_err *err);
 /* out[m][hidden] = the third sublayer without its norm; otherwise like layer_mlp. */
 int per_layer_run(bool *stop, float *out, const struct layer_run *r, struct qt_err *err);
+
+/* ---- altup.c -------------------------------------------------------------------------------- */
+
+/* Allocates work.altup; altup_free frees it, after an error, too. */
+int altup_prepare(struct qt_layer *l, size_t rows, struct qt_err *err);
+void altup_free(struct qt_layer *l);
+/* r->hidden = prediction of the first hidden state; with r->stop < 0, those of all states are kept
+ * in r->state. */
+int altup_predict(const struct layer_run *r, struct qt_err *err);
+/* Computes the output of LAuReL for x[m][hidden], and adds it to r->hidden. */
+int altup_laurel(const struct layer_run *r, const float *x, struct qt_err *err);
+int altup_add_laurel(const struct layer_run *r, struct qt_err *err);
+/* Corrects the hidden states and runs the third sublayer; otherwise like layer_mlp. */
+int altup_correct(bool *stop, const struct layer_run *r, struct qt_err *err);
+/* Fills in the other hidden states in state[m][info.state]; embedded[m][hidden]: the first. */
+int altup_embed(struct qt_embed_head *e, float *state, const float *embedded, size_t m,
+                struct qt_err *err);
+/* out[m][hidden] = mean of the projected hidden states in state[m][info.state]; m <= HEAD_TOKENS.
+ */
+int altup_join(struct qt_embed_head *e, float *out, const float *state, size_t m,
+               struct qt_err *err);
 
 /* ---- experts.c ------------------------------------------------------------------------------ */
 

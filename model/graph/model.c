@@ -119,8 +119,13 @@ static int part_set(struct part *out, const char *stem, size_t n, size_t k, bool
                     const struct qt_weights *w, struct qt_err *err)
 {
     int rc;
+    char *base = NULL;
     out->n = n;
     out->k = k;
+    if (k && !has_part(w, "", stem)) { /* PEFT's name of a linear that has adapters */
+        QT_TRY(qt_string_format(&base, err, "%s.base_layer", stem));
+        stem = has_part(w, "", base) ? base : stem;
+    }
     if (!k && biased && !has_part(w, "", stem)) {
         QT_TRY(gamma_set(out, stem, n, w, err));
         if (out->weight)
@@ -130,6 +135,7 @@ static int part_set(struct part *out, const char *stem, size_t n, size_t k, bool
     QT_TRY(check_tensor(w, out->weight, n, k, err));
     QT_TRY(bias_set(out, stem, n, biased, w, err));
 done:
+    qt_free(base);
     return rc;
 }
 
@@ -283,6 +289,17 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
             .n = h, .k = cfg->per_layer, .input = layer_mlp_end(layer) + 1, .feeds = -1};
     case ROLE_LAYER_SCALE:
         return (struct qt_linear){.n = 1, .input = -1, .feeds = -1};
+    case ROLE_ALTUP_ROUTER:
+        return (struct qt_linear){.n = cfg->altup, .k = h, .input = -1, .feeds = -1};
+    case ROLE_ALTUP_PREDICT:
+        return (struct qt_linear){
+            .n = cfg->altup * cfg->altup, .k = cfg->altup, .input = -1, .feeds = -1};
+    case ROLE_ALTUP_CORRECT:
+        return (struct qt_linear){.n = cfg->altup, .k = cfg->altup, .input = -1, .feeds = -1};
+    case ROLE_LAUREL_LEFT:
+        return (struct qt_linear){.n = cfg->laurel, .k = h, .input = -1, .feeds = -1};
+    case ROLE_LAUREL_RIGHT:
+        return (struct qt_linear){.n = h, .k = cfg->laurel, .input = -1, .feeds = -1};
     case ROLE_SHARED_GATE:
         return (struct qt_linear){.n = 1, .k = h, .input = -1, .feeds = -1};
     case ROLE_Q_NORM:
@@ -428,7 +445,7 @@ static bool role_bare(enum role role)
 {
     return role == ROLE_SELECT_BIAS || role == ROLE_SINKS || role == ROLE_A_LOG ||
            role == ROLE_DT_BIAS || role == ROLE_SSM_D || role == ROLE_ROUTER_NORM ||
-           role == ROLE_EXPERT_SCALE || role == ROLE_LAYER_SCALE;
+           role == ROLE_EXPERT_SCALE || role == ROLE_LAYER_SCALE || role == ROLE_ALTUP_SCALE;
 }
 
 static bool layer_has(const struct config *cfg, const struct layer_def *layer, enum role role,
@@ -442,6 +459,7 @@ static bool layer_has(const struct config *cfg, const struct layer_def *layer, e
            (role != ROLE_ATTN_IN || !cfg->arch->first_bare || layer->index > 0) &&
            (!layer->heads.shared || (role != ROLE_K && role != ROLE_V && role != ROLE_K_NORM)) &&
            (cfg->per_layer || role < ROLE_PER_LAYER_GATE || role > ROLE_PER_LAYER_NORM) &&
+           (cfg->altup_scaled || role != ROLE_ALTUP_SCALE) &&
            (cfg->head_norms || (role != ROLE_Q_NORM && role != ROLE_K_NORM));
 }
 
@@ -628,6 +646,24 @@ done:
     return rc;
 }
 
+/* The n - 1 projections whose names begin with `name`. */
+static int projections_set(struct part **out, const struct qt_model *m, const char *prefix,
+                           const char *name, const struct qt_weights *w, struct qt_err *err)
+{
+    const size_t hidden = m->cfg.info.hidden;
+    char *stem = NULL;
+    int rc;
+    QT_TRY(qt_array_new(out, m->cfg.altup, sizeof **out, err));
+    for (size_t i = 0; i + 1 < m->cfg.altup; i++) {
+        qt_free(stem);
+        QT_TRY(qt_string_format(&stem, err, "%s.%zu", name, i));
+        QT_TRY(outer_part_set(&(*out)[i], prefix, stem, hidden, hidden, false, w, err));
+    }
+done:
+    qt_free(stem);
+    return rc;
+}
+
 static int set_outer_parts(struct qt_model *m, const struct naming *naming,
                            const struct qt_weights *w, struct qt_err *err)
 {
@@ -665,6 +701,10 @@ static int set_outer_parts(struct qt_model *m, const struct naming *naming,
                               err));
         QT_TRY(outer_part_set(&m->layer_norm, prefix, arch->layer_norm, cfg->per_layer, 0, false, w,
                               err));
+    }
+    if (cfg->altup) {
+        QT_TRY(projections_set(&m->altup_in, m, prefix, arch->altup_in, w, err));
+        QT_TRY(projections_set(&m->altup_out, m, prefix, arch->altup_out, w, err));
     }
     m->final_norm.plus_1 = arch->norms_plus_1;
     if (!cfg->tied)
@@ -726,6 +766,14 @@ void qt_model_close(struct qt_model *model)
     part_free(&model->layer_embed);
     part_free(&model->layer_project);
     part_free(&model->layer_norm);
+    for (size_t i = 0; i + 1 < model->cfg.altup; i++) {
+        if (model->altup_in)
+            part_free(&model->altup_in[i]);
+        if (model->altup_out)
+            part_free(&model->altup_out[i]);
+    }
+    qt_free(model->altup_in);
+    qt_free(model->altup_out);
     qt_free(model->tied_head);
     qt_free(model->layers);
     config_free(&model->cfg);

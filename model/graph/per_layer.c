@@ -23,13 +23,16 @@ int per_layer_embed(struct qt_embed_head *e, float *state, const float *embedded
     struct qt_backend *be = e->be;
     float *own = e->per_layer, *projected = own + HEAD_TOKENS * all;
     int rc = QT_OK;
-    for (size_t i = 0; i < m; i++)
-        if (ids[i] >= cfg->per_layer_vocab)
+    uint32_t known[HEAD_TOKENS];
+    for (size_t i = 0; i < m; i++) {
+        known[i] = ids[i] < cfg->per_layer_vocab ? ids[i] : 0;
+        if (known[i] != ids[i] && !cfg->arch->layer_embed_first)
             return qt_fail(err, QT_E_INPUT, NULL, NULL,
                            "token id %u is outside the vocabulary of %zu tokens of the inputs of "
                            "single layers",
                            (unsigned)ids[i], cfg->per_layer_vocab);
-    QT_TRY(be->gather_rows(be, own, e->layer_embed.weight, ids, NULL, m, all, err));
+    }
+    QT_TRY(be->gather_rows(be, own, e->layer_embed.weight, known, NULL, m, all, err));
     QT_TRY(be->scale(be, own, (float)sqrt((double)width), m * all, err));
     QT_TRY(be->linear(be, projected, embedded, e->layer_project.weight, NULL, m, all, hidden, err));
     QT_TRY(be->scale(be, projected, (float)(1 / sqrt((double)hidden)), m * all, err));
@@ -37,7 +40,7 @@ int per_layer_embed(struct qt_embed_head *e, float *state, const float *embedded
                     m * layers, width, err));
     QT_TRY(be->add(be, own, projected, m * all, err));
     QT_TRY(be->scale(be, own, (float)M_SQRT1_2, m * all, err));
-    QT_TRY(be->copy_columns(be, state + hidden, cfg->info.state, own, all, all, m, err));
+    QT_TRY(be->copy_columns(be, state + per_layer_at(cfg), cfg->info.state, own, all, all, m, err));
 done:
     return rc;
 }
@@ -54,7 +57,7 @@ int per_layer_run(bool *stop, float *out, const struct layer_run *r, struct qt_e
     if (*stop)
         goto done;
     QT_TRY(layer_linear(r, ROLE_PER_LAYER_GATE, gate, x, err));
-    QT_TRY(l->be->copy_columns(l->be, input, width, r->state + cfg->info.hidden + l->index * width,
+    QT_TRY(l->be->copy_columns(l->be, input, width, r->state + per_layer_at(cfg) + l->index * width,
                                cfg->info.state, width, r->m, err));
     QT_TRY(l->be->activate(l->be, gate, gate, input, cfg->act, count, err));
     QT_TRY(layer_input(&product, stop, r, ROLE_PER_LAYER_OUT, err));

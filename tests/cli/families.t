@@ -68,3 +68,15 @@ $ qtool eval beside --ref $MODELS/falcon_h1 --data $MODELS/falcon_h1/ids.u16 --s
 $ qtool inspect beside
 > model.layers.0.mamba.out_proj.weight .*method=gptq
 > model.layers.0.self_attn.o_proj.weight .*method=gptq
+
+# Several hidden states of a token, a branch beside the mixer, and gates that are cut off; linears
+# with adapters.
+$ qtool quantize $MODELS/gemma3n -o altup --scheme fp6:e=2 --tensor 'layers.*(_proj|per_layer.*).weight=fp6:e=2' --data $MODELS/gemma3n/ids.u16 --seqlen 40 -q
+$ qtool eval altup --ref $MODELS/gemma3n --data $MODELS/gemma3n/ids.u16 --seqlen 40 --gate 'kld_mean<=0.001' -q
+$ qtool inspect altup
+> model.layers.3.per_layer_projection.weight .*method=gptq
+> model.layers.0.laurel.linear_left.weight +F16
+$ qtool plan $MODELS/phi4mm --scheme nf4 --tensor self_attn=nf4 2>/dev/null
+> model.layers.0.self_attn.qkv_proj.base_layer.weight .* nf4
+$ qtool eval $MODELS/phi4mm --data $MODELS/phi4mm/ids.u16 --seqlen 40 -q
+> perplexity

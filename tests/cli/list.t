@@ -20,6 +20,7 @@ $ qtool list archs
 > ^mixtral +attention +experts +yes +no +no +yes
 > ^bert +attention to both sides +dense +yes +no +no +no
 > ^cohere2 +attention +dense +yes +yes +yes +yes
+> ^gemma3n_text +attention +dense +no +no +no +no
 > ^gemma4_text +attention +experts +yes +no +no +no
 > ^gemma4_unified +attention +dense +yes +no +no +no
 > ^lfm2 +short convolution and attention +dense +yes +no +no +no

@@ -586,6 +586,33 @@ MODELS |= {
     "xlm_roberta": ("xlm-roberta", BERT | dict(
         pad_token_id=1, type_vocab_size=1, num_hidden_layers=1), {}),
 }
+GEMMA3N = TINY | dict(
+    num_hidden_layers=4, head_dim=4, hidden_size_per_layer_input=6, vocab_size_per_layer_input=50,
+    sliding_window=7, layer_types=["sliding_attention", "full_attention"] * 2,
+    num_kv_shared_layers=2, altup_num_inputs=3, laurel_rank=5, altup_correct_scale=False,
+    activation_sparsity_pattern=[0.6, 0.0, 0.3, 0.0], rope_parameters={
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 2000.0}})
+PHI4 = TINY | dict(
+    vision_config=dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                       num_attention_heads=1, image_size=28, patch_size=14, crop_size=28),
+    audio_config=dict(hidden_size=8, intermediate_size=8, num_blocks=1, num_attention_heads=1,
+                      input_size=8, nemo_conv_channels=8, nemo_final_size=8, ext_pw_out_channel=8,
+                      depthwise_separable_out_channel=8))
+MODELS |= {
+    "gemma3n": ("gemma3n_text", GEMMA3N | dict(final_logit_softcapping=20.0), {}),
+    "phi4mm": ("phi4_multimodal", PHI4 | dict(
+        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True), {
+            "wrapped": "phi4mm", "rope_parameters": None,
+            "partial_rotary_factor": 0.5, "rope_scaling": {
+                "type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [1.5, 4.0]},
+            "original_max_position_embeddings": 16}),
+    "llama4_chunks": ("llama4_text", TINY | dict(
+        head_dim=6, intermediate_size=8, intermediate_size_mlp=24, num_hidden_layers=3,
+        num_local_experts=4, num_experts_per_tok=1, moe_layers=[1], attention_chunk_size=16,
+        layer_types=["chunked_attention", "full_attention", "chunked_attention"],
+        no_rope_layers=[1, 0, 1], floor_scale=16), {}),
+}
 # Compared by --check only: the same decoders with other options or the names of multimodal models.
 CHECKED = {
     "falcon_h1_plain": ("falcon_h1", MAMBA | dict(
@@ -619,6 +646,16 @@ CHECKED = {
                          TINY | dict(num_key_value_heads=1, rms_norm_eps=1e-6)),
     "baichuan": ("baichuan", SAME_HEADS, BAICHUAN | dict(max_position_embeddings=64,
                                                          model_max_length=60)),
+    "gemma3n_scaled": ("gemma3n_text", GEMMA3N | dict(
+        num_hidden_layers=11, intermediate_size=[256] * 11, layer_types=None,
+        num_kv_shared_layers=3, altup_correct_scale=True, activation_sparsity_pattern=None), {
+            "layer_types": None, "rope_parameters": None, "rope_theta": 3000.0,
+            "rope_local_base_freq": 50.0}),
+    "phi4_multimodal": ("phi4_multimodal", PHI4 | dict(sliding_window=9), {}),
+    "llama4_all_chunks": ("llama4_text", TINY | dict(
+        head_dim=6, intermediate_size=8, num_local_experts=4, num_experts_per_tok=1,
+        attention_chunk_size=13, no_rope_layers=[1, 1], use_qk_norm=False), {
+            "layer_types": None}),
     "baichuan_alibi": ("baichuan", SAME_HEADS, BAICHUAN | dict(model_max_length=64)),
     "baichuan2": ("baichuan", SAME_HEADS, BAICHUAN | dict(max_position_embeddings=64,
                                                           z_loss_weight=0.0)),
@@ -663,7 +700,7 @@ MULTIMODAL = {kind for kind, options, _ in (MODELS | CHECKED).values() if "text_
 
 ENCODERS = {"bert", "roberta", "xlm-roberta", "modernbert"}
 # Encoders, and the matrices of GPT-2, which are stored transposed.
-NO_GRADS = ENCODERS | {"gpt2"}
+NO_GRADS = ENCODERS | {"gpt2", "phi4_multimodal"}
 
 
 def published(model):
@@ -705,7 +742,7 @@ def write_config(directory, edits):
     path = directory / "config.json"
     config = json.loads(path.read_text())
     for key, value in edits.items():
-        if key in ("omni", "old"):
+        if key in ("omni", "old", "wrapped"):
             continue
         elif key == "global":  # as published, instead of transformers 5's per_layer_config
             text = config["text_config"]
@@ -789,9 +826,15 @@ def write_model(directory, kind, options, edits, seed):
     if "bare" in directory.name:  # the base model's own names lack "model."
         save_file({n.removeprefix("model."): t for n, t in files.items()},
                   directory / "model.safetensors", {"format": "pt"})
-    if kind in MULTIMODAL - WHOLE:
-        save_file({n: t for n, t in files.items() if not re.search("vision|visual|audio", n)},
+    if kind in (MULTIMODAL | {"phi4_multimodal"}) - WHOLE:
+        files = {n: t for n, t in files.items() if not re.search("vision|visual|audio|extend", n)}
+        save_file(files, directory / "model.safetensors", {"format": "pt"})
+    if "wrapped" in edits:  # linears that have adapters
+        linear = re.compile("(proj)(?=.weight)")
+        save_file({linear.sub(r"\1.base_layer", n): t for n, t in files.items()},
                   directory / "model.safetensors", {"format": "pt"})
+        write_config(directory, {"model_type": edits["wrapped"], "audio_config": None,
+                                 "vision_config": None})
     ids = torch.randint(0, config.get_text_config().vocab_size, (1, TOKENS), generator=rng)
     if kind in ENCODERS:
         ids[ids == 1] = 2  # RoBERTa gives padding no position
@@ -803,7 +846,7 @@ def write_model(directory, kind, options, edits, seed):
         path = directory / "config.json"
         path.write_text(json.dumps({"model_type": edits["omni"], "thinker_config": json.loads(
             path.read_text())}, indent=1, sort_keys=True) + "\n")
-    unsupported = re.compile(r"experts\.|sparse_moe|kv_b_proj|sinks|A_log|layer_scalar|conv\.conv")
+    unsupported = re.compile(r"experts\.|sparse_moe|kv_b_proj|sinks|A_log|layer_scalar|conv\.conv|altup")
     clipped = "clip_qkv" in options.get("attn_config", {})
     if kind not in NO_GRADS and not clipped and not any(unsupported.search(n) for n in files):
         write_grads(directory / "grads.json", model, ids)

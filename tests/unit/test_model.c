@@ -453,6 +453,8 @@ static void test_sublayers(void **state)
         sublayer_case(GOLDEN "/modernbert", layer);
     for (size_t layer = 0; layer < 4; layer++)
         sublayer_case(GOLDEN "/gemma4_small", layer);
+    for (size_t layer = 0; layer < 4; layer++)
+        sublayer_case(GOLDEN "/gemma3n", layer);
 }
 
 /* Sequences are independent, and chunk boundaries change results only by rounding. */
@@ -887,6 +889,20 @@ static const struct refusal refusals[] = {
      "not a multiple"},
     {"gemma4", "text_config.per_layer_config", "{\"1\": {\"head_dim\": 6}}", QT_E_UNSUPPORTED,
      "head_dim"},
+    {"gemma3n", "altup_active_idx", "1", QT_E_UNSUPPORTED, "altup_active_idx"},
+    {"gemma3n", "altup_num_inputs", "1", QT_E_UNSUPPORTED, "altup_num_inputs"},
+    {"gemma3n", "altup_num_inputs", "9", QT_E_INPUT, "altup_num_inputs"},
+    {"gemma3n", "altup_num_inputs", "4", QT_E_INPUT, "altup_projections.2"},
+    {"gemma3n", "laurel_rank", "6", QT_E_INPUT, "laurel.linear_left"},
+    {"gemma3n", "hidden_size_per_layer_input", "0", QT_E_UNSUPPORTED, "per_layer_input"},
+    {"gemma3n", "activation_sparsity_pattern", "[0.5]", QT_E_INPUT, "list of 4 numbers"},
+    {"gemma3n", "activation_sparsity_pattern", "[0, 0, 0, 1]", QT_E_INPUT, "from 0 to 0.9999"},
+    {"gemma3n", "intermediate_size", "[24, 24, 24, 20]", QT_E_UNSUPPORTED, "intermediate_size"},
+    {"gemma3n", "num_kv_shared_layers", NULL, QT_E_UNSUPPORTED, "num_kv_shared_layers"},
+    {"phi4mm", "rope_scaling", "{\"type\": \"linear\", \"factor\": 2}", QT_E_UNSUPPORTED, "linear"},
+    {"llama4_chunks", "attention_chunk_size", NULL, QT_OK, ""},
+    {"llama4_chunks", "attention_chunk_size", "null", QT_E_UNSUPPORTED, "attention_chunk_size"},
+    {"llama4_chunks", "attention_chunk_size", "0", QT_E_INPUT, "attention_chunk_size"},
     {"llama4", "moe_layers", "[2]", QT_E_INPUT, "moe_layers"},
     {"llama4", "moe_layers", "[]", QT_E_INPUT, "layers.1.feed_forward.gate_proj"},
     {"llama4", "intermediate_size_mlp", "20", QT_E_INPUT, "layers.0.feed_forward.gate_proj"},
