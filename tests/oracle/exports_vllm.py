@@ -8,6 +8,10 @@ For each NAME of CASES: quantizes the checkpoint without data, exports it, and l
 unmodified in a process of its own, all at the same time. Cases without a format load the container
 itself: they need the package qtool-torch (docs/python.md). Prints one line per case; exit status 1
 if a token differs or perplexity by more than 0.1 %.
+
+The inputs of `fp8-inputs` are rounded to FP8, which qtool does not compute: transformers does, in
+FP32 on the CPU. An input on the boundary of two FP8 numbers decides otherwise in FP16, so tokens
+may differ, and perplexity by 0.5 %.
 """
 import json
 import math
@@ -19,7 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 CASES = {"int4": ("int4", "compressed-tensors"), "int4-g64": ("int4:g=64", "compressed-tensors"),
          "int4-zero": ("int4:zero=group", "compressed-tensors"),
+         "int4-zero-g64": ("int4:g=64,zero=group", "compressed-tensors"),
+         "mxfp4": ("mxfp4", "compressed-tensors"), "nvfp4": ("nvfp4", "compressed-tensors"),
          "int8": ("int8", "compressed-tensors"), "fp8": ("fp8:max=448", "compressed-tensors"),
+         "fp8-inputs": ("fp8:max=448", "compressed-tensors", "--fp8-inputs"),
          "gptq": ("int4", "gptq"), "awq": ("int4:zero=group", "awq"),
          "container-nf4": ("nf4", None), "container-nf3": ("nf3", None),
          "container-lut3": ("lut3", None), "container-fp6": ("fp6", None),
@@ -36,39 +43,74 @@ def qtool_json(*args):
 
 def prepare(qtool, checkpoint, text, name, directory):
     """The directory that vLLM loads, and what it should compute."""
-    scheme, form = CASES[name]
-    container, export = (os.path.join(directory, p + name) for p in ("c-", "x-"))
+    scheme, form, *options = CASES[name]
+    container, export, dense = (os.path.join(directory, p + name) for p in ("c-", "x-", "d-"))
     qtool_json(qtool, "quantize", checkpoint, "-o", container, "--scheme", scheme)
     if form:
-        qtool_json(qtool, "export", container, "-o", export, "--format", form)
+        qtool_json(qtool, "export", container, "-o", export, "--format", form, *options)
+    if options:
+        qtool_json(qtool, "export", container, "-o", dense, "--format", "dense", "--dtype",
+                   "float32")
     ppl = qtool_json(qtool, "eval", container, "--data", text, "--windows", str(WINDOWS),
                      "--seqlen", str(SEQLEN))["ppl"]
     ids = [qtool_json(qtool, "generate", container, "-p", p, "--max-tokens", str(TOKENS),
                       "--ignore-eos")["sequences"][0]["ids"] for p in PROMPTS]
-    return export if form else container, ids, ppl
+    return export if form else container, dense if options else None, ids, ppl
 
 
-def check(path, text, ids, ppl):
-    """One model in vLLM. Returns a line of text, and whether all is as it should be."""
+def encode(path, text):
+    """Token ids of the windows, and of the prompts."""
     from tokenizers import Tokenizer
+    tokenizer = Tokenizer.from_file(os.path.join(path, "tokenizer.json"))
+    with open(text, encoding="utf-8") as f:
+        tokens = tokenizer.encode(f.read()[:20 * WINDOWS * SEQLEN]).ids
+    return ([tokens[i * SEQLEN:(i + 1) * SEQLEN] for i in range(WINDOWS)],
+            [tokenizer.encode(p).ids for p in PROMPTS])
+
+
+def with_fp8_inputs(dense, text):
+    """Greedy tokens and perplexity of a model whose linear layers round their inputs to FP8."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    torch.set_num_threads(1)  # forked
+
+    def rounded(module, args):
+        scale = args[0].abs().amax(-1, keepdim=True) / 448
+        return (args[0] / scale).to(torch.float8_e4m3fn).float() * scale
+    model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
+    for name, module in model.named_modules():
+        if name.endswith("_proj"):
+            module.register_forward_pre_hook(rounded)
+    windows, ids = encode(dense, text)
+    with torch.no_grad():
+        nll = [torch.nn.functional.cross_entropy(model(torch.tensor([w])).logits[0, :-1],
+                                                 torch.tensor(w[1:])).item() for w in windows]
+        for _ in range(TOKENS):
+            ids = [p + [model(torch.tensor([p])).logits[0, -1].argmax().item()] for p in ids]
+    return [p[-TOKENS:] for p in ids], math.exp(sum(nll) / WINDOWS)
+
+
+def check(path, dense, text, ids, ppl):
+    """One model in vLLM. Returns a line of text, and whether all is as it should be."""
     from vllm import LLM, SamplingParams
+    note, tolerance = "", 1e-3
+    if dense:
+        note, tolerance = " (weights alone %.5f)" % ppl, 5e-3
+        ids, ppl = with_fp8_inputs(dense, text)
     llm = LLM(model=path, dtype="float16", max_model_len=2 * SEQLEN, max_num_seqs=16,
               gpu_memory_utilization=0.05, kv_cache_memory_bytes=1 << 30, enforce_eager=True)
     greedy = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0)
     got = [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, greedy, use_tqdm=False)]
     same = sum(a == b for x, y in zip(got, ids) for a, b in zip(x, y))
-    tokenizer = Tokenizer.from_file(os.path.join(path, "tokenizer.json"))
-    with open(text, encoding="utf-8") as f:
-        tokens = tokenizer.encode(f.read()[:20 * WINDOWS * SEQLEN]).ids
-    windows = [tokens[i * SEQLEN:(i + 1) * SEQLEN] for i in range(WINDOWS)]
+    windows, _ = encode(path, text)
     scored = llm.generate([{"prompt_token_ids": w} for w in windows],
                           SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
     nll = -sum(p[t].logprob for w, o in zip(windows, scored)
                for t, p in zip(w[1:], o.prompt_logprobs[1:]))
     found = math.exp(nll / (WINDOWS * (SEQLEN - 1)))
-    return ("tokens equal %d of %d; perplexity %.5f, by qtool %.5f (%+.4f %%)" % (
-        same, TOKENS * len(PROMPTS), found, ppl, 100 * (found / ppl - 1)),
-        same == TOKENS * len(PROMPTS) and abs(found / ppl - 1) < 1e-3)
+    return ("tokens equal %d of %d; perplexity %.5f, expected %.5f (%+.4f %%)%s" % (
+        same, TOKENS * len(PROMPTS), found, ppl, 100 * (found / ppl - 1), note),
+        (dense or same == TOKENS * len(PROMPTS)) and abs(found / ppl - 1) < tolerance)
 
 
 def child(name, log, *args):
@@ -95,9 +137,10 @@ def main():
         with ThreadPoolExecutor(8) as pool:
             ready = list(pool.map(lambda name: prepare(*sys.argv[1:4], name, directory), names))
         import vllm  # noqa: F401, which takes half a minute, once
-        for name, (path, ids, ppl) in zip(names, ready):
+        for name, (path, dense, ids, ppl) in zip(names, ready):
             if os.fork() == 0:
-                child(name, os.path.join(directory, name + ".log"), path, sys.argv[3], ids, ppl)
+                child(name, os.path.join(directory, name + ".log"), path, dense, sys.argv[3], ids,
+                      ppl)
         for _ in names:
             bad += os.wait()[1] != 0
     return bad > 0
