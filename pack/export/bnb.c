@@ -77,9 +77,6 @@ static void convert(const struct qt_export_matrix *m, const struct qt_export_pan
             (unsigned char)(panel->code[2 * i] << 4 | panel->code[2 * i + 1]);
     qt_export_floats(&m->tensor[ABSMAX], panel->row0 * m->codes.groups, panel->scale,
                      panel->rows * m->codes.groups);
-    for (size_t g = 0; g < panel->rows * m->codes.groups; g++)
-        for (size_t i = g * m->codes.group; i < (g + 1) * m->codes.group; i++)
-            panel->decoded[i] = nf4[panel->code[i]] * panel->scale[g];
     if (panel->row0 > 0)
         return;
     memcpy(m->tensor[QUANT_MAP].data, nf4, sizeof nf4);
@@ -108,6 +105,7 @@ const struct qt_export_format qt_export_bnb = {
     .runtimes = "transformers, vLLM (plugin)",
     .rounds = true,
     .scale_dtype = QT_F32,
+    .table = nf4,
     .fit = fit,
     .describe = describe,
     .convert = convert,

@@ -2,6 +2,7 @@
 #include "pack/export/export.h"
 
 #include <math.h>
+#include <string.h>
 
 int qt_export_damaged(const struct qt_tensor *t, struct qt_err *err)
 {
@@ -46,9 +47,15 @@ static unsigned char *take(unsigned char **at, size_t bytes)
     return start;
 }
 
+static size_t weights_of_panel(const struct conversion *c)
+{
+    const bool needed = c->x->format->weights || (c->m->rounded && !c->x->format->table);
+    return needed ? QT_EXPORT_PANEL * c->m->k : 0;
+}
+
 static struct buffers buffers_of(const struct conversion *c, unsigned char *at)
 {
-    const size_t elements = QT_EXPORT_PANEL * c->m->k;
+    const size_t elements = QT_EXPORT_PANEL * c->m->k, weights = weights_of_panel(c);
     const size_t groups = QT_EXPORT_PANEL * c->m->codes.groups;
     struct buffers b;
     b.decode = take(&at, qt_packed_scratch_bytes(&c->p));
@@ -57,8 +64,8 @@ static struct buffers buffers_of(const struct conversion *c, unsigned char *at)
     b.rows.zero = take(&at, groups);
     b.exact_scale = (float *)(void *)take(&at, groups * sizeof *b.exact_scale);
     b.scale = (float *)(void *)take(&at, groups * sizeof *b.scale);
-    b.weight = (float *)(void *)take(&at, elements * sizeof *b.weight);
-    b.decoded = (float *)(void *)take(&at, elements * sizeof *b.decoded);
+    b.weight = (float *)(void *)take(&at, weights * sizeof *b.weight);
+    b.decoded = (float *)(void *)take(&at, weights * sizeof *b.decoded);
     return b;
 }
 
@@ -66,7 +73,7 @@ static size_t buffer_bytes(const struct conversion *c)
 {
     const size_t elements = QT_EXPORT_PANEL * c->m->k;
     const size_t groups = QT_EXPORT_PANEL * c->m->codes.groups;
-    return qt_packed_scratch_bytes(&c->p) + elements * (1 + 2 * sizeof(float)) +
+    return qt_packed_scratch_bytes(&c->p) + elements + weights_of_panel(c) * 2 * sizeof(float) +
            groups * (3 + 2 * sizeof(float)) + 8 * (size_t)64;
 }
 
@@ -84,6 +91,48 @@ static void weights_of_codes(float *w, const struct qt_export_matrix *m,
     }
 }
 
+/* Adds the error of table[code] * scale in place of value[code] * scale. Both depend on the code and
+ * the scale alone, so the scales are summed per code. */
+static void add_error_of_table(struct qt_error *e, const struct qt_export_matrix *m,
+                               const float *table, const struct qt_code_rows *rows,
+                               const float *scale, size_t count)
+{
+    enum { CODES = 256 };
+    const struct qt_code_info *c = &m->codes;
+    const size_t codes = (size_t)1 << c->bits;
+    double sum[CODES] = {0}, largest[CODES] = {0}; /* of scale^2, of |scale| */
+    double least = 0;                              /* of largest[]: few scales exceed it */
+    unsigned seen[2][CODES];                       /* the next code rarely waits for the last one */
+    for (size_t g = 0; g < count * c->groups; g++) {
+        const size_t k0 = g % c->groups * c->group, n = qt_min_size(c->group, m->k - k0);
+        const uint8_t *code = rows->code + g / c->groups * m->k + k0;
+        const double s = fabs((double)scale[g]), s2 = s * s;
+        memset(seen[0], 0, codes * sizeof seen[0][0]);
+        memset(seen[1], 0, codes * sizeof seen[1][0]);
+        for (size_t i = 0; i < n; i++)
+            seen[i % 2][code[i]]++;
+        for (size_t i = 0; i < codes; i++)
+            sum[i] += (seen[0][i] + seen[1][i]) * s2;
+        if (s <= least)
+            continue;
+        least = s;
+        for (size_t i = 0; i < codes; i++) {
+            if (seen[0][i] + seen[1][i] > 0 && s > largest[i])
+                largest[i] = s;
+            least = fmin(least, largest[i]);
+        }
+    }
+    for (size_t i = 0; i < codes; i++) {
+        const double w = c->value[i], q = table[i], d = w - q;
+        e->sum_w2 += sum[i] * w * w;
+        e->sum_q2 += sum[i] * q * q;
+        e->sum_wq += sum[i] * w * q;
+        e->sum_e2 += sum[i] * d * d;
+        e->max_abs = fmax(e->max_abs, largest[i] * fabs(d));
+    }
+    e->count += count * m->k;
+}
+
 static void convert_codes(struct conversion *c, struct buffers *b, struct qt_export_panel *panel)
 {
     const struct qt_export_matrix *m = c->m;
@@ -96,7 +145,7 @@ static void convert_codes(struct conversion *c, struct buffers *b, struct qt_exp
     panel->code = b->rows.code;
     panel->zero = b->rows.zero;
     panel->scale = b->scale;
-    if (m->rounded) {
+    if (m->rounded && !c->x->format->table) {
         weights_of_codes(b->weight, m, &b->rows, b->exact_scale, panel->rows);
         weights_of_codes(b->decoded, m, &b->rows, b->scale, panel->rows);
         panel->decoded = b->decoded;
@@ -137,6 +186,10 @@ static int convert_panel(void *ctx, size_t item, int thread, struct qt_err *err)
         convert_codes(c, &b, &panel);
     if (rc < 0 || !m->rounded)
         return rc;
+    if (c->x->format->table) {
+        add_error_of_table(&c->errors[item], m, c->x->format->table, &b.rows, b.scale, panel.rows);
+        return QT_OK;
+    }
     if (qt_find_nonfinite(b.decoded, count) < count)
         return qt_fail(
             err, QT_E_UNSUPPORTED, qt_container_dir(c->x->container), m->entry->name,

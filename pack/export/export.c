@@ -115,6 +115,8 @@ struct run {
     struct qt_spec *specs; /* per matrix */
     const char **sources;  /* weight files of the container, for x.out */
     uint64_t bytes;
+    unsigned char *data; /* of the matrix that is being written */
+    size_t data_bytes;
 };
 
 float qt_export_round(float v, enum qt_dtype dtype)
@@ -397,21 +399,41 @@ done:
 
 /* ---- safetensors ---------------------------------------------------------------------------- */
 
+/* Zeroed memory for the tensors of a matrix. It is kept from one matrix to the next: fresh pages cost
+ * as much as the conversion. */
+static int reserve(struct run *run, struct qt_export_matrix *m, struct qt_err *err)
+{
+    size_t need = 0;
+    for (size_t i = 0; i < m->ntensors; i++)
+        need += qt_round_up(m->tensor[i].bytes, 64);
+    if (need > run->data_bytes) {
+        qt_free(run->data);
+        run->data_bytes = 0;
+        int rc = qt_array_new(&run->data, need, 1, err);
+        if (rc < 0)
+            return rc;
+        run->data_bytes = need;
+    } else {
+        memset(run->data, 0, need);
+    }
+    unsigned char *at = run->data;
+    for (size_t i = 0; i < m->ntensors; i++) {
+        m->tensor[i].data = at;
+        at += qt_round_up(m->tensor[i].bytes, 64);
+    }
+    return QT_OK;
+}
+
 static int write_matrix(struct run *run, const struct item *item, struct qt_err *err)
 {
     struct qt_export *x = &run->x;
     struct qt_export_matrix *m = &x->matrix[item->matrix];
-    int rc = QT_OK;
-    for (size_t i = 0; i < m->ntensors; i++)
-        QT_TRY(qt_array_new(&m->tensor[i].data, m->tensor[i].bytes, 1, err));
+    int rc;
+    QT_TRY(reserve(run, m, err));
     QT_TRY(qt_export_panels(x, m, x->format->convert, err));
     for (size_t i = 0; i < m->ntensors; i++)
         QT_TRY(qt_output_write(x->out, m->tensor[i].data, m->tensor[i].bytes, err));
 done:
-    for (size_t i = 0; i < m->ntensors; i++) {
-        qt_free(m->tensor[i].data);
-        m->tensor[i].data = NULL;
-    }
     return rc;
 }
 
@@ -660,6 +682,7 @@ static void run_free(struct run *run)
     qt_free(run->x.matrix);
     qt_free(run->x.copied);
     qt_free(run->items);
+    qt_free(run->data);
     qt_free(run->tensors);
     qt_free(run->specs);
 }

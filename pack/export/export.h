@@ -63,7 +63,8 @@ struct qt_export_panel {
     const uint8_t *zero; /* [rows][groups] */
     const float *weight; /* [rows][k] as the container decodes them, for formats with `weights` */
     /* If the matrix is rounded: [rows][k], where convert writes the weights that the runtime will
-     * decode. Otherwise NULL. Initialized with (value[code] - zero) * scale. */
+     * decode. Otherwise, or if the format has a table, NULL. Initialized with
+     * (value[code] - zero) * scale. */
     float *decoded;
 };
 
@@ -89,6 +90,9 @@ struct qt_export_format {
     bool embeddings;           /* the format can hold quantized embeddings */
     bool fp8_inputs;           /* the format can say that inputs are rounded to FP8 */
     enum qt_dtype scale_dtype; /* QT_F16: as --dtype says; QT_F32 */
+    /* If matrices are rounded because the runtime decodes to table[code] * scale: that table.
+     * Scales are F32, there are no zero-points. */
+    const float *table;
 
     /* How the format holds matrices of a scheme, whatever their shape. *why, a static string, says
      * why not exactly: "the format has no codebooks". NULL: any scheme fits. */
