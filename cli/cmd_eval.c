@@ -37,13 +37,15 @@ done:
 
 /* ---- results -------------------------------------------------------------------------------- */
 
-enum { MAX_FIGURES = 10 };
+enum { MAX_FIGURES = 12 };
 
 static size_t make_figures(struct qt_figure out[MAX_FIGURES], const struct qt_eval_report *r)
 {
     size_t n = 0;
     out[n++] = (struct qt_figure){"ppl", r->ppl};
-    if (!r->has_ref)
+    if (r->hidden)
+        out[n++] = (struct qt_figure){"hidden_error", r->hidden_error};
+    if (!r->has_ref || r->hidden)
         return n;
     out[n++] = (struct qt_figure){"ref_ppl", r->ref_ppl};
     out[n++] = (struct qt_figure){"ppl_ratio", r->ppl_ratio};
@@ -83,8 +85,16 @@ static int print_report(const struct qt_eval_report *r, const struct bos_rule *b
     struct table t = {.align = "ll"};
     char error[TEXT_SIZE], ppl[2 * TEXT_SIZE];
     table_row(&t, "data\t%zu windows of %zu tokens, %llu %s", r->windows, r->seqlen,
-              (unsigned long long)r->scored_tokens, r->masked ? "masked and scored" : "scored");
+              (unsigned long long)r->scored_tokens,
+              r->hidden   ? "compared"
+              : r->masked ? "masked and scored"
+                          : "scored");
     bos_row(&t, bos);
+    if (r->hidden) {
+        table_row(&t, "hidden states\trelative error %.6f%s", r->hidden_error,
+                  text_error(error, "%.6f", r->hidden_error_se));
+        return table_print(&t, err);
+    }
     table_row(&t, "perplexity\t%s%s", text_perplexity(ppl, r->ppl, r->nll),
               text_error(error, r->ppl < 1e6 ? "%.4f" : "%.4g", r->ppl_se));
     if (r->has_ref) {
@@ -128,7 +138,9 @@ static void fill_doc(struct cli *cli, const struct eval_options *o, enum qt_kv_k
     doc_set(cli, cli->doc, "scored_tokens", doc_size(r->scored_tokens));
     doc_set(cli, cli->doc, "nll", doc_real(r->nll));
     doc_set(cli, cli->doc, "ppl_se", doc_real(r->ppl_se));
-    if (r->has_ref) {
+    if (r->hidden)
+        doc_set(cli, cli->doc, "hidden_error_se", doc_real(r->hidden_error_se));
+    if (r->has_ref && !r->hidden) {
         doc_set(cli, cli->doc, "ppl_ratio_se", doc_real(r->ppl_ratio_se));
         doc_set(cli, cli->doc, "kld_se", doc_real(r->kld_se));
         doc_set(cli, cli->doc, "kld_quantiles", quantiles_doc(cli, r));
@@ -143,7 +155,9 @@ static int check_gate(const char *gate, bool has_ref, struct qt_err *err)
 {
     const struct qt_eval_report with_ref = {.has_ref = true}, without = {0};
     struct qt_figure figures[MAX_FIGURES];
-    int rc = gate_validate(gate, figures, make_figures(figures, &with_ref), NULL, err);
+    size_t n = make_figures(figures, &with_ref);
+    figures[n++] = (struct qt_figure){"hidden_error", 0};
+    int rc = gate_validate(gate, figures, n, NULL, err);
     if (rc == QT_OK && !has_ref &&
         gate_validate(gate, figures, make_figures(figures, &without), NULL, NULL) < 0)
         rc = qt_fail(err, QT_E_USAGE, NULL, NULL, "--gate '%s' needs --ref", gate);
@@ -310,10 +324,12 @@ const struct command cmd_eval = {
         "next token. Checksums of containers are checked first. Numbers after +- are standard "
         "errors over windows; that of the change from the reference is of the differences between "
         "both models. Of encoders (BERT) every seventh token is masked, and only these tokens are "
-        "scored and compared.\n\n"
+        "scored and compared. Encoders without the head that predicts masked tokens have no "
+        "perplexity: their final hidden states are compared with those of --ref.\n\n"
         "Figures for --gate: ppl; with --ref also ref_ppl, ppl_ratio, kld_mean (short: kld), "
         "kld_median, kld_p999, same_top, rms_dp (the last two are fractions from 0 to 1, which the "
-        "table shows in %). Relations: <=, >=, <, >; commas separate conditions.",
+        "table shows in %); of encoders without a head only hidden_error. Relations: <=, >=, <, >; "
+        "commas separate conditions.",
     .examples = "  qtool eval examples/nano-llama --data examples/nano-llama/eval.txt\n"
                 "  qtool eval nano-fp6 --data examples/nano-llama/eval.txt \\\n"
                 "      --ref examples/nano-llama --gate 'kld_mean<=0.1'\n",

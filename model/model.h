@@ -380,6 +380,10 @@ int qt_model_embed(float *hidden, const struct qt_model *model, const struct qt_
  * memory), before the softcap. QT_E_UNSUPPORTED: QT_PREDICTS_NOTHING. */
 int qt_head_logits(struct qt_embed_head *e, float *logits, const float *hidden, size_t m,
                    struct qt_err *err);
+/* out[m][hidden] (backend memory) = the final norm, if there is one, of hidden[m][state]: the hidden
+ * states that an encoder gives to its user. */
+int qt_head_hidden(struct qt_embed_head *e, float *out, const float *hidden, size_t m,
+                   struct qt_err *err);
 
 /* ---- generation ----------------------------------------------------------------------------- */
 

@@ -94,7 +94,11 @@ struct qt_eval_report {
     double kld_mean, kld_median, kld_p999; /* nats, over all positions of all windows */
     double kld_quantile[QT_KLD_QUANTILES]; /* at qt_kld_quantiles */
     double same_top; /* fraction of positions with the same most probable token */
-    double rms_dp;   /* root mean square of p(target) - p_ref(target) over scored positions */
+    /* The model predicts nothing, and hidden states are compared: see qt_eval. Then hidden_error and
+     * hidden_error_se are filled (else NaN), and all figures of probabilities are NaN. */
+    bool hidden;
+    double hidden_error, hidden_error_se;
+    double rms_dp; /* root mean square of p(target) - p_ref(target) over scored positions */
 };
 
 /*
@@ -107,8 +111,12 @@ struct qt_eval_report {
  * of the tokenizer in w->dir, and only these positions are scored and compared, each with its own
  * token: ppl is the exponential of the masked-LM loss.
  *
- * QT_E_UNSUPPORTED: unknown architecture, or QT_PREDICTS_NOTHING. QT_E_USAGE: windows of less than 2
- * tokens (7 of an encoder), or longer than a model's maximum. QT_E_INPUT: too few ids, ids outside
+ * Encoders without a head (QT_PREDICTS_NOTHING): hidden_error = norm(h - h_ref) / norm(h_ref) of the
+ * final hidden states h of all positions of all windows (Frobenius norms), and its standard error is
+ * that of the mean of this error over windows.
+ *
+ * QT_E_UNSUPPORTED: unknown architecture; QT_PREDICTS_NOTHING without ref, or with options.logits.
+ * QT_E_USAGE: windows of less than 2 tokens (7 with masked ones), or longer than a model's maximum. QT_E_INPUT: too few ids, ids outside
  * the vocabulary, different vocabularies or logit soft caps of the two models, logits that are not
  * finite.
  */

@@ -227,24 +227,52 @@ done:
     return rc;
 }
 
+/* *out = the final hidden states of hidden[m][state], in e->normed or as they are; m <= HEAD_TOKENS.
+ */
+static int final_states(struct qt_embed_head *e, const float **out, const float *hidden, size_t m,
+                        struct qt_err *err)
+{
+    const struct config *cfg = &e->model->cfg;
+    struct qt_backend *be = e->be;
+    const size_t n = cfg->info.hidden;
+    const bool apart = cfg->info.state > n;
+    int rc = QT_OK;
+    *out = apart || e->final_norm.weight ? e->normed : hidden;
+    if (apart)
+        QT_TRY(cfg->altup ? altup_join(e, e->normed, hidden, m, err)
+                          : be->copy_columns(be, e->normed, n, hidden, cfg->info.state, n, m, err));
+    if (e->final_norm.weight)
+        QT_TRY(be->norm(be, e->normed, apart ? e->normed : hidden, e->final_norm.weight,
+                        e->final_norm.bias, cfg->arch->norm, cfg->eps, m, n, err));
+done:
+    return rc;
+}
+
+int qt_head_hidden(struct qt_embed_head *e, float *out, const float *hidden, size_t m,
+                   struct qt_err *err)
+{
+    const struct qt_model_info *info = &e->model->cfg.info;
+    const float *x;
+    int rc = QT_OK;
+    for (size_t at = 0, rows; at < m; at += rows) {
+        rows = qt_min_size(HEAD_TOKENS, m - at);
+        QT_TRY(final_states(e, &x, hidden + at * info->state, rows, err));
+        QT_TRY(
+            e->be->copy(e->be, out + at * info->hidden, x, rows * info->hidden * sizeof *out, err));
+    }
+done:
+    return rc;
+}
+
 static int logits_chunk(struct qt_embed_head *e, float *logits, const float *hidden, size_t m,
                         struct qt_err *err)
 {
     const struct config *cfg = &e->model->cfg;
     struct qt_backend *be = e->be;
-    const float *x = hidden, *head = e->head.weight ? e->head.weight : e->embed.weight;
+    const float *x, *head = e->head.weight ? e->head.weight : e->embed.weight;
     const size_t n = cfg->info.hidden;
-    int rc = QT_OK;
-    if (cfg->info.state > n) {
-        QT_TRY(cfg->altup ? altup_join(e, e->normed, hidden, m, err)
-                          : be->copy_columns(be, e->normed, n, hidden, cfg->info.state, n, m, err));
-        x = e->normed;
-    }
-    if (e->final_norm.weight) {
-        QT_TRY(be->norm(be, e->normed, x, e->final_norm.weight, e->final_norm.bias, cfg->arch->norm,
-                        cfg->eps, m, cfg->info.hidden, err));
-        x = e->normed;
-    }
+    int rc;
+    QT_TRY(final_states(e, &x, hidden, m, err));
     if (e->transform.weight) {
         QT_TRY(
             be->linear(be, e->projected, x, e->transform.weight, e->transform.bias, m, n, n, err));

@@ -197,3 +197,20 @@ $ cp -r "$MODELS/llama" huge && chmod -R u+w huge && sed -i 's/"format":"pt"/"fo
 ? 3
 > ^perplexity  nan: the logits are not finite at token [0-9]+ of the data$
 2 huge: the logits are not finite at token
+
+# An encoder without a head has no perplexity.
+$ mkdir bert && cp $MODELS/bert/config.json bert && LC_ALL=C sed 's/"cls\./"xyz./g' $MODELS/bert/model.safetensors >bert/model.safetensors
+$ qtool quantize bert -o encoder --scheme fp6:e=2 --tensor 'layer.*(dense|query|key|value).weight=fp6:e=2' --data $MODELS/bert/ids.u16 --seqlen 20 -q
+$ qtool inspect encoder
+> encoder.layer.1.output.dense.weight .*method=gptq
+$ qtool eval encoder --ref bert --data $MODELS/bert/ids.u16 --seqlen 20 -q --gate 'hidden_error<=0.05,hidden_error>0'
+> ^data +2 windows of 20 tokens, 40 compared$
+> ^hidden states +relative error 0\.0[0-9]+ \+- 0\.
+>! perplexity
+$ qtool eval encoder --ref bert --data $MODELS/bert/ids.u16 --seqlen 20 -q --json | jq -e '.ppl == null and .hidden_error > 0 and .hidden_error_se > 0'
+$ qtool eval encoder --data $MODELS/bert/ids.u16 -q
+? 4
+2 has no perplexity: compare its hidden states with --ref
+$ qtool eval encoder --ref bert --data $MODELS/bert/ids.u16 --seqlen 20 -q --gate 'ppl<=3'
+? 5
+2 ppl is undefined

@@ -30,14 +30,14 @@ static bool perturbed_shape(void *ctx, const char *name, int *ndim, size_t shape
     return w->shape(w->ctx, name, ndim, shape);
 }
 
-/* Every projection gets noise of about 2 % of a typical weight, the same on every load. */
+/* Every projection, or dense part of an encoder, gets noise of about 2 % of a typical weight, the same on every load. */
 static int perturbed_load(void *ctx, const char *name, float *dst, struct qt_err *err)
 {
     const struct qt_weights *w = ctx;
     size_t shape[QT_MAX_DIMS], count = 1;
     uint32_t seed = 1;
     int ndim, rc = w->load(w->ctx, name, dst, err);
-    if (rc < 0 || !strstr(name, "proj"))
+    if (rc < 0 || !(strstr(name, "proj") || strstr(name, "dense.weight")))
         return rc;
     w->shape(w->ctx, name, &ndim, shape);
     for (int d = 0; d < ndim; d++)
@@ -442,6 +442,94 @@ static void test_masked_loss(void **state)
     fixture_remove(dir);
 }
 
+/* states[windows][ENCODER_TOKENS][16] = the final hidden states of an encoder of 16 channels. */
+static void final_states(float *states, const struct qt_weights *w, const uint32_t *ids,
+                         size_t windows)
+{
+    const size_t m = windows * ENCODER_TOKENS;
+    struct qt_model *model;
+    struct qt_layer *layer;
+    assert_int_equal(qt_model_open(&model, w, NULL), 0);
+    assert_int_equal(qt_model_info(model)->predicts, QT_PREDICTS_NOTHING);
+    assert_int_equal(qt_model_embed(states, model, w, world.be, ids, m, ENCODER_TOKENS, NULL), 0);
+    for (size_t l = 0; l < qt_model_info(model)->layers; l++) {
+        assert_int_equal(qt_layer_open(&layer, model, l, w, world.be, NULL), 0);
+        assert_int_equal(qt_layer_run(layer, states, m, ENCODER_TOKENS, NULL, NULL), 0);
+        qt_layer_close(layer);
+    }
+    qt_model_close(model);
+}
+
+/* A BERT without a head: the tensors of the head have other names. */
+static char *headless(void)
+{
+    static const char golden[] = "tests/golden/models/bert";
+    char *dir = fixture_dir(), *data;
+    struct qt_err err;
+    size_t size;
+    assert_int_equal(qt_file_read(&data, &size, fixture_path(golden, "config.json"), 1 << 20, &err),
+                     0);
+    fixture_write(dir, "config.json", data, size);
+    qt_free(data);
+    assert_int_equal(
+        qt_file_read(&data, &size, fixture_path(golden, "model.safetensors"), 1 << 20, &err), 0);
+    for (size_t i = 0; i + 5 < size; i++)
+        if (memcmp(data + i, "\"cls.", 5) == 0)
+            memcpy(data + i, "\"xyz.", 5);
+    fixture_write(dir, "model.safetensors", data, size);
+    qt_free(data);
+    return dir;
+}
+
+static void test_hidden_error(void **state)
+{
+    enum {
+        WINDOWS = 3,
+        COUNT = WINDOWS * ENCODER_TOKENS + 5,
+        FLOATS = WINDOWS * ENCODER_TOKENS * 16
+    };
+    const struct qt_eval_options opt = {.seqlen = ENCODER_TOKENS};
+    struct qt_eval_options kept = opt;
+    char *dir = headless();
+    float *a = malloc(FLOATS * sizeof *a), *b = malloc(FLOATS * sizeof *b);
+    double error = 0, norm = 0;
+    uint32_t ids[COUNT];
+    struct qt_eval_report r;
+    struct qt_ckpt *ckpt;
+    struct qt_err err = {0};
+    (void)state;
+    for (size_t i = 0; i < COUNT; i++)
+        ids[i] = (uint32_t)((i * 29 + i * i) % ENCODER_VOCAB);
+    assert_int_equal(qt_ckpt_open(&ckpt, dir, &err), 0);
+    struct qt_weights ref = qt_weights_of_ckpt(ckpt), w = world.perturbed;
+    w.dir = dir;
+    w.ctx = &ref;
+    final_states(a, &w, ids, WINDOWS);
+    final_states(b, &ref, ids, WINDOWS);
+    for (size_t i = 0; i < FLOATS; i++) {
+        error += pow((double)a[i] - (double)b[i], 2);
+        norm += pow((double)b[i], 2);
+    }
+    assert_true(error > 0);
+    if (qt_eval(&r, &w, &ref, ids, COUNT, &opt, world.be, &err) < 0)
+        fail_msg("%s: %s", err.file, err.reason);
+    assert_true(r.hidden && r.has_ref && isnan(r.ppl));
+    assert_int_equal(r.windows, WINDOWS);
+    assert_true(fabs(r.hidden_error / sqrt(error / norm) - 1) < 1e-4);
+    assert_true(r.hidden_error_se > 0);
+    assert_int_equal(qt_eval(&r, &ref, &ref, ids, COUNT, &opt, world.be, &err), 0);
+    assert_true(r.hidden_error == 0);
+    expect_error("no reference", qt_eval(&r, &ref, NULL, ids, COUNT, &opt, world.be, &err),
+                 QT_E_UNSUPPORTED, "with --ref", &err);
+    kept.logits = true;
+    expect_error("logits", qt_eval(&r, &ref, &ref, ids, COUNT, &kept, world.be, &err),
+                 QT_E_UNSUPPORTED, "no logits", &err);
+    qt_ckpt_close(ckpt);
+    fixture_remove(dir);
+    free(a);
+    free(b);
+}
+
 static void test_other_vocabulary(void **state)
 {
     const char *path = fixture_shared("checkpoints/tiny-llama");
@@ -490,6 +578,7 @@ int main(void)
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_logits_that_are_no_numbers),
         cmocka_unit_test(test_masked_loss),
+        cmocka_unit_test(test_hidden_error),
         cmocka_unit_test(test_other_vocabulary),
         cmocka_unit_test(test_out_of_memory),
     };

@@ -18,6 +18,7 @@ static const size_t default_batch_bytes = (size_t)1 << 30;
 /* Sums over the scored positions of a window; kld and same_top: over all positions. */
 struct window_sums {
     double nll, ref_nll, kld, p_delta2;
+    double error2, ref2; /* squares of h - h_ref and h_ref, if hidden states are compared */
     size_t same_top;
 };
 
@@ -31,7 +32,7 @@ struct side {
     struct qt_model_info info;
     struct qt_embed_head *embed_head;
     float *hidden; /* backend: [batch windows * seqlen][hidden] */
-    float *logits; /* backend: [LOGIT_POSITIONS][vocab] */
+    float *logits; /* backend: [LOGIT_POSITIONS][vocab]; of encoders without a head, [hidden] */
 };
 
 struct eval {
@@ -39,6 +40,8 @@ struct eval {
     const struct qt_log *log;
     const uint32_t *ids;
     uint32_t *masked; /* ids with mask tokens, if the model predicts these; else NULL */
+    bool hidden;      /* the models predict nothing: their hidden states are compared */
+    float *states[2]; /* host: [LOGIT_POSITIONS][hidden] of both sides, in this case */
     struct qt_comm *comm;
     size_t seqlen, windows;
     size_t first, end; /* windows of this rank */
@@ -66,7 +69,7 @@ static void advance(struct eval *ev, size_t windows)
 
 /* ---- setup ---------------------------------------------------------------------------------- */
 
-static int open_models(struct eval *ev, struct qt_err *err)
+static int open_models(struct eval *ev, bool logits, struct qt_err *err)
 {
     for (size_t i = 0; i < ev->nsides; i++) {
         struct side *s = &ev->side[i];
@@ -75,10 +78,16 @@ static int open_models(struct eval *ev, struct qt_err *err)
             return rc;
         s->info = *qt_model_info(s->model);
     }
-    for (size_t i = 0; i < ev->nsides; i++)
-        if (ev->side[i].info.predicts == QT_PREDICTS_NOTHING)
-            return qt_fail(err, QT_E_UNSUPPORTED, ev->side[i].weights->dir, NULL,
-                           "an encoder without the head that predicts masked tokens");
+    ev->hidden = ev->side[0].info.predicts == QT_PREDICTS_NOTHING;
+    if (ev->hidden && (ev->nsides == 1 || logits))
+        return qt_fail(err, QT_E_UNSUPPORTED, ev->side[0].weights->dir, NULL,
+                       "an encoder without the head that predicts masked tokens has no %s",
+                       logits ? "logits" : "perplexity: compare its hidden states with --ref");
+    if (ev->hidden && ev->nsides == 2 && ev->side[0].info.hidden != ev->side[1].info.hidden)
+        return qt_fail(err, QT_E_INPUT, ev->side[1].weights->dir, NULL,
+                       "the reference has hidden states of %zu channels, the model %zu: they must "
+                       "agree",
+                       ev->side[1].info.hidden, ev->side[0].info.hidden);
     if (ev->nsides == 2 && ev->side[0].info.predicts != ev->side[1].info.predicts)
         return qt_fail(err, QT_E_INPUT, ev->side[1].weights->dir, NULL,
                        "the model and the reference do not predict the same tokens");
@@ -204,7 +213,11 @@ static int new_buffers(struct eval *ev, bool logits, struct qt_err *err)
             QT_TRY(
                 qt_backend_floats(&s->hidden, ev->be, ev->batch * ev->seqlen, s->info.state, err));
         }
-        QT_TRY(qt_backend_floats(&s->logits, ev->be, LOGIT_POSITIONS, s->info.vocab, err));
+        QT_TRY(qt_backend_floats(&s->logits, ev->be, LOGIT_POSITIONS,
+                                 ev->hidden ? s->info.hidden : s->info.vocab, err));
+        if (ev->hidden)
+            QT_TRY(qt_array_new(&ev->states[i], LOGIT_POSITIONS,
+                                s->info.hidden * sizeof *ev->states[i], err));
     }
     QT_TRY(qt_array_new(&ev->targets, LOGIT_POSITIONS, sizeof *ev->targets, err));
     QT_TRY(qt_array_new(&ev->scores, LOGIT_POSITIONS, sizeof *ev->scores, err));
@@ -226,6 +239,7 @@ static void eval_close(struct eval *ev)
             ev->be->free(ev->be, s->logits);
         if (s->hidden)
             ev->be->free(ev->be, s->hidden);
+        qt_free(ev->states[i]);
         qt_embed_head_close(s->embed_head);
         qt_model_close(s->model);
     }
@@ -342,6 +356,33 @@ done:
     return rc;
 }
 
+/* Adds the errors of the hidden states of positions [pos, pos + m) of a window: see score_chunk. */
+static int compare_chunk(struct eval *ev, size_t window, size_t row, size_t pos, size_t m,
+                         struct qt_err *err)
+{
+    struct window_sums *sums = &ev->sums[window];
+    const size_t hidden = ev->side[0].info.hidden;
+    int rc = QT_OK;
+    for (size_t i = 0; i < 2; i++) {
+        struct side *s = &ev->side[i];
+        QT_TRY(qt_head_hidden(s->embed_head, s->logits, s->hidden + (row + pos) * s->info.state, m,
+                              err));
+        QT_TRY(ev->be->download(ev->be, ev->states[i], s->logits, m * hidden * sizeof **ev->states,
+                                err));
+    }
+    for (size_t i = 0; i < m * hidden; i++) {
+        const double ref = (double)ev->states[1][i], error = (double)ev->states[0][i] - ref;
+        sums->error2 += error * error;
+        sums->ref2 += ref * ref;
+    }
+    ev->not_finite = !isfinite(sums->error2);
+    if (ev->not_finite)
+        rc = qt_fail(err, QT_E_INPUT, ev->side[isfinite(sums->ref2) ? 0 : 1].weights->dir, NULL,
+                     "the hidden states are not finite in window %zu of the data", window);
+done:
+    return rc;
+}
+
 struct fused_window {
     struct eval *ev;
     size_t window, row;
@@ -373,7 +414,8 @@ static int score_window(struct eval *ev, size_t window, size_t row, struct qt_er
         return qt_runtime_all_logits(ev->fused, ev->ids + window * ev->seqlen, ev->seqlen,
                                      score_fused, &fused, err);
     for (size_t pos = 0; rc == QT_OK && pos < ev->seqlen; pos += LOGIT_POSITIONS)
-        rc = score_chunk(ev, window, row, pos, qt_min_size(LOGIT_POSITIONS, ev->seqlen - pos), err);
+        rc = (ev->hidden ? compare_chunk : score_chunk)(
+            ev, window, row, pos, qt_min_size(LOGIT_POSITIONS, ev->seqlen - pos), err);
     return rc;
 }
 
@@ -480,6 +522,31 @@ static double standard_error(const struct eval *ev, double (*value)(const struct
     return sqrt(square / (count - 1) / count);
 }
 
+static double window_error(const struct window_sums *w)
+{
+    return sqrt(w->error2 / w->ref2);
+}
+
+static void fill_hidden(struct qt_eval_report *out, const struct eval *ev)
+{
+    double error2 = 0, ref2 = 0;
+    for (size_t i = 0; i < ev->windows; i++) {
+        error2 += ev->sums[i].error2;
+        ref2 += ev->sums[i].ref2;
+    }
+    *out = (struct qt_eval_report){.windows = ev->windows,
+                                   .seqlen = ev->seqlen,
+                                   .vocab = ev->side[0].info.vocab,
+                                   .scored_tokens = ev->windows * ev->seqlen,
+                                   .nll = NAN,
+                                   .ppl = NAN,
+                                   .ppl_se = NAN,
+                                   .has_ref = true,
+                                   .hidden = true,
+                                   .hidden_error = sqrt(error2 / ref2),
+                                   .hidden_error_se = standard_error(ev, window_error, 1)};
+}
+
 /* Errors of exponentials are those of the exponents, times the value (the delta method). */
 static void fill_report(struct qt_eval_report *out, struct eval *ev)
 {
@@ -536,7 +603,7 @@ int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct
     ev.nsides = ref ? 2 : 1;
     ev.side[0].weights = w;
     ev.side[1].weights = ref;
-    QT_TRY(open_models(&ev, err));
+    QT_TRY(open_models(&ev, opt->logits, err));
     QT_TRY(choose_seqlen(&ev, opt->seqlen, err));
     QT_TRY(choose_windows(&ev, count, opt->windows, err));
     QT_TRY(mask_tokens(&ev, err));
@@ -545,7 +612,10 @@ int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct
     QT_TRY(open_fused(&ev, opt, err));
     QT_TRY(new_buffers(&ev, opt->logits, err));
     QT_TRY(gather(&ev, run_batches(&ev, err), err));
-    fill_report(out, &ev);
+    if (ev.hidden)
+        fill_hidden(out, &ev);
+    else
+        fill_report(out, &ev);
 done:
     out->not_finite = ev.not_finite;
     eval_close(&ev);

@@ -37,6 +37,7 @@ static void write_figures(struct page *p, const struct subject *a, const struct 
         {"ppl_ratio", "perplexity, of the original"},
         {"same_top", "same top token (fraction)"},
         {"rms_dp", "RMS of dp"},
+        {"hidden_error", "error of hidden states"},
     };
     const struct column columns[] = {
         {"figure", "figure", NULL},        {"a", a->label, "%.6g"},
