@@ -13,6 +13,7 @@
 #define QT_BASE_BACKEND_H
 
 #include "base/act.h"
+#include "base/comm.h"
 #include "base/mem.h"
 #include "base/num.h"
 #include "base/status.h"
@@ -363,6 +364,21 @@ struct qt_backend {
      * not. Both are in host memory. */
     int (*group_range)(struct qt_backend *be, float *largest, float *smallest, const float *w,
                        size_t n, size_t k, size_t group, struct qt_err *err);
+
+    /* ---- ranks (base/comm.h); NULL if not implemented ---- */
+
+    /* All ranks call it together: connects their backends, so that backend memory can be moved
+     * between them without the host. Sets `linked`, to the same value in all ranks; text[size] says
+     * how memory is moved. The backend must be closed before comm. */
+    int (*link)(struct qt_backend *be, struct qt_comm *comm, char *text, size_t size,
+                struct qt_err *err);
+    bool linked;
+    /* If linked: the functions of struct qt_comm with these names, for backend memory; the data has
+     * been moved on return. */
+    int (*shift)(struct qt_backend *be, const void *out, size_t out_bytes, size_t to, void *in,
+                 size_t in_bytes, size_t from, struct qt_err *err);
+    int (*broadcast)(struct qt_backend *be, void *data, size_t bytes, size_t from,
+                     struct qt_err *err);
 
     /* Frees the backend itself. */
     void (*close)(struct qt_backend *be);

@@ -1,5 +1,6 @@
 #include "base/comm.h"
 
+#include "base/backend.h"
 #include "base/log.h"
 #include "base/mem.h"
 
@@ -69,6 +70,62 @@ int qt_comm_broadcast(struct qt_comm *c, void *data, size_t bytes, size_t from, 
     int rc = qt_comm_meet(c, QT_OK, err);
     if (rc == QT_OK && qt_comm_size(c) > 1)
         broadcast(c, data, bytes, from);
+    return rc;
+}
+
+/* Through host memory, in pieces. */
+static int broadcast_staged(struct qt_comm *c, struct qt_backend *be, char *data, size_t bytes,
+                            size_t from, struct qt_err *err)
+{
+    const size_t piece = (size_t)1 << 26;
+    double start;
+    char *host = NULL;
+    int rc = qt_array_new(&host, qt_min_size(piece, bytes), 1, err);
+    for (size_t at = 0; at < bytes; at += piece) {
+        const size_t n = qt_min_size(piece, bytes - at);
+        start = qt_clock();
+        if (rc == QT_OK && c->rank == from)
+            rc = be->download(be, host, data + at, n, err);
+        c->moved += qt_clock() - start;
+        QT_TRY(qt_comm_meet(c, rc, err));
+        broadcast(c, host, n, from);
+        start = qt_clock();
+        if (c->rank != from)
+            rc = be->upload(be, data + at, host, n, err);
+        c->moved += qt_clock() - start;
+    }
+    rc = qt_comm_meet(c, rc, err);
+done:
+    qt_free(host);
+    return rc;
+}
+
+int qt_comm_broadcast_on(struct qt_comm *c, struct qt_backend *be, void *data, size_t bytes,
+                         size_t from, struct qt_err *err)
+{
+    int rc = qt_comm_meet(c, QT_OK, err);
+    if (rc < 0 || qt_comm_size(c) == 1)
+        return rc;
+    if (be->host)
+        broadcast(c, data, bytes, from);
+    else if (!be->linked)
+        return broadcast_staged(c, be, data, bytes, from, err);
+    else {
+        const double start = qt_clock();
+        rc = be->broadcast(be, data, bytes, from, err);
+        c->moved += qt_clock() - start;
+        c->bytes += (double)bytes;
+    }
+    return rc;
+}
+
+int qt_comm_shift_on(struct qt_comm *c, struct qt_backend *be, const void *out, size_t out_bytes,
+                     size_t to, void *in, size_t in_bytes, size_t from, struct qt_err *err)
+{
+    const double start = qt_clock();
+    int rc = be->shift(be, out, out_bytes, to, in, in_bytes, from, err);
+    c->moved += qt_clock() - start;
+    c->bytes += (double)out_bytes + (double)in_bytes;
     return rc;
 }
 

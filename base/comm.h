@@ -30,6 +30,8 @@ struct qt_comm {
      * another is received in the same order and sizes. */
     void (*shift)(struct qt_comm *c, const void *out, size_t out_bytes, size_t to, void *in,
                   size_t in_bytes, size_t from);
+    /* Ends all ranks with this error, because ranks may wait that cannot be told; does not return. */
+    void (*end)(struct qt_comm *c, const struct qt_err *err);
     void (*close)(struct qt_comm *c);
 };
 
@@ -53,6 +55,10 @@ int qt_comm_meet(struct qt_comm *c, int rc, struct qt_err *err);
 
 /* Copies data[bytes] of rank `from` to all ranks. */
 int qt_comm_broadcast(struct qt_comm *c, void *data, size_t bytes, size_t from, struct qt_err *err);
+/* The same for data in the memory of a backend, which is linked or not. */
+struct qt_backend;
+int qt_comm_broadcast_on(struct qt_comm *c, struct qt_backend *be, void *data, size_t bytes,
+                         size_t from, struct qt_err *err);
 /* all[size][bytes] = mine[bytes] of every rank. */
 int qt_comm_gather(struct qt_comm *c, void *all, const void *mine, size_t bytes,
                    struct qt_err *err);
@@ -64,6 +70,10 @@ int qt_comm_collect(struct qt_comm *c, char **all, size_t *sizes, const void *mi
 /* Moves data without a meeting, by the function `shift`: no rank may fail in between. */
 void qt_comm_shift(struct qt_comm *c, const void *out, size_t out_bytes, size_t to, void *in,
                    size_t in_bytes, size_t from);
+
+/* The same for the memory of a linked backend. */
+int qt_comm_shift_on(struct qt_comm *c, struct qt_backend *be, const void *out, size_t out_bytes,
+                     size_t to, void *in, size_t in_bytes, size_t from, struct qt_err *err);
 
 /* The share of `rank` of n items in order: items [*first, result). */
 size_t qt_comm_share(size_t *first, size_t n, size_t rank, size_t size);

@@ -92,12 +92,16 @@ struct qt_sums {
     int (*block)(void *ctx, size_t block, void *const *into, struct qt_err *err);
     void *ctx;
 };
-/* The number of blocks of windows in `chunks` chunks, which are not divided. One for backends that
- * several ranks cannot share. */
-size_t qt_sums_count(const struct qt_backend *be, size_t chunks);
+/* Links the backends of all ranks, if they can be, and says how their memory is moved. All ranks call
+ * it before the first sum. */
+int qt_sums_link(struct qt_backend *be, struct qt_comm *comm, const struct qt_log *log,
+                 struct qt_err *err);
+/* The number of blocks of windows in `chunks` chunks, which are not divided. */
+size_t qt_sums_count(size_t chunks);
 /* The blocks [*first, result) of this rank. */
 size_t qt_sums_blocks(size_t *first, size_t blocks, const struct qt_comm *comm);
-/* All ranks call it. It takes memory for up to 3 more copies of the arrays. */
+/* All ranks call it. It takes memory for up to 3 more copies of the arrays, of the host if that of
+ * the backend is short. */
 int qt_sums_run(const struct qt_sums *s, struct qt_err *err);
 
 /* With fewer, a Hessian overfits its tokens. */
@@ -122,7 +126,7 @@ struct qt_calibrate_options {
  * ids. The weights of one layer are in memory at a time, and the Hessians of its inputs, or that of
  * one input of an expert. QT_E_INPUT: activations are not finite. QT_E_USAGE: windows are too long
  * or too many, or qt_qcal_create refuses the path. QT_E_UNSUPPORTED: the model does not support
- * QT_USE_CALIB_FILE, or several ranks cannot share the work (mixtures of experts, GPUs).
+ * QT_USE_CALIB_FILE, or several ranks cannot share the work (mixtures of experts).
  */
 int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *ids,
                  const struct qt_qcal_part *part, const struct qt_calibrate_options *opt,

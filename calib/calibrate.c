@@ -135,7 +135,7 @@ static size_t block_start(const struct run *r, size_t block)
 static void choose_blocks(struct run *r)
 {
     const size_t windows = CHUNK_TOKENS / r->seqlen, step = (windows ? windows : 1) * r->seqlen;
-    r->blocks = qt_sums_count(r->be, qt_ceil_div(r->all_tokens, step));
+    r->blocks = qt_sums_count(qt_ceil_div(r->all_tokens, step));
     const size_t end = qt_sums_blocks(&r->first, r->blocks, r->opt->comm);
     r->tokens = block_start(r, end) - block_start(r, r->first);
 }
@@ -446,10 +446,6 @@ int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *i
     struct qt_qcal_part stored = *part;
     struct qt_qcal_info *info;
     int rc;
-    if (!r.be->host && qt_comm_size(opt->comm) > 1)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "calibration on GPUs cannot be shared by several ranks: start it without "
-                       "mpirun, or without --device cuda");
     QT_TRY(qt_model_open(&r.model, &r.weights, err));
     QT_TRY(check_windows(&r, part, err));
     QT_TRY(describe_model(&r.model_is, ckpt, r.model, err));
@@ -462,6 +458,7 @@ int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *i
     QT_TRY(check_same(&r, stored.ids_crc, err));
     if (qt_comm_rank(opt->comm) == 0)
         QT_TRY(qt_qcal_create(&r.writer, path, info, opt->force, err));
+    QT_TRY(qt_sums_link(r.be, opt->comm, opt->log, err));
     QT_TRY(embed(&r, ids, err));
     for (size_t l = 0; l < info->layers; l++) {
         qt_log_layer(opt->log, l, info->layers, (double)r.all_tokens);

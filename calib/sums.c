@@ -3,6 +3,9 @@
  * largest power of two below n. Ranks add up whole subtrees of their own blocks. Then every rank
  * takes one slice of all subtrees and adds up the rest of the tree there, and the slices go back to
  * all ranks. So no addition depends on the number of ranks.
+ *
+ * Where backend memory is short, a left half waits in host memory and is added to the right one: the
+ * order of two summands makes no difference.
  */
 #include "calib/calib.h"
 
@@ -34,9 +37,9 @@ struct run {
     char *total;       /* packed: where this rank's first node was */
 };
 
-size_t qt_sums_count(const struct qt_backend *be, size_t chunks)
+size_t qt_sums_count(size_t chunks)
 {
-    return be->host ? qt_min_size(QT_SUM_BLOCKS, chunks) : 1;
+    return qt_min_size(QT_SUM_BLOCKS, chunks);
 }
 
 size_t qt_sums_blocks(size_t *first, size_t blocks, const struct qt_comm *comm)
@@ -75,13 +78,65 @@ static int new_arrays(void **array, const struct qt_sums *s, struct qt_err *err)
     return rc;
 }
 
-static int add_arrays(void *const *into, void *const *from, const struct qt_sums *s,
-                      struct qt_err *err)
+/* Adds to `count` elements of an array like sum[i]. */
+static int add_elements(const struct qt_sums *s, size_t i, void *into, const void *from,
+                        size_t count, struct qt_err *err)
 {
+    return s->sum[i].f64 ? s->be->add_f64(s->be, into, from, count, err)
+                         : s->be->add(s->be, into, from, count, err);
+}
+
+/* Allocates arrays of zeros in memory apart from the host's, if they fit twice: the blocks need
+ * memory, too. */
+static bool fit_apart(void **array, const struct qt_sums *s)
+{
+    void *spare[QT_SUM_ARRAYS] = {NULL};
+    const bool fit = new_arrays(array, s, NULL) == QT_OK && new_arrays(spare, s, NULL) == QT_OK;
+    free_arrays(s, spare);
+    if (!fit)
+        free_arrays(s, array);
+    return fit;
+}
+
+/* Adds to an array what waited in host memory. */
+static int add_from_host(const struct qt_sums *s, size_t i, char *into, const char *from,
+                         struct qt_err *err)
+{
+    const size_t all = s->sum[i].count * element(&s->sum[i]);
+    const size_t piece = qt_min_size((size_t)1 << 26, all);
+    void *on = NULL;
+    int rc = s->be->alloc(s->be, &on, piece, err);
+    for (size_t at = 0; at < all && rc == QT_OK; at += piece) {
+        const size_t bytes = qt_min_size(piece, all - at);
+        rc = s->be->upload(s->be, on, from + at, bytes, err);
+        if (rc == QT_OK)
+            rc = add_elements(s, i, into + at, on, bytes / element(&s->sum[i]), err);
+    }
+    s->be->free(s->be, on);
+    return rc;
+}
+
+static int add_blocks(const struct qt_sums *s, size_t first, size_t end, void *const *into,
+                      struct qt_err *err);
+
+/* Adds blocks [first, end) to the same arrays as those before them, which wait in host memory. */
+static int add_after_host(const struct qt_sums *s, size_t first, size_t end, void *const *into,
+                          struct qt_err *err)
+{
+    char *left[QT_SUM_ARRAYS] = {NULL};
     int rc = QT_OK;
-    for (size_t i = 0; i < s->count && rc == QT_OK; i++)
-        rc = s->sum[i].f64 ? s->be->add_f64(s->be, into[i], from[i], s->sum[i].count, err)
-                           : s->be->add(s->be, into[i], from[i], s->sum[i].count, err);
+    for (size_t i = 0; i < s->count; i++) {
+        const size_t bytes = s->sum[i].count * element(&s->sum[i]);
+        QT_TRY(qt_array_new(&left[i], bytes, 1, err));
+        QT_TRY(s->be->download(s->be, left[i], into[i], bytes, err));
+        QT_TRY(s->be->zero(s->be, into[i], bytes, err));
+    }
+    QT_TRY(add_blocks(s, first, end, into, err));
+    for (size_t i = 0; i < s->count; i++)
+        QT_TRY(add_from_host(s, i, into[i], left[i], err));
+done:
+    for (size_t i = 0; i < s->count; i++)
+        qt_free(left[i]);
     return rc;
 }
 
@@ -95,9 +150,13 @@ static int add_blocks(const struct qt_sums *s, size_t first, size_t end, void *c
         return s->block(s->ctx, first, into, err);
     const size_t middle = first + half(end - first);
     QT_TRY(add_blocks(s, first, middle, into, err));
-    QT_TRY(new_arrays(right, s, err));
+    if (!s->be->host && !fit_apart(right, s))
+        return add_after_host(s, middle, end, into, err);
+    if (s->be->host)
+        QT_TRY(new_arrays(right, s, err));
     QT_TRY(add_blocks(s, middle, end, right, err));
-    QT_TRY(add_arrays(into, right, s, err));
+    for (size_t i = 0; i < s->count; i++)
+        QT_TRY(add_elements(s, i, into[i], right[i], s->sum[i].count, err));
 done:
     free_arrays(s, right);
     return rc;
@@ -212,7 +271,24 @@ static void list_nodes(struct run *r, size_t first, size_t end)
     list_nodes(r, middle, end);
 }
 
-/* Adds up the blocks of this rank and brings the sums to the host. */
+/* Waits until the backend has added up, so that this time does not count as moving data. */
+static int wait_for(const struct qt_sums *s, struct qt_err *err)
+{
+    char byte;
+    return s->be->host ? QT_OK : s->be->download(s->be, &byte, s->sum[0].data, sizeof byte, err);
+}
+
+/* move_arrays between backends and other ranks. */
+static int stage_arrays(const struct run *r, void *const *array, char *packed, bool back,
+                        struct qt_err *err)
+{
+    const double start = qt_clock();
+    int rc = move_arrays(r, array, packed, back, err);
+    r->s->comm->moved += qt_clock() - start;
+    return rc;
+}
+
+/* Adds up the blocks of this rank; unless the backends are linked, brings the sums to the host. */
 static int run_own(struct run *r, struct qt_err *err)
 {
     const struct qt_sums *s = r->s;
@@ -228,9 +304,12 @@ static int run_own(struct run *r, struct qt_err *err)
         if (!first)
             QT_TRY(new_arrays(node->array, s, err));
         QT_TRY(add_blocks(s, node->first, node->end, node->array, err));
-        QT_TRY(move_arrays(r, node->array, node->packed, false, err));
-        if (!first)
-            free_arrays(s, node->array);
+        QT_TRY(wait_for(s, err));
+        if (!s->be->linked) {
+            QT_TRY(stage_arrays(r, node->array, node->packed, false, err));
+            if (!first)
+                free_arrays(s, node->array);
+        }
         first = false;
     }
 done:
@@ -310,6 +389,113 @@ static void share_total(struct run *r)
     }
 }
 
+/* Sums up the nodes of all ranks in host memory. */
+static int join_staged(struct run *r, void *const *array, struct qt_err *err)
+{
+    exchange_slices(r);
+    memmove(r->total + r->first, combine(r, 0, r->s->blocks), r->end - r->first);
+    share_total(r);
+    return stage_arrays(r, array, r->total, true, err);
+}
+
+/* ---- ranks whose backends are linked -------------------------------------------------------- */
+
+/* A part of array a of a node, or of the sum. */
+struct part {
+    char *at;
+    size_t bytes, count;
+};
+
+/* The slice of `rank`. array: whole; NULL: only its size. */
+static struct part part_of(void *array, const struct run *r, size_t a, size_t rank)
+{
+    const struct qt_sum *sum = &r->s->sum[a];
+    size_t first;
+    const size_t end = qt_comm_share(&first, sum->count, rank, r->s->comm->size);
+    return (struct part){array ? (char *)array + first * element(sum) : NULL,
+                         (end - first) * element(sum), end - first};
+}
+
+/* Room for this rank's slices of the nodes of others. */
+static int prepare_parts(struct run *r, struct qt_err *err)
+{
+    const struct qt_sums *s = r->s;
+    int rc = QT_OK;
+    for (size_t i = 0; i < r->nodes; i++)
+        for (size_t a = 0; a < s->count && r->node[i].rank != s->comm->rank && rc == QT_OK; a++)
+            rc = s->be->alloc(s->be, &r->node[i].array[a], part_of(NULL, r, a, s->comm->rank).bytes,
+                              err);
+    return rc;
+}
+
+/* Receives this rank's slices of the nodes of all others. */
+static int exchange_parts(struct run *r, struct qt_err *err)
+{
+    struct qt_comm *c = r->s->comm;
+    int rc = QT_OK;
+    for (size_t d = 1; d < c->size; d++)
+        for (size_t n = 0;; n++) {
+            const size_t to = (c->rank + d) % c->size, from = (c->rank + c->size - d) % c->size;
+            const struct node *out = nth_node(r, c->rank, n), *in = nth_node(r, from, n);
+            if (!out && !in)
+                break;
+            for (size_t a = 0; a < r->s->count; a++) {
+                const struct part send = part_of(out ? out->array[a] : NULL, r, a, to);
+                const size_t bytes = part_of(NULL, r, a, c->rank).bytes;
+                QT_TRY(qt_comm_shift_on(c, r->s->be, send.at, out ? send.bytes : 0, to,
+                                        in ? in->array[a] : NULL, in ? bytes : 0, from, err));
+            }
+        }
+done:
+    return rc;
+}
+
+/* *out: the slice of array a of the sum of blocks [first, end). */
+static int combine_parts(void **out, struct run *r, size_t a, size_t first, size_t end,
+                         struct qt_err *err)
+{
+    const struct qt_sums *s = r->s;
+    const struct part mine = part_of(NULL, r, a, s->comm->rank);
+    void *right;
+    int rc = QT_OK;
+    for (size_t i = 0; i < r->nodes; i++)
+        if (r->node[i].first == first && r->node[i].end == end) {
+            *out = r->node[i].rank == s->comm->rank
+                       ? part_of(r->node[i].array[a], r, a, s->comm->rank).at
+                       : r->node[i].array[a];
+            return QT_OK;
+        }
+    const size_t middle = first + half(end - first);
+    QT_TRY(combine_parts(out, r, a, first, middle, err));
+    QT_TRY(combine_parts(&right, r, a, middle, end, err));
+    rc = add_elements(s, a, *out, right, mine.count, err);
+done:
+    return rc;
+}
+
+/* Sums up the nodes of all ranks in backend memory. */
+static int join_linked(struct run *r, void *const *array, struct qt_err *err)
+{
+    struct qt_comm *c = r->s->comm;
+    void *sum;
+    int rc;
+    QT_TRY(exchange_parts(r, err));
+    for (size_t a = 0; a < r->s->count; a++) {
+        const struct part mine = part_of(array[a], r, a, c->rank);
+        QT_TRY(combine_parts(&sum, r, a, 0, r->s->blocks, err));
+        if (sum != mine.at)
+            QT_TRY(r->s->be->copy(r->s->be, mine.at, sum, mine.bytes, err));
+        for (size_t d = 1; d < c->size; d++) {
+            const size_t to = (c->rank + d) % c->size, from = (c->rank + c->size - d) % c->size;
+            const struct part in = part_of(array[a], r, a, from);
+            QT_TRY(
+                qt_comm_shift_on(c, r->s->be, mine.at, mine.bytes, to, in.at, in.bytes, from, err));
+        }
+    }
+done:
+    return rc;
+}
+
 static int run_ranks(const struct qt_sums *s, struct qt_err *err)
 {
     struct run r = {.s = s};
@@ -321,18 +507,29 @@ static int run_ranks(const struct qt_sums *s, struct qt_err *err)
     }
     r.end = slice(&r.first, &r, s->comm->rank);
     list_nodes(&r, 0, s->blocks);
-    rc = take_memory(&r, err);
+    rc = s->be->linked ? QT_OK : take_memory(&r, err);
     if (rc == QT_OK)
         rc = run_own(&r, err);
+    if (rc == QT_OK && s->be->linked)
+        rc = prepare_parts(&r, err);
     QT_TRY(qt_comm_meet(s->comm, rc, err));
-    exchange_slices(&r);
-    memmove(r.total + r.first, combine(&r, 0, s->blocks), r.end - r.first);
-    share_total(&r);
-    QT_TRY(move_arrays(&r, array, r.total, true, err));
+    QT_TRY(s->be->linked ? join_linked(&r, array, err) : join_staged(&r, array, err));
 done:
     for (size_t i = 0; i < r.nodes; i++)
         if (r.node[i].array[0] != array[0])
             free_arrays(s, r.node[i].array);
+    return rc;
+}
+
+int qt_sums_link(struct qt_backend *be, struct qt_comm *comm, const struct qt_log *log,
+                 struct qt_err *err)
+{
+    char how[160];
+    if (qt_comm_size(comm) == 1 || !be->link || be->linked)
+        return QT_OK;
+    int rc = be->link(be, comm, how, sizeof how, err);
+    if (rc == QT_OK)
+        qt_log_message(log, QT_LOG_INFO, "%zu ranks: GPU memory is moved %s", comm->size, how);
     return rc;
 }
 

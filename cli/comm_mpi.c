@@ -45,6 +45,14 @@ static void mpi_shift(struct qt_comm *c, const void *out, size_t out_bytes, size
     }
 }
 
+static void mpi_end(struct qt_comm *c, const struct qt_err *err)
+{
+    char text[2048];
+    qt_err_format(text, sizeof text, err);
+    fprintf(stderr, "qtool: rank %zu: %s\n", c->rank, text);
+    MPI_Abort(MPI_COMM_WORLD, qt_exit_code(err->status));
+}
+
 static void mpi_close(struct qt_comm *c)
 {
     MPI_Barrier(MPI_COMM_WORLD); /* rank 0 has printed its error before any rank ends */
@@ -84,6 +92,7 @@ int comm_open(struct qt_comm **out, struct qt_err *err)
                              .broadcast = mpi_broadcast,
                              .gather = mpi_gather,
                              .shift = mpi_shift,
+                             .end = mpi_end,
                              .close = mpi_close};
     return QT_OK;
 }

@@ -10,7 +10,7 @@
  *   gpu/backend.c    the CUDA backend; product.c: its matrix products; math.cu: its kernels
  *   gpu/cuda.c       struct qt_gpu on top of libqtool_kernels and the CUDA runtime
  *   gpu/copy.c       copies between host and device
- *   gpu/cublas.c     cuBLAS, loaded at run time; energy.c: NVML
+ *   gpu/cublas.c     cuBLAS, loaded at run time; nccl.c: NCCL; energy.c: NVML
  *   gpu/transfer.cu  kernels that only read or copy, to measure memory bandwidth
  *   gpu/none.c       replaces the files of gpu/ in builds without nvcc
  */

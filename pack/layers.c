@@ -150,7 +150,8 @@ static int factor_for(struct qt_factor *f, struct qt_backend *be, const struct q
     return factor_new(f, seen, linear->k, act, &opt, err);
 }
 
-static int quantize_linear(struct layer_run *l, struct qt_factor *f, size_t i,
+/* *in_place: the rounded weights are where the layer has them. */
+static int quantize_linear(bool *in_place, struct layer_run *l, struct qt_factor *f, size_t i,
                            const struct qt_observed *seen, struct qt_err *err)
 {
     const struct qt_plan_item *item = &l->run->plan.items[l->item[i]];
@@ -177,9 +178,9 @@ static int quantize_linear(struct layer_run *l, struct qt_factor *f, size_t i,
             goto done;
     }
     hessian.fallback = *why ? why : NULL;
-    if (seen->on_backend && hessian.factor && qt_comm_size(l->comm) == 1)
+    if (seen->on_backend && hessian.factor)
         place = qt_sequential_place(l->seq, l->linear[i].weight);
-    l->reload |= !place.rounded;
+    *in_place = place.rounded != NULL;
     rc = qt_run_quantize_item(place.rounded ? NULL : &l->packed[i], l->run, l->item[i], &hessian,
                               arrange.input ? &arrange : NULL, &place, err);
 done:
@@ -187,20 +188,88 @@ done:
     return rc;
 }
 
-/* Quantizes those linears[n] whose owner is this rank. */
-static int quantize_own(struct layer_run *l, const size_t *linears, const size_t *owner, size_t n,
-                        const struct qt_observed *seen, struct qt_err *err)
+/* The linears with an input. */
+struct group {
+    size_t n;
+    size_t *linear; /* [n] indices */
+    size_t *owner;  /* [n] ranks */
+    bool *in_place; /* [n] as in quantize_linear */
+};
+
+static void group_free(struct group *g)
+{
+    qt_free(g->linear);
+    qt_free(g->owner);
+    qt_free(g->in_place);
+}
+
+/* Those that are not finished, shared out among the ranks of l->comm. Freed also after an error. */
+static int group_new(struct group *g, const struct layer_run *l, int input, struct qt_err *err)
+{
+    double *cost = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&g->linear, l->count, sizeof *g->linear, err));
+    QT_TRY(qt_array_new(&g->owner, l->count, sizeof *g->owner, err));
+    QT_TRY(qt_array_new(&g->in_place, l->count, sizeof *g->in_place, err));
+    QT_TRY(qt_array_new(&cost, l->count, sizeof *cost, err));
+    for (size_t i = 0; i < l->count; i++)
+        if (l->linear[i].input == input && !l->run->plan.items[l->item[i]].copied &&
+            !l->run->made[l->item[i]]) {
+            cost[g->n] = (double)l->run->plan.items[l->item[i]].tensor->count;
+            g->linear[g->n++] = i;
+        }
+    QT_TRY(qt_comm_assign(g->owner, cost, g->n, qt_comm_size(l->comm), err));
+done:
+    qt_free(cost);
+    return rc;
+}
+
+static int quantize_own(struct layer_run *l, const struct group *g, const struct qt_observed *seen,
+                        struct qt_err *err)
 {
     struct qt_factor f = {0};
     int rc = QT_OK;
-    for (size_t i = 0; i < n && rc == QT_OK; i++) {
-        if (owner[i] != qt_comm_rank(l->comm))
+    for (size_t i = 0; i < g->n && rc == QT_OK; i++) {
+        if (g->owner[i] != qt_comm_rank(l->comm))
             continue;
         rc = qt_run_check_interrupted(l->run, err);
         if (rc == QT_OK)
-            rc = quantize_linear(l, &f, linears[i], seen, err);
+            rc = quantize_linear(&g->in_place[i], l, &f, g->linear[i], seen, err);
     }
     qt_factor_free(&f);
+    return rc;
+}
+
+/* Lets all ranks know which matrices their owners have rounded in place. */
+static int gather_in_place(const struct layer_run *l, struct group *g, struct qt_err *err)
+{
+    bool *all;
+    int rc;
+    QT_TRY(qt_array_new(&all, qt_comm_size(l->comm), g->n * sizeof *all, err));
+    QT_TRY(qt_comm_gather(l->comm, all, g->in_place, g->n * sizeof *all, err));
+    for (size_t i = 0; i < g->n; i++)
+        g->in_place[i] = all[g->owner[i] * g->n + i];
+done:
+    qt_free(all);
+    return rc;
+}
+
+/* Gives all ranks the weights that were rounded in place, and the packed matrices of the others. */
+static int share_group(struct layer_run *l, const struct group *g, struct qt_err *err)
+{
+    struct qt_backend *be = l->run->opt->calibration->backend;
+    int rc = QT_OK;
+    if (l->reload)
+        rc = qt_run_exchange(l->run, QT_OK, err);
+    for (size_t i = 0; i < g->n && rc == QT_OK; i++) {
+        const struct qt_linear *linear = &l->linear[g->linear[i]];
+        float *rounded = qt_sequential_place(l->seq, linear->weight).rounded;
+        rc = g->in_place[i]
+                 ? qt_comm_broadcast_on(l->comm, be, rounded,
+                                        linear->n * linear->k * sizeof *rounded, g->owner[i], err)
+                 : qt_run_send_packed(&l->packed[g->linear[i]], l->run, l->item[g->linear[i]],
+                                      g->owner[i], err);
+    }
     return rc;
 }
 
@@ -208,30 +277,25 @@ static int quantize_own(struct layer_run *l, const size_t *linears, const size_t
 static int quantize_linears(struct layer_run *l, int input, const struct qt_observed *seen,
                             struct qt_err *err)
 {
-    size_t *linears = NULL, *owner = NULL, n = 0;
-    double *cost = NULL;
-    int rc;
-    QT_TRY(qt_array_new(&linears, l->count, sizeof *linears, err));
-    QT_TRY(qt_array_new(&owner, l->count, sizeof *owner, err));
-    QT_TRY(qt_array_new(&cost, l->count, sizeof *cost, err));
-    for (size_t i = 0; i < l->count; i++)
-        if (l->linear[i].input == input && !l->run->plan.items[l->item[i]].copied &&
-            !l->run->made[l->item[i]]) {
-            cost[n] = (double)l->run->plan.items[l->item[i]].tensor->count;
-            linears[n++] = i;
-        }
-    QT_TRY(qt_comm_assign(owner, cost, n, qt_comm_size(l->comm), err));
-    rc = quantize_own(l, linears, owner, n, seen, err);
-    if (qt_comm_size(l->comm) > 1) {
-        l->reload = true; /* also in a rank that rounds none of them */
-        rc = qt_run_exchange(l->run, rc, err);
+    const bool shared = qt_comm_size(l->comm) > 1;
+    struct group g = {0};
+    int rc = QT_OK;
+    if (shared && l->run->behind) /* has finished the items before, while this input was observed */
+        rc = qt_run_exchange(l->run, QT_OK, err);
+    if (rc == QT_OK)
+        rc = group_new(&g, l, input, err);
+    if (rc == QT_OK)
+        rc = quantize_own(l, &g, seen, err);
+    if (shared) {
+        QT_TRY(qt_comm_meet(l->comm, rc, err));
+        QT_TRY(gather_in_place(l, &g, err));
     }
-    for (size_t i = 0; qt_comm_size(l->comm) > 1 && rc == QT_OK && i < n; i++)
-        rc = qt_run_send_packed(&l->packed[linears[i]], l->run, l->item[linears[i]], owner[i], err);
+    for (size_t i = 0; i < g.n; i++)
+        l->reload |= !g.in_place[i];
+    if (shared && rc == QT_OK)
+        rc = share_group(l, &g, err);
 done:
-    qt_free(linears);
-    qt_free(owner);
-    qt_free(cost);
+    group_free(&g);
     return rc;
 }
 
@@ -521,12 +585,14 @@ static int run_data(struct qt_run *run, struct qt_err *err)
     if (is_finished(run, is_linear))
         goto done;
     QT_TRY(quantize_others(run, is_linear, err));
+    QT_TRY(qt_sums_link(run->opt->calibration->backend, run->opt->comm, run->opt->log, err));
     current = qt_run_weights(run);
     QT_TRY(qt_sequential_open(&seq, &source, &current, run->opt->calibration, run->opt->comm, err));
     for (size_t layer = 0; layer < qt_model_info(model)->layers; layer++) {
         qt_log_layer(run->opt->log, layer, qt_model_info(model)->layers, (double)tokens);
         QT_TRY(run_layer(run, model, seq, layer, &undersampled, err));
     }
+    QT_TRY(qt_run_exchange(run, QT_OK, err));
     QT_TRY(warn_of_undersampled(&undersampled, run, err));
 done:
     qt_sequential_close(seq);

@@ -8,10 +8,8 @@ static const double round_bytes = (double)((uint64_t)1 << 29);
 
 int qt_run_check_ranks(const struct qt_run *run, bool learns, struct qt_err *err)
 {
-    const struct qt_calibration *c = run->opt->calibration;
     const char *what = learns                                   ? "learning"
                        : run->plan.kv.keys == QT_KV_KEYS_STATIC ? "static scales of 4-bit keys"
-                       : c && !c->file && !c->backend->host     ? "calibration on GPUs"
                                                                 : NULL;
     return what && qt_comm_size(run->opt->comm) > 1
                ? qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,

@@ -63,7 +63,7 @@ static size_t block_start(const struct qt_sequential *s, size_t block)
 static void choose_tokens(struct qt_sequential *s)
 {
     s->all_tokens = s->data->samples * s->data->seqlen;
-    s->blocks = qt_sums_count(s->be, qt_ceil_div(s->all_tokens, chunk_tokens(s)));
+    s->blocks = qt_sums_count(qt_ceil_div(s->all_tokens, chunk_tokens(s)));
     const size_t end = qt_sums_blocks(&s->first_block, s->blocks, s->comm);
     s->tokens = block_start(s, end) - block_start(s, s->first_block);
 }

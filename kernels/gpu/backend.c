@@ -21,6 +21,7 @@ struct cuda {
     struct qt_gpu *gpu;
     struct qt_backend *cpu;
     struct gpu_cublas *cublas;
+    struct gpu_nccl *nccl; /* NULL: not linked */
     struct gpu_products products;
     struct gpu_scratch scratch, pointers;
     void *stream;
@@ -822,6 +823,29 @@ done:
     return rc;
 }
 
+/* ---- ranks ---------------------------------------------------------------------------------- */
+
+static int cuda_link(struct qt_backend *be, struct qt_comm *comm, char *text, size_t size,
+                     struct qt_err *err)
+{
+    struct cuda *g = self(be);
+    int rc = gpu_nccl_open(&g->nccl, text, size, comm, g->gpu->device, g->stream, err);
+    be->linked = g->nccl != NULL;
+    return rc;
+}
+
+static int cuda_shift(struct qt_backend *be, const void *out, size_t out_bytes, size_t to, void *in,
+                      size_t in_bytes, size_t from, struct qt_err *err)
+{
+    return gpu_nccl_shift(self(be)->nccl, out, out_bytes, to, in, in_bytes, from, err);
+}
+
+static int cuda_broadcast(struct qt_backend *be, void *data, size_t bytes, size_t from,
+                          struct qt_err *err)
+{
+    return gpu_nccl_broadcast(self(be)->nccl, data, bytes, from, err);
+}
+
 /* ---- open and close ------------------------------------------------------------------------- */
 
 static void cuda_close(struct qt_backend *be)
@@ -830,6 +854,7 @@ static void cuda_close(struct qt_backend *be)
     if (!g)
         return;
     if (g->gpu) {
+        gpu_nccl_close(g->nccl);
         gpu_products_free(&g->products);
         g->gpu->free(g->gpu, g->scratch.p);
         g->gpu->free(g->gpu, g->pointers.p);
@@ -879,6 +904,9 @@ static const struct qt_backend functions = {
     .regress = cuda_regress,
     .round = cuda_round,
     .group_range = cuda_group_range,
+    .link = cuda_link,
+    .shift = cuda_shift,
+    .broadcast = cuda_broadcast,
     .close = cuda_close,
 };
 

@@ -88,6 +88,22 @@ void gpu_energy_close(struct gpu_energy *e);
 /* Joules since the driver was loaded; NaN: unknown, also if e is NULL. */
 double gpu_energy_joules(const struct gpu_energy *e);
 
+/* ---- nccl.c: these functions return an enum qt_status ------------------------------------------ */
+
+struct qt_comm;
+struct qt_err;
+/* Connects the GPUs of all ranks, which call it together. *out is NULL in all ranks if that is not
+ * possible. text[size]: how their memory is moved. close accepts NULL. */
+struct gpu_nccl;
+int gpu_nccl_open(struct gpu_nccl **out, char *text, size_t size, struct qt_comm *comm, int device,
+                  void *stream, struct qt_err *err);
+void gpu_nccl_close(struct gpu_nccl *c);
+/* The functions shift and broadcast of struct qt_backend. */
+int gpu_nccl_shift(struct gpu_nccl *c, const void *out, size_t out_bytes, size_t to, void *in,
+                   size_t in_bytes, size_t from, struct qt_err *err);
+int gpu_nccl_broadcast(struct gpu_nccl *c, void *data, size_t bytes, size_t from,
+                       struct qt_err *err);
+
 /* ---- cuda.c --------------------------------------------------------------------------------- */
 
 /* Return the cuBLAS and the cudaStream_t of an open GPU. */

@@ -4,151 +4,9 @@
  */
 #include "backend_fixture.h"
 #include "fixture.h"
+#include "ranks_fixture.h"
 
 #include "calib/calib.h"
-
-#include <pthread.h>
-
-enum { MAX_RANKS = 9 };
-
-/* ---- threads as ranks ----------------------------------------------------------------------- */
-
-/* A queue holds what one rank has sent to another, in order. */
-struct channel {
-    struct parcel {
-        struct parcel *next;
-        size_t bytes;
-        char data[];
-    } * first;
-};
-
-struct world {
-    size_t size;
-    pthread_barrier_t barrier;
-    const void *data[MAX_RANKS]; /* what each rank shows to the others */
-    size_t moves;                /* broadcasts and gathers */
-    pthread_mutex_t lock;        /* of the channels */
-    pthread_cond_t sent;
-    struct channel channel[MAX_RANKS][MAX_RANKS]; /* [from][to] */
-    int (*work)(struct qt_comm *c, void *ctx, struct qt_err *err);
-    void *ctx;
-};
-
-struct rank {
-    struct qt_comm comm;
-    int rc;
-    struct qt_err err;
-    pthread_t thread;
-};
-
-static struct rank ranks[MAX_RANKS];
-
-/* Shows `data` to all ranks; what they show stays valid until hide(). */
-static void show(struct qt_comm *c, const void *data)
-{
-    struct world *w = c->ctx;
-    w->data[c->rank] = data;
-    if (c->rank == 0)
-        w->moves++;
-    pthread_barrier_wait(&w->barrier);
-}
-
-static void hide(struct qt_comm *c)
-{
-    pthread_barrier_wait(&((struct world *)c->ctx)->barrier);
-}
-
-static void rank_broadcast(struct qt_comm *c, void *data, size_t bytes, size_t from)
-{
-    show(c, data);
-    if (c->rank != from)
-        memcpy(data, ((struct world *)c->ctx)->data[from], bytes);
-    hide(c);
-}
-
-static void rank_gather(struct qt_comm *c, void *all, const void *mine, size_t bytes)
-{
-    show(c, mine);
-    for (size_t i = 0; i < c->size; i++)
-        memcpy((char *)all + i * bytes, ((struct world *)c->ctx)->data[i], bytes);
-    hide(c);
-}
-
-static void send(struct world *w, struct channel *channel, const void *data, size_t bytes)
-{
-    struct parcel *p = malloc(sizeof *p + bytes), **end = &channel->first;
-    if (!p)
-        abort();
-    p->next = NULL;
-    p->bytes = bytes;
-    memcpy(p->data, data, bytes);
-    pthread_mutex_lock(&w->lock);
-    while (*end)
-        end = &(*end)->next;
-    *end = p;
-    pthread_cond_broadcast(&w->sent);
-    pthread_mutex_unlock(&w->lock);
-}
-
-static void receive(struct world *w, struct channel *channel, void *data, size_t bytes)
-{
-    pthread_mutex_lock(&w->lock);
-    while (!channel->first)
-        pthread_cond_wait(&w->sent, &w->lock);
-    struct parcel *p = channel->first;
-    channel->first = p->next;
-    pthread_mutex_unlock(&w->lock);
-    if (p->bytes != bytes)
-        abort(); /* the ranks disagree: MPI would end them or mix up data */
-    memcpy(data, p->data, bytes);
-    free(p);
-}
-
-static void rank_shift(struct qt_comm *c, const void *out, size_t out_bytes, size_t to, void *in,
-                       size_t in_bytes, size_t from)
-{
-    struct world *w = c->ctx;
-    if (out_bytes)
-        send(w, &w->channel[c->rank][to], out, out_bytes);
-    if (in_bytes)
-        receive(w, &w->channel[from][c->rank], in, in_bytes);
-}
-
-static void *run_rank(void *rank)
-{
-    struct rank *r = rank;
-    const struct world *w = r->comm.ctx;
-    qt_threads_set(1 + (int)(r->comm.rank % 2));
-    r->rc = w->work(&r->comm, w->ctx, &r->err);
-    return NULL;
-}
-
-/* Runs `work` in every rank; results are in ranks[]. */
-static void run_world(struct world *w, size_t size,
-                      int (*work)(struct qt_comm *c, void *ctx, struct qt_err *err), void *ctx)
-{
-    *w = (struct world){.size = size, .work = work, .ctx = ctx};
-    assert_int_equal(pthread_barrier_init(&w->barrier, NULL, (unsigned)size), 0);
-    pthread_mutex_init(&w->lock, NULL);
-    pthread_cond_init(&w->sent, NULL);
-    for (size_t i = 0; i < size; i++) {
-        ranks[i] = (struct rank){.comm = {.rank = i,
-                                          .size = size,
-                                          .broadcast = rank_broadcast,
-                                          .gather = rank_gather,
-                                          .shift = rank_shift,
-                                          .ctx = w}};
-        assert_int_equal(pthread_create(&ranks[i].thread, NULL, run_rank, &ranks[i]), 0);
-    }
-    for (size_t i = 0; i < size; i++)
-        assert_int_equal(pthread_join(ranks[i].thread, NULL), 0);
-    for (size_t from = 0; from < size; from++)
-        for (size_t to = 0; to < size; to++)
-            assert_null(w->channel[from][to].first);
-    pthread_cond_destroy(&w->sent);
-    pthread_mutex_destroy(&w->lock);
-    pthread_barrier_destroy(&w->barrier);
-}
 
 /* ---- sharing -------------------------------------------------------------------------------- */
 
@@ -405,6 +263,55 @@ static void sums_do_not_depend_on_ranks(void **state)
     }
 }
 
+/* A backend apart from the host, with memory for so many arrays. */
+static size_t room;
+
+static int alloc_some(struct qt_backend *be, void *out, size_t bytes, struct qt_err *err)
+{
+    char *p;
+    if (room == 0)
+        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "no memory");
+    int rc = qt_array_new(&p, bytes, 1, err);
+    (void)be;
+    room -= rc == QT_OK;
+    memcpy(out, &p, sizeof p);
+    return rc;
+}
+
+static void free_some(struct qt_backend *be, void *p)
+{
+    (void)be;
+    room += p != NULL;
+    qt_free(p);
+}
+
+/* 3 arrays each. A sum of 8 blocks has up to 3 copies, and each has to fit twice. */
+static void sums_wait_in_host_memory(void **state)
+{
+    static const size_t rooms[] = {100, 12, 8, 5, 1};
+    struct blocks b = blocks_new(8);
+    struct totals *first = &b.result[MAX_RANKS];
+    struct qt_backend *cpu = b.be, apart = *cpu;
+    struct qt_err err;
+    (void)state;
+    apart.host = false;
+    apart.alloc = alloc_some;
+    apart.free = free_some;
+    b.be = &apart;
+    for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
+        room = rooms[i];
+        expect_ok("sum", add_up(NULL, &b, &err), &err);
+        assert_int_equal(room, rooms[i]);
+        if (i == 0)
+            *first = b.result[0];
+        expect_same(&b.result[0], first);
+    }
+    room = 0;
+    expect_error("sum", add_up(NULL, &b, &err), QT_E_RESOURCE, "no memory", &err);
+    b.be = cpu;
+    blocks_free(&b);
+}
+
 static void a_sum_fails_in_all_ranks(void **state)
 {
     struct blocks b = blocks_new(8);
@@ -428,6 +335,7 @@ int main(void)
         cmocka_unit_test(nothing_moves_after_an_error),
         cmocka_unit_test(data_of_all_ranks_is_collected),
         cmocka_unit_test(sums_do_not_depend_on_ranks),
+        cmocka_unit_test(sums_wait_in_host_memory),
         cmocka_unit_test(a_sum_fails_in_all_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

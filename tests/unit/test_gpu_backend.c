@@ -6,6 +6,8 @@
  * kernels.
  */
 #include "backend_fixture.h"
+#include "fixture.h"
+#include "ranks_fixture.h"
 
 #include "hessian/hessian.h"
 #include "kernels/gpu/product.h"
@@ -346,6 +348,49 @@ int gpu_math_own_scores(const struct gpu_own_scores *a, void *stream)
                 a->s[(h * a->rows + i - a->r0) * a->keys + j - a->lo] = sum * a->scale;
             }
     return 0;
+}
+
+/* NCCL between ranks that are threads. A rank sees its memory only. */
+static bool nccl_starts;
+
+int gpu_nccl_open(struct gpu_nccl **out, char *text, size_t size, struct qt_comm *comm, int device,
+                  void *stream, struct qt_err *err)
+{
+    (void)device;
+    (void)stream;
+    (void)err;
+    *out = nccl_starts ? (struct gpu_nccl *)(void *)comm : NULL;
+    snprintf(text, size, nccl_starts ? "by threads" : "through host memory");
+    return QT_OK;
+}
+
+void gpu_nccl_close(struct gpu_nccl *c)
+{
+    (void)c;
+}
+
+static size_t nccl_calls;
+
+int gpu_nccl_shift(struct gpu_nccl *c, const void *out, size_t out_bytes, size_t to, void *in,
+                   size_t in_bytes, size_t from, struct qt_err *err)
+{
+    struct qt_comm *comm = (struct qt_comm *)(void *)c;
+    (void)err;
+    if (comm->rank == 0)
+        nccl_calls++;
+    comm->shift(comm, out, out_bytes, to, in, in_bytes, from);
+    return QT_OK;
+}
+
+int gpu_nccl_broadcast(struct gpu_nccl *c, void *data, size_t bytes, size_t from,
+                       struct qt_err *err)
+{
+    struct qt_comm *comm = (struct qt_comm *)(void *)c;
+    (void)err;
+    if (comm->rank == 0)
+        nccl_calls++;
+    comm->broadcast(comm, data, bytes, from);
+    return QT_OK;
 }
 
 /* ---- against the CPU ------------------------------------------------------------------------ */
@@ -831,6 +876,159 @@ static void round_inputs(void **state)
     be->close(be);
 }
 
+/* ---- ranks ---------------------------------------------------------------------------------- */
+
+/* A backend apart from the host: the CPU backend, with the functions of the CUDA backend for
+ * Hessians, rounding and ranks. */
+static _Thread_local struct qt_backend *cuda;
+
+static int apart_factor(struct qt_backend *be, float *h, float *v, bool *positive,
+                        const double *gram, const size_t *order, double scale, double damp,
+                        size_t k, struct qt_err *err)
+{
+    (void)be;
+    return cuda->factor(cuda, h, v, positive, gram, order, scale, damp, k, err);
+}
+
+static int apart_regress(struct qt_backend *be, float *s, double *explained, const float *c,
+                         const float *v, const size_t *order, double scale, size_t m, size_t k,
+                         struct qt_err *err)
+{
+    (void)be;
+    return cuda->regress(cuda, s, explained, c, v, order, scale, m, k, err);
+}
+
+static int apart_round(struct qt_backend *be, struct qt_round *job, struct qt_err *err)
+{
+    (void)be;
+    return cuda->round(cuda, job, err);
+}
+
+static int apart_group_range(struct qt_backend *be, float *largest, float *smallest, const float *w,
+                             size_t n, size_t k, size_t group, struct qt_err *err)
+{
+    (void)be;
+    return cuda->group_range(cuda, largest, smallest, w, n, k, group, err);
+}
+
+static int apart_link(struct qt_backend *be, struct qt_comm *comm, char *text, size_t size,
+                      struct qt_err *err)
+{
+    int rc = cuda->link(cuda, comm, text, size, err);
+    be->linked = cuda->linked;
+    return rc;
+}
+
+static int apart_shift(struct qt_backend *be, const void *out, size_t out_bytes, size_t to,
+                       void *in, size_t in_bytes, size_t from, struct qt_err *err)
+{
+    (void)be;
+    return cuda->shift(cuda, out, out_bytes, to, in, in_bytes, from, err);
+}
+
+static int apart_broadcast(struct qt_backend *be, void *data, size_t bytes, size_t from,
+                           struct qt_err *err)
+{
+    (void)be;
+    return cuda->broadcast(cuda, data, bytes, from, err);
+}
+
+/* Two chunks of tokens (pack/sequential.c), so that two ranks have work. */
+enum { RANK_SEQLEN = 64, RANK_SAMPLES = 16384 / RANK_SEQLEN + 8 };
+
+struct rank_run {
+    const char *scheme;
+    char out[300];
+    uint32_t ids[RANK_SAMPLES * RANK_SEQLEN];
+};
+
+static int quantize_as_rank(struct qt_comm *c, void *ctx, struct qt_err *err)
+{
+    const struct rank_run *r = ctx;
+    struct qt_backend *cpu = NULL, apart;
+    struct qt_quantize_report report = {0};
+    struct qt_ckpt *ckpt = NULL;
+    int rc;
+    QT_TRY(qt_backend_cpu_open(&cpu, err));
+    QT_TRY(qt_backend_cuda_open(&cuda, 0, err));
+    apart = *cpu;
+    apart.host = false;
+    apart.factor = apart_factor;
+    apart.regress = apart_regress;
+    apart.round = apart_round;
+    apart.group_range = apart_group_range;
+    apart.link = apart_link;
+    apart.shift = apart_shift;
+    apart.broadcast = apart_broadcast;
+    const struct qt_calibration data = {
+        .ids = r->ids, .samples = RANK_SAMPLES, .seqlen = RANK_SEQLEN, .backend = &apart};
+    const struct qt_quantize_options opt = {.plan = {.scheme = r->scheme, .calibrated = true},
+                                            .calibration = &data,
+                                            .backend = &apart,
+                                            .comm = c,
+                                            .out_dir = r->out};
+    QT_TRY(qt_ckpt_open(&ckpt, "tests/golden/models/llama", err));
+    QT_TRY(qt_quantize(&report, ckpt, &opt, err));
+done:
+    rc = qt_comm_meet(c, rc, err);
+    json_decref(report.document);
+    qt_ckpt_close(ckpt);
+    if (cuda)
+        cuda->close(cuda);
+    if (cpu)
+        cpu->close(cpu);
+    return rc;
+}
+
+static void expect_same_checksums(const char *dir, const char *a, const char *b)
+{
+    char *text[2], path[300];
+    size_t size;
+    struct qt_err err;
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/%s/SHA256SUMS", dir, i ? b : a);
+        expect_ok(path, qt_file_read(&text[i], &size, path, 1 << 16, &err), &err);
+    }
+    assert_string_equal(text[0], text[1]);
+    qt_free(text[0]);
+    qt_free(text[1]);
+}
+
+/* Ranks whose GPUs are connected, or not, make the bytes of one process. mix24 is rounded on the
+ * host, so that packed matrices are sent. */
+static void ranks_share_calibration(void **state)
+{
+    static const char *const schemes[] = {"nf4:g=32", "mix24"};
+    struct rank_run *r = calloc(1, sizeof *r);
+    char *dir = fixture_dir();
+    struct world w;
+    (void)state;
+    assert_non_null(r);
+    with_cublas = true;
+    for (size_t i = 0; i < RANK_SAMPLES * RANK_SEQLEN; i++)
+        r->ids[i] = (uint32_t)(uniform() * 97);
+    for (size_t s = 0; s < sizeof schemes / sizeof *schemes; s++) {
+        struct qt_err err;
+        r->scheme = schemes[s];
+        snprintf(r->out, sizeof r->out, "%s/one", dir);
+        expect_ok("one", quantize_as_rank(NULL, r, &err), &err);
+        for (int starts = 0; starts < 2; starts++) {
+            nccl_starts = starts;
+            nccl_calls = 0;
+            snprintf(r->out, sizeof r->out, "%s/two", dir);
+            run_world(&w, 2, quantize_as_rank, r);
+            for (size_t i = 0; i < w.size; i++)
+                expect_ok(r->scheme, ranks[i].rc, &ranks[i].err);
+            assert_true((nccl_calls > 0) == nccl_starts);
+            expect_same_checksums(dir, "one", "two");
+            assert_int_equal(qt_dir_remove(fixture_path(dir, "two"), NULL), QT_OK);
+        }
+        assert_int_equal(qt_dir_remove(fixture_path(dir, "one"), NULL), QT_OK);
+    }
+    fixture_remove(dir);
+    free(r);
+}
+
 static void without_cublas(void **state)
 {
     struct qt_backend *be;
@@ -846,11 +1044,15 @@ static void without_cublas(void **state)
 int main(void)
 {
     seed_init();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products),      cmocka_unit_test(halves),
-        cmocka_unit_test(panels),        cmocka_unit_test(gram_matrices),
-        cmocka_unit_test(attention),     cmocka_unit_test(biased_attention),
-        cmocka_unit_test(rounding),      cmocka_unit_test(round_inputs),
-        cmocka_unit_test(without_cublas)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(products),
+                                       cmocka_unit_test(halves),
+                                       cmocka_unit_test(panels),
+                                       cmocka_unit_test(gram_matrices),
+                                       cmocka_unit_test(attention),
+                                       cmocka_unit_test(biased_attention),
+                                       cmocka_unit_test(rounding),
+                                       cmocka_unit_test(round_inputs),
+                                       cmocka_unit_test(ranks_share_calibration),
+                                       cmocka_unit_test(without_cublas)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
