@@ -334,6 +334,11 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     int rc = kv_options_keys(&kv, &o->kv, err);
     if (rc == QT_OK)
         rc = budget_check(&o->budget, o->scheme, false, err);
+    if (rc == QT_OK && device_number(o->common.device) >= 0 &&
+        !(budget_wanted(&o->budget) && o->calibration.data.count))
+        rc = qt_fail(err, QT_E_USAGE, NULL, NULL,
+                     "--device cuda: the GPU measures schemes, which plan does only with --data and "
+                     "--target-bpw or --target-size");
     if (rc < 0)
         return rc;
     QT_TRY(rules_parse(&rules, &o->tensor, err));
@@ -414,8 +419,8 @@ const struct command cmd_plan = {
         "unless --tensor names it.\n\n"
         "With --target-bpw or --target-size a scheme is chosen for each tensor (docs/targets.md): "
         "with "
-        "--data by measured KL divergence, which runs the model, otherwise by the errors of the "
-        "weights. The options that give the result are printed.\n\n"
+        "--data by measured KL divergence, which runs the model, on a GPU with --device cuda, "
+        "otherwise by the errors of the weights. The options that give the result are printed.\n\n"
         "--tensor is split at its first '='; write \\x3d for a '=' in the regular expression "
         "(PCRE2, matched anywhere in the name). Vectors that match (norms and biases) are copied; "
         "a regular expression that matches nothing else is an error. The scheme 'none' copies.",
@@ -426,5 +431,6 @@ const struct command cmd_plan = {
     .positionals = positionals,
     .defaults = &defaults,
     .options_size = sizeof defaults,
+    .gpu = true,
     .run = run,
 };

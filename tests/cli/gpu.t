@@ -137,6 +137,12 @@ $ test ! -e x && test ! -e x.partial && test ! -e x.qcal
 $ CUDA_VISIBLE_DEVICES= qtool quantize "$NANO" -o x --scheme nf4 --device cuda
 ? 7
 2 ^qtool quantize: (no|cannot use) GPU 0: .
+$ CUDA_VISIBLE_DEVICES= qtool plan "$NANO" --target-bpw 3.5 --data "$NANO/calib.txt" --device cuda
+? 7
+2 ^qtool plan: (no|cannot use) GPU 0: .
+$ qtool plan "$NANO" --scheme nf4 --data "$NANO/calib.txt" --device cuda
+? 2
+2 ^qtool plan: --device cuda: the GPU measures schemes, which plan does only with --data and
 $ qtool calibrate --merge a.qcal b.qcal -o c.qcal --device cuda
 ? 2
 2 --device cuda: --merge runs on the CPU only
