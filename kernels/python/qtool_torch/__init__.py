@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 from . import kv4, ops, schemes
 from .container import Container, ContainerError, PackedTensor, load_container
+from .experts import QtoolExperts
 from .library import LibraryError
 from .linear import QtoolLinear
 

@@ -95,6 +95,25 @@ class KvPlan(Structure):
                 ("internal", _opaque(64))]
 
 
+class MoeLayer(Structure):
+    _fields_ = [("experts", c_size_t), ("gate", POINTER(Weight)), ("up", POINTER(Weight)),
+                ("down", POINTER(Weight))]
+
+
+class MoeOptions(Structure):
+    _fields_ = [("dtype", c_int), ("device", c_int), ("activation", c_int), ("topk", c_size_t),
+                ("first_expert", c_size_t), ("dependent_launch", c_int)]
+
+
+class MoePlan(Structure):
+    _fields_ = [("tokens", c_size_t), ("experts", c_size_t), ("hidden", c_size_t),
+                ("intermediate", c_size_t), ("options", MoeOptions),
+                ("workspace_bytes", c_size_t), ("reason", ctypes.c_char * 160),
+                ("internal", _opaque(768))]
+
+
+MOE_TABLE_EXPERT = 192  # QTOOL_MOE_TABLE_EXPERT
+
 PROTOTYPES = {
     "qtool_w4ax_blocks": [c_void_p, c_void_p, c_size_t, c_int],
     "qtool_kernels_compute": [c_int],
@@ -105,6 +124,10 @@ PROTOTYPES = {
     "qtool_w4ax_plan": [POINTER(W4axPlan), POINTER(W4axWeight), c_size_t, POINTER(W4axOptions)],
     "qtool_w4ax_run": [POINTER(W4axPlan), POINTER(W4axWeight), POINTER(W4axActs), c_void_p,
                        c_void_p, c_void_p],
+    "qtool_moe_table": [c_void_p, POINTER(MoeLayer), ctypes.c_char * 160],
+    "qtool_moe_plan": [POINTER(MoePlan), POINTER(MoeLayer), c_size_t, POINTER(MoeOptions)],
+    "qtool_moe_run": [POINTER(MoePlan), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
+                      c_void_p],
     "qtool_kv_append": [POINTER(KvCache), c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_int,
                         c_void_p],
     "qtool_kv_attention_plan": [POINTER(KvPlan), POINTER(KvCache), POINTER(KvOptions), c_size_t],

@@ -6,6 +6,11 @@
     w4ax_matmul(x, operands, format, clip) -> y
                                           operands: w4ax_operands; x in the order of the source,
                                           divided by 2^col_exp2; rows of y in packed order
+    moe_matmul(x, ids, weights, table, sections, format, activation, first) -> y
+                                          a layer of gated experts: x [m][hidden], ids and weights
+                                          [m][topk] (int32, FP32) of the router; sections and
+                                          format: moe.Experts; table: moe_table (on the CPU:
+                                          None); first: number of the first expert in ids
     kv4_append(cache, table, k, v, sequence, position)
     kv4_attention(q, cache, table, length, max_length, scale) -> out
                                           cache, table: see kv4.py
@@ -13,19 +18,22 @@
 A launch only enqueues kernels on the current stream and can be captured into a CUDA graph. Plans
 are made once per format and number of tokens.
 """
+import ctypes
 import functools
 import threading
 from ctypes import byref
 
 import torch
 
-from . import kv4, library, schemes
+from . import kv4, library, moe, schemes
 from .library import LibraryError
 from .schemes import w4ax
 
 _library = torch.library.Library("qtool", "DEF")
 _library.define("matmul(Tensor x, Tensor[] sections, int[] format) -> Tensor")
 _library.define("w4ax_matmul(Tensor x, Tensor[] operands, int[] format, float clip) -> Tensor")
+_library.define("moe_matmul(Tensor x, Tensor ids, Tensor weights, Tensor? table, "
+                "Tensor[] sections, int[] format, str activation, int first) -> Tensor")
 _library.define("kv4_append(Tensor(a!)[] cache, Tensor? table, Tensor k, Tensor v, "
                 "Tensor sequence, Tensor position) -> ()")
 _library.define("kv4_attention(Tensor q, Tensor[] cache, Tensor? table, Tensor length, "
@@ -273,6 +281,67 @@ _library.impl("w4ax_matmul", _w4ax_cuda, "CUDA")
 _library.impl("w4ax_matmul", _w4ax_cpu, "CPU")
 torch.library.register_fake("qtool::w4ax_matmul",
                             lambda x, operands, format, clip: _output(x, format), lib=_library)
+
+
+# ---- experts ------------------------------------------------------------------------------------
+
+def _moe_layer(experts, count):
+    """The descriptors of the first `count` experts. They hold addresses: the sections must live."""
+    each = len(experts.exp2) // 3
+    arrays = [(library.Weight * count)(*(
+        _weight(f._replace(exp2=experts.exp2[i * each + e]), {name: t[e] for name, t in s.items()})
+        for e in range(count))) for i, (f, s) in enumerate(zip(experts.formats, experts.sections))]
+    return library.MoeLayer(each, *arrays)
+
+
+def moe_table(experts):
+    """Descriptors of the experts in GPU memory: addresses of their sections, which must not move.
+    LibraryError if the kernels do not take them."""
+    device = experts.tensors()[0].device
+    count = len(experts.exp2) // 3
+    layer = _moe_layer(experts, count)
+    table = torch.empty(count * library.MOE_TABLE_EXPERT, dtype=torch.uint8)
+    reason = (ctypes.c_char * 160)()
+    if library.require(device.index).qtool_moe_table(table.data_ptr(), byref(layer),
+                                                     reason) != library.OK:
+        raise LibraryError(reason.value.decode(errors="replace"))
+    return table.to(device)
+
+
+def _moe_cuda(x, ids, weights, table, sections, format, activation, first):
+    y, device = torch.empty_like(x), x.device.index
+    if not x.shape[0]:
+        return y
+    x = _rows(x, x.shape[1])
+    ids, weights = ids.to(torch.int32).contiguous(), weights.float().contiguous()
+    library_ = library.require(device)
+    with torch.cuda.device(x.device):
+        key = ("moe", tuple(format[: 3 * schemes.FIELDS]), len(format), x.shape[0],
+               ids.shape[1], x.dtype, device, activation, first)
+        if key not in _plans:
+            layer = _moe_layer(moe.of_operands(sections, format), 1)
+            options = library.MoeOptions(
+                dtype=library.DTYPES[x.dtype], device=device, topk=ids.shape[1],
+                activation=list(moe.ACTIVATIONS).index(activation), first_expert=first,
+                dependent_launch=1)
+            _plans[key] = library.planned(library_.qtool_moe_plan, library.MoePlan(), byref(layer),
+                                          x.shape[0], byref(options))
+        plan, stream = _plans[key], torch.cuda.current_stream().cuda_stream
+        workspace = _workspace(plan.workspace_bytes, device, stream)
+        library.ran(library_.qtool_moe_run(
+            byref(plan), table.data_ptr(), y.data_ptr(), x.data_ptr(), ids.data_ptr(),
+            weights.data_ptr(), _pointer(workspace), stream), "qtool_moe_run")
+    return y
+
+
+def _moe_cpu(x, ids, weights, table, sections, format, activation, first):
+    return moe.reference(x, ids, weights, moe.of_operands(sections, format), activation, first)
+
+
+_library.impl("moe_matmul", _moe_cuda, "CUDA")
+_library.impl("moe_matmul", _moe_cpu, "CPU")
+torch.library.register_fake("qtool::moe_matmul", lambda x, *arguments: torch.empty_like(x),
+                            lib=_library)
 
 
 # ---- 4-bit KV cache -----------------------------------------------------------------------------

@@ -2,15 +2,17 @@
 
 Parameters are named as the sections in the container (qkv_proj.weight.q.plane0), so nothing is
 renamed. Each rank keeps its slice of each section; parts of a fused layer (q, k, v; gate, up) keep
-tables of their own and are merged where they have none.
+tables of their own and are merged where they have none. The experts of a layer become one tensor
+per section.
 """
 import os
 
 import torch
 from torch import nn
 
-from . import ops, schemes, slices
+from . import moe, ops, schemes, slices
 from .container import ContainerError, check_version, read_formats
+from .experts import NAMES
 
 _registered = False
 
@@ -24,6 +26,7 @@ def register():
 
 
 def _define():
+    from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, RoutedExperts
     from vllm.model_executor.layers.linear import (LinearBase, LinearMethodBase,
                                                    UnquantizedLinearMethod)
     from vllm.model_executor.layers.quantization import register_quantization_config
@@ -61,16 +64,27 @@ def _define():
             self.formats = hf_to_vllm_mapper.apply_dict(self.formats)
 
         def get_quant_method(self, layer, prefix):
+            if isinstance(layer, RoutedExperts):
+                parts = experts_of(self.formats, prefix)
+                return QtoolMoeMethod(layer.moe_config, prefix, parts) if parts else None
             if not isinstance(layer, LinearBase):
                 if any(name.startswith(prefix + ".") for name in self.formats):
                     raise ContainerError("qtool.json", prefix, "the plugin has no method for "
-                                         "quantized embeddings, heads and experts")
+                                         "quantized embeddings and heads")
                 return None
             parts = parts_of(self.formats, prefix, self.packed_modules_mapping)
             return QtoolLinearMethod(prefix, parts) if parts else UnquantizedLinearMethod()
 
     class QtoolLinearMethod(Method, LinearMethodBase):
         pass
+
+    class QtoolMoeMethod(MoeMethod, FusedMoEMethodBase):
+        def __init__(self, config, prefix, parts):
+            FusedMoEMethodBase.__init__(self, config)
+            MoeMethod.__init__(self, prefix, parts)
+
+        def get_fused_moe_quant_config(self, layer):
+            return None
 
     return QtoolConfig
 
@@ -94,6 +108,22 @@ def parts_of(formats, prefix, packed):
         raise ContainerError("qtool.json", prefix, "some matrices of this layer are quantized and "
                              "others are not: vLLM fuses them, so all or none must be")
     return [f for f in found if f]
+
+
+def experts_of(formats, prefix):
+    """Formats of the gates, ups and downs of all experts: three lists. [] if none is quantized."""
+    found = {name: f for name, f in formats.items() if name.startswith(prefix + ".")}
+    for names in NAMES:
+        parts = []
+        for part in names:
+            each = []
+            while f"{prefix}.{len(each)}.{part}.weight" in found:
+                each.append(found[f"{prefix}.{len(each)}.{part}.weight"])
+            parts.append(each)
+        if len(found) == sum(map(len, parts)) and len({len(p) for p in parts}) == 1:
+            return parts if found else []
+    raise ContainerError("qtool.json", prefix, "some matrices of the experts are quantized and "
+                         "others are not: vLLM fuses them, so all or none must be")
 
 
 class Method:
@@ -153,6 +183,21 @@ class Method:
         return torch.cat(out, -1)
 
 
+def checked(prefix, f, sections):
+    """The sections in the order of the scheme; ContainerError if they are not what it needs."""
+    s = {name: sections[name] for name in schemes.sections(f)}
+    for name, (dtype, shape) in schemes.sections(f).items():
+        if s[name].dtype != dtype or list(s[name].shape) != shape:
+            raise ContainerError("model.safetensors", f"{prefix}: {name}",
+                                 f"{s[name].dtype} {list(s[name].shape)} where the manifest has "
+                                 f"{dtype} {shape}")
+    try:
+        schemes.check(f, s)
+    except ValueError as e:
+        raise ContainerError("model.safetensors", prefix, e) from None
+    return s
+
+
 class _Loading:
     """The slices of a layer's matrices, as they come."""
 
@@ -180,14 +225,8 @@ class _Loading:
     def _slice(self, part):
         """Checks a whole matrix and keeps this rank's share of it."""
         f = self.formats[part]
-        s = {name: self.whole[part][name] for name in schemes.sections(f)}
-        for name, (dtype, shape) in schemes.sections(f).items():
-            if s[name].dtype != dtype or list(s[name].shape) != shape:
-                raise ContainerError("model.safetensors", f"{self.prefix}: {name}",
-                                     f"{s[name].dtype} {list(s[name].shape)} where the manifest "
-                                     f"has {dtype} {shape}")
+        s = checked(self.prefix, f, self.whole[part])
         try:
-            schemes.check(f, s)
             self.done[part] = [self._share(f, s, *rows) for rows in self._rows(part)]
         except ValueError as e:
             raise ContainerError("model.safetensors", self.prefix, e) from None
@@ -218,3 +257,108 @@ class _Loading:
         if not all(self.done):
             raise ContainerError("model.safetensors", self.prefix, "a section is missing")
         return [share for part in self.done for share in part]
+
+
+SHARDS = {"w1": 0, "w3": 1, "w2": 2}  # gate, up, down in vLLM
+
+
+class MoeMethod:
+    """The methods of a FusedMoEMethodBase, without vLLM."""
+
+    def __init__(self, prefix, parts):
+        self.prefix, self.parts = prefix, parts
+
+    def create_weights(self, layer, num_experts, hidden_size, intermediate_size_per_partition,
+                       params_dtype, **extra):
+        why = moe.unfused(self.parts)
+        if why:
+            raise ContainerError("qtool.json", self.prefix, f"no grouped kernel takes {why}")
+        if self.parts[0][0].k != hidden_size:
+            raise ContainerError("qtool.json", self.prefix, f"the model has hidden size "
+                                 f"{hidden_size}, the container {self.parts[0][0].k}")
+        name = getattr(layer, "activation", "silu")
+        self.activation = getattr(name, "value", name)
+        if self.activation not in moe.ACTIVATIONS \
+                or getattr(layer, "apply_router_weight_on_input", False):
+            raise ContainerError("qtool.json", self.prefix, f"no grouped kernel computes experts "
+                                 f"with the activation {self.activation}, or with weighted inputs")
+        layer.qtool = _LoadingExperts(self, layer, num_experts, intermediate_size_per_partition)
+        for name, parts in (("w13_weight", self.parts[:2]), ("w2_weight", self.parts[2:])):
+            holder = nn.Module()
+            holder.q = nn.Module()
+            for section in schemes.sections(parts[0][0]):
+                place = nn.Parameter(torch.empty(0), requires_grad=False)
+                place.weight_loader = layer.qtool.loader(section)
+                holder.q.register_parameter(section, place)
+            setattr(layer, name, holder)
+
+    def process_weights_after_loading(self, layer):
+        if not hasattr(layer, "qtool"):
+            return
+        try:
+            experts = moe.stack(layer.qtool.finished())
+        except ValueError as e:
+            raise ContainerError("qtool.json", self.prefix, e) from None
+        del layer.qtool, layer.w13_weight, layer.w2_weight
+        layer.qtool_numbers = experts.numbers()
+        tensors = experts.tensors()
+        for i, t in enumerate(tensors):
+            layer.register_parameter(f"qtool_{i}", nn.Parameter(t, requires_grad=False))
+        layer.qtool_count = len(tensors)
+        on_gpu = tensors[0].device.type == "cuda"
+        layer.qtool_table = ops.moe_table(experts) if on_gpu else None
+
+    def apply(self, layer, x, topk_weights, topk_ids, *extra, **more):
+        if getattr(layer, "expert_map", None) is not None:  # -1: the expert of another rank
+            topk_ids = layer.expert_map[topk_ids.long()]
+        tensors = [getattr(layer, f"qtool_{i}") for i in range(layer.qtool_count)]
+        return torch.ops.qtool.moe_matmul(x, topk_ids, topk_weights, layer.qtool_table, tensors,
+                                          layer.qtool_numbers, self.activation, 0)
+
+
+class _LoadingExperts:
+    """The slices of the experts' matrices, as they come."""
+
+    def __init__(self, method, layer, count, inner):
+        self.prefix, self.parts, self.layer, self.inner = (method.prefix, method.parts, layer,
+                                                           inner)
+        self.whole = {}  # (part, expert): its sections so far
+        self.done = [[None] * count for _ in method.parts]
+
+    def loader(self, section):
+        def load(param, tensor, name=None, shard_id=None, expert_id=0, return_success=False):
+            part = SHARDS[shard_id]
+            local = self._local(expert_id)
+            if local < 0:
+                return False if return_success else None
+            sections = self.whole.setdefault((part, local), {})
+            sections[section], device = tensor, param.device
+            f = self.parts[part][expert_id]
+            if len(sections) == len(schemes.sections(f)):
+                del self.whole[part, local]
+                self.done[part][local] = self._share(part, f, sections, device)
+            return True if return_success else None
+
+        return load
+
+    def _local(self, expert):
+        find = getattr(self.layer, "_map_global_expert_id_to_local_expert_id", None)
+        return find(expert) if find else expert
+
+    def _share(self, part, f, sections, device):
+        """Checks a whole matrix and keeps this rank's share of it."""
+        s = checked(self.prefix, f, sections)
+        rank = getattr(self.layer, "tp_rank", None)
+        if rank is None:
+            rank = self.layer.moe_config.moe_parallel_config.tp_rank
+        first = rank * self.inner if (f.k if part == 2 else f.n) > self.inner else 0
+        try:
+            f, s = (slices.columns if part == 2 else slices.rows)(f, s, first, self.inner)
+        except ValueError as e:
+            raise ContainerError("model.safetensors", self.prefix, e) from None
+        return f, {name: t.to(device, copy=True) for name, t in s.items()}
+
+    def finished(self):
+        if not all(all(p) for p in self.done):
+            raise ContainerError("model.safetensors", self.prefix, "a section is missing")
+        return self.done

@@ -1,9 +1,11 @@
 """Operators and transformers on a GPU, against the reference decoders.
 
-usage: gpu.py QTOOL CHECKPOINT CALIB WORK [matmul] [w4ax] [graphs] [kv4] [model[=SCHEME,...]]
+usage: gpu.py QTOOL CHECKPOINT CALIB WORK [matmul] [w4ax] [graphs] [kv4] [moe]
+              [model[=SCHEME,...]] [greedy]
 
-CHECKPOINT: a small model of the family llama; CALIB: text for w4ax. Prints one line per check and
-ends with status 1 if one failed. QTOOL_KERNELS: path of libqtool_kernels.so.
+CHECKPOINT: a small model of the family llama; CALIB: text for w4ax. greedy makes a model of four
+decoder layers in the shapes of Llama 3 8B and compares with `qtool generate`. Prints one line per
+check and ends with status 1 if one failed. QTOOL_KERNELS: path of libqtool_kernels.so.
 """
 import json
 import os
@@ -11,12 +13,13 @@ import subprocess
 import sys
 
 import torch
+from torch.nn import functional as F
 from safetensors.torch import save_file
 
-from qtool_torch import LibraryError, QtoolLinear, kv4, load_container, schemes
+from qtool_torch import LibraryError, QtoolLinear, kv4, load_container, moe, ops, schemes
 
 qtool, checkpoint, calib, work = sys.argv[1:5]
-parts = sys.argv[5:] or ["matmul", "w4ax", "graphs", "kv4", "model"]
+parts = sys.argv[5:] or ["matmul", "w4ax", "graphs", "kv4", "moe", "model", "greedy"]
 SHAPES = [(16, 64), (17, 65), (31, 127), (33, 129), (48, 257), (100, 1000), (272, 320), (272, 2080),
           (1040, 2048), (400, 520), (512, 14336), (4112, 1024)]
 SCHEMES = ["nf4", "nf4:g=32", "nf3:g=64", "nf2", "lut4", "lut3", "int3", "iq4nl", "mxfp4", "fp8",
@@ -215,16 +218,120 @@ def used(cache, table, lengths):
     return out
 
 
+# ---- experts ------------------------------------------------------------------------------------
+
+EXPERTS = {"a": (8, 64, 128), "b": (5, 200, 328), "c": (32, 1024, 768)}  # number, hidden, inner
+
+
+def experts_of(scheme, name):
+    """The experts of a layer on the GPU, and their matrices in FP64."""
+    source = os.path.join(work, "experts")
+    if not os.path.exists(source):
+        os.makedirs(source)
+        torch.manual_seed(3)
+        save_file({f"layers.0.{key}{e}.{part}.weight": torch.randn(*shape) / shape[1] ** 0.5
+                   for key, (count, hidden, inner) in EXPERTS.items() for e in range(count)
+                   for part, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)),
+                                       ("down", (hidden, inner)))},
+                  os.path.join(source, "model.safetensors"))
+    full = scheme + ("," if ":" in scheme else ":") + "method=rtn"
+    out = quantize(source, os.path.join(work, "e-" + scheme), "--scheme", "none", "--tensor",
+                   "gate|up|down=" + full)
+    packed = load_container(out, "cuda", verify=False).tensors
+    parts = [[packed[f"layers.0.{name}{e}.{part}.weight"] for e in range(EXPERTS[name][0])]
+             for part in ("gate", "up", "down")]
+    return moe.stack(parts), [[p.decode().double() for p in part] for part in parts]
+
+
+def routing(m, count, topk):
+    """Experts without the last one, some of which no token chooses; ids that are out of range."""
+    ids = torch.stack([torch.randperm(count)[:topk] for _ in range(m)]).cuda()
+    return torch.where(ids == count - 1, -1, ids).int(), torch.rand(m, topk, device="cuda")
+
+
+def gated(matrices, x, ids, weights):
+    y = torch.zeros_like(x, dtype=torch.float64)
+    for e, (gate, up, down) in enumerate(zip(*matrices)):
+        token, place = torch.where(ids == e)
+        rows = x[token].double()
+        out = (F.silu(rows @ gate.T) * (rows @ up.T)) @ down.T
+        y.index_add_(0, token, out * weights[token, place, None].double())
+    return y
+
+
+def moe_matmul():
+    for scheme in ["nf4", "nf3:g=64", "lut2", "fp6:e=2", "fp5", "int4", "int4:g=64,zero=group",
+                   "int8"]:
+        worst, at, runs = 0.0, "", 0
+        for name, (count, _, _) in EXPERTS.items():
+            experts, matrices = experts_of(scheme, name)
+            table = ops.moe_table(experts)
+            for dtype, limit in LIMIT.items():
+                for m in (1, 3, 17, 64, 300):
+                    x = torch.randn(m, experts.formats[0].k, device="cuda").to(dtype)
+                    ids, weights = routing(m, count, 4)
+                    y = torch.ops.qtool.moe_matmul(x, ids, weights, table, experts.tensors(),
+                                                   experts.numbers(), "silu", 0)
+                    # twice the limit: the activations between the products are rounded, too
+                    share = error(y, gated(matrices, x, ids, weights)) / (2 * limit)
+                    runs += 1
+                    if not share <= worst:
+                        worst, at = share, f"layer {name}, {m} tokens, {dtype}"
+        report(f"moe_matmul {scheme}", worst <= 1, f"{runs} layers, worst {worst:.2f} of the limit "
+                                                   f"({at})")
+    experts, _ = experts_of("nf4", "c")
+    table = ops.moe_table(experts)
+
+    def layer(x, ids, weights):
+        return torch.ops.qtool.moe_matmul(x, ids, weights, table, experts.tensors(),
+                                          experts.numbers(), "silu", 0)
+
+    for m in (1, 16, 300):
+        x, (ids, weights) = torch.randn(m, 1024, device="cuda").half(), routing(m, 32, 4)
+        layer(x, ids, weights)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(3):
+                y = layer(x, ids, weights)
+        equal = True
+        for _ in range(3):
+            x.copy_(torch.randn_like(x))
+            ids.copy_(routing(m, 32, 4)[0])
+            graph.replay()
+            equal &= torch.equal(y, layer(x, ids, weights))
+        report(f"CUDA graph of experts, {m} tokens", equal, "replays equal launches")
+    compiled = torch.compile(lambda *a: torch.relu(layer(*a)) * 2, mode="reduce-overhead",
+                             fullgraph=True)
+    worst = 0.0
+    for m in (1, 1, 1, 16, 16, 16):
+        x, (ids, weights) = torch.randn(m, 1024, device="cuda").half(), routing(m, 32, 4)
+        want = torch.relu(layer(x, ids, weights)) * 2
+        worst = max(worst, (compiled(x, ids, weights).clone() - want).abs().max().item())
+    report("torch.compile of experts", worst == 0, f"largest difference {worst}")
+
+
 # ---- transformers -------------------------------------------------------------------------------
 
-def model(names="nf4,nf3,lut3,fp6,int4,int8,mix24,nvfp4,w4ax-block,w4ax-int"):
+def mixture():
+    """A mixture of experts, made of the checkpoint (its router prefers some experts)."""
+    out = os.path.join(work, "mixture")
+    if not os.path.exists(out):
+        script = os.path.join(os.path.dirname(__file__), *[".."] * 3, "tests", "bench",
+                              "skewed_mixture.py")
+        subprocess.run([sys.executable, script, checkpoint, out], check=True)
+    return out
+
+
+def model(names="nf4,nf3,lut3,fp6,int4,int8,mix24,nvfp4,w4ax-block,w4ax-int,moe-nf4,moe-int4"):
     from transformers import AutoModelForCausalLM
 
     ids = (torch.arange(96) * 37 % 1000 + 3)[None].cuda()
     for name in names.split(","):
         scheme = "mix24:order=none,fit=minmax" if name == "mix24" else name
         path = w4ax_container(name[5:]) if name.startswith("w4ax") else \
-            quantize(checkpoint, os.path.join(work, "t-" + name), "--scheme", scheme)
+            quantize(mixture() if name.startswith("moe-") else checkpoint,
+                     os.path.join(work, "t-" + name), "--scheme", scheme.removeprefix("moe-"))
         fused = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float16).to("cuda")
         exact = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         with torch.no_grad():
@@ -237,16 +344,57 @@ def model(names="nf4,nf3,lut3,fp6,int4,int8,mix24,nvfp4,w4ax-block,w4ax-int"):
         same = (step[0, 16:] == again[0, 16:]).double().mean().item()
         # With activations in FP16 many more of them are rounded to another 4-bit code than with
         # FP32, and the model is small.
-        limit = 0.5 if "w4ax" in name else 5e-3
+        # Where two scores of a router are nearly equal, another expert is chosen.
+        limit = 0.5 if "w4ax" in name else 0.1 if "moe" in name else 5e-3
         report(f"transformers {name}", share <= limit and step.shape[1] == 40,
                f"logits differ by {share:.1e} of their spread, same top token {100 * agree:.1f} %; "
                f"generated {step.shape[1] - 16} tokens, {100 * same:.0f} % the same with a static "
                "cache and torch.compile")
 
 
+@torch.no_grad()
+def greedy(scheme="int4"):
+    """A random model in the shapes of Llama 3 8B: every token of `qtool generate` is the most
+    probable one here, or nearly as probable."""
+    import shutil
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    path = os.path.join(work, "llama")
+    if not os.path.exists(path):
+        torch.manual_seed(1)
+        config = LlamaConfig(hidden_size=4096, intermediate_size=14336, num_hidden_layers=4,
+                             num_attention_heads=32, num_key_value_heads=8, rope_theta=500000.0,
+                             vocab_size=16032, max_position_embeddings=8192, dtype="float16")
+        with torch.device("cuda"):
+            LlamaForCausalLM(config).half().save_pretrained(path)
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(os.path.join(checkpoint, file), path)
+    out = quantize(path, os.path.join(work, "g-" + scheme), "--scheme", scheme + ":method=rtn",
+                   "--device", "cuda")
+    prompt = "Once upon a time there was a quantized model"
+    result = subprocess.run([qtool, "generate", out, "-p", prompt, "--max-tokens", "64",
+                             "--ignore-eos", "--device", "cuda", "--json", "-q"], check=True,
+                            capture_output=True, text=True)
+    told = json.loads(result.stdout)["sequences"][0]["ids"]
+    ids = AutoTokenizer.from_pretrained(path)(prompt, return_tensors="pt").input_ids.cuda()
+    fused = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float16).to("cuda")
+    whole = torch.cat([ids, torch.tensor([told], device="cuda")], 1)
+    logits = fused(whole).logits[0, ids.shape[1] - 1 : -1].float()
+    own = fused.generate(ids, max_new_tokens=64, do_sample=False, pad_token_id=0,
+                         eos_token_id=None)[0, ids.shape[1]:].tolist()
+    chosen = logits.gather(1, whole[0, ids.shape[1]:, None])[:, 0]
+    gap = ((logits.max(1).values - chosen) / logits.std(1)).max().item()
+    same = next((i for i, (a, b) in enumerate(zip(own, told)) if a != b), len(told))
+    report(f"greedy {scheme}, 8B shapes", gap < 2e-2 and len(told) == 64,
+           f"first {same} of {len(told)} tokens are those of qtool generate; its tokens are at "
+           f"most {gap:.1e} standard deviations below the most probable")
+
+
 for part in parts:
     part, *names = part.split("=")
-    {"matmul": matmul, "w4ax": w4ax, "graphs": graphs, "kv4": kv4_cache, "model": model}[part](*names)
+    {"matmul": matmul, "w4ax": w4ax, "graphs": graphs, "kv4": kv4_cache, "moe": moe_matmul,
+     "model": model, "greedy": greedy}[part](*names)
 print(json.dumps({"failed": failed, "torch": torch.__version__,
                   "device": torch.cuda.get_device_name()}))
 sys.exit(failed > 0)
