@@ -165,6 +165,15 @@ int qt_comm_collect(struct qt_comm *c, char **all, size_t *sizes, const void *mi
     return rc;
 }
 
+int qt_comm_join(struct qt_comm *c, void *all, const size_t *end, struct qt_err *err)
+{
+    int rc = qt_comm_meet(c, QT_OK, err);
+    for (size_t i = 0, at = 0; rc == QT_OK && qt_comm_size(c) > 1 && i < c->size; at = end[i++])
+        if (end[i] > at)
+            broadcast(c, (char *)all + at, end[i] - at, i);
+    return rc;
+}
+
 size_t qt_comm_share(size_t *first, size_t n, size_t rank, size_t size)
 {
     const size_t each = n / size, more = n % size;

@@ -126,7 +126,7 @@ struct qt_calibrate_options {
  * ids. The weights of one layer are in memory at a time, and the Hessians of its inputs, or that of
  * one input of an expert. QT_E_INPUT: activations are not finite. QT_E_USAGE: windows are too long
  * or too many, or qt_qcal_create refuses the path. QT_E_UNSUPPORTED: the model does not support
- * QT_USE_CALIB_FILE, or several ranks cannot share the work (mixtures of experts).
+ * QT_USE_CALIB_FILE.
  */
 int qt_calibrate(const char *path, const struct qt_ckpt *ckpt, const uint32_t *ids,
                  const struct qt_qcal_part *part, const struct qt_calibrate_options *opt,

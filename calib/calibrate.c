@@ -94,11 +94,11 @@ struct run {
     float *hidden; /* backend, [tokens][hidden] */
     size_t width;  /* of hidden: qt_model_info.state */
     struct experts {
-        float *weights;          /* routing weights [tokens][experts] of the current layer */
-        struct qt_tokens tokens; /* of the expert */
-        uint32_t *routed;        /* [experts] */
-        float *weighted;         /* backend, [room]: inputs times routing weights */
-        size_t room, seen;       /* seen: tokens of the expert that its hook has had */
+        float *weights; /* routing weights [all_tokens][experts] of the current layer */
+        struct qt_tokens all, tokens; /* of the expert, in all ranks; those in the block */
+        uint32_t *routed;             /* [experts] */
+        float *weighted;              /* backend, [room]: inputs times routing weights */
+        size_t room, seen; /* seen: tokens of the block that the hook of the expert has had */
     } experts;
     /* Statistics of inputs [input, input + inputs) of the current layer, in backend memory. */
     size_t input, inputs;
@@ -149,33 +149,42 @@ static void add_to(struct run *r, void *const *array)
     }
 }
 
+/* The hidden states of a block of this rank, and the number of its tokens. */
+static float *block_hidden(size_t *tokens, const struct run *r, size_t block)
+{
+    const size_t from = block_start(r, block);
+    *tokens = block_start(r, block + 1) - from;
+    return r->hidden + (from - block_start(r, r->first)) * r->width;
+}
+
 static int run_block(void *ctx, size_t block, void *const *into, struct qt_err *err)
 {
     struct run *r = ctx;
     const struct qt_hook hook = {r, add_statistics};
-    const size_t from = block_start(r, block), to = block_start(r, block + 1);
-    const size_t row = from - block_start(r, r->first);
-    float *hidden = r->hidden + row * r->width;
+    size_t tokens;
+    float *hidden = block_hidden(&tokens, r, block);
     add_to(r, into);
     return r->layer_has_experts
-               ? qt_layer_run_sublayer(r->layer, 0, hidden, to - from, r->seqlen, &hook, err)
-               : qt_layer_run(r->layer, hidden, to - from, r->seqlen, &hook, err);
+               ? qt_layer_run_sublayer(r->layer, 0, hidden, tokens, r->seqlen, &hook, err)
+               : qt_layer_run(r->layer, hidden, tokens, r->seqlen, &hook, err);
 }
 
 /* Largest values and counts are the same in any order: they are added up in place, and then over the
  * ranks. */
-static int run_blocks(struct run *r, size_t layer, struct qt_err *err)
+static int run_blocks(struct run *r, size_t layer,
+                      int (*block)(void *ctx, size_t block, void *const *into, struct qt_err *err),
+                      struct qt_err *err)
 {
     struct qt_sums sums = {.be = r->be,
                            .comm = r->opt->comm,
                            .memory = &r->memory,
                            .blocks = r->blocks,
                            .count = 2 * r->inputs,
-                           .block = run_block,
+                           .block = block,
                            .ctx = r};
     void *own[QT_SUM_ARRAYS];
     for (size_t i = 0; i < r->inputs; i++) {
-        const size_t k = r->model_is.layer[layer].k[i];
+        const size_t k = r->model_is.layer[layer].k[r->input + i];
         sums.sum[2 * i] = (struct qt_sum){r->gram[i], k * k, k, true};
         sums.sum[2 * i + 1] = (struct qt_sum){r->channels[i].sum2, k, 0, true};
     }
@@ -302,6 +311,20 @@ done:
     return rc;
 }
 
+static int run_expert_block(void *ctx, size_t block, void *const *into, struct qt_err *err)
+{
+    struct run *r = ctx;
+    struct experts *e = &r->experts;
+    const struct qt_hook hook = {r, add_weighted};
+    size_t tokens;
+    float *hidden = block_hidden(&tokens, r, block);
+    add_to(r, into);
+    e->seen = 0;
+    qt_tokens_slice(&e->tokens, &e->all, block_start(r, block), tokens);
+    return qt_layer_run_to(r->layer, (int)r->input, hidden, tokens, r->seqlen, &e->tokens, &hook,
+                           err);
+}
+
 /* The same tokens as with --data: those that chose the expert, and if they are too few, those that
  * came nearest. */
 static int run_expert_input(struct run *r, size_t layer, int input, struct qt_err *err)
@@ -309,17 +332,44 @@ static int run_expert_input(struct run *r, size_t layer, int input, struct qt_er
     struct experts *e = &r->experts;
     const size_t expert = (size_t)qt_model_expert(r->model, layer, input);
     const size_t k = r->model_is.layer[layer].k[input];
-    const struct qt_hook hook = {r, add_weighted};
     int rc;
     QT_TRY(new_inputs(r, layer, (size_t)input, 1, err));
-    e->seen = 0;
-    e->routed[expert] = (uint32_t)qt_tokens_of_expert(&e->tokens, e->weights, r->tokens,
+    e->routed[expert] = (uint32_t)qt_tokens_of_expert(&e->all, e->weights, r->all_tokens,
                                                       qt_model_info(r->model)->experts, expert,
                                                       QT_MIN_TOKENS_PER_CHANNEL * k);
-    QT_TRY(
-        qt_layer_run_to(r->layer, input, r->hidden, r->tokens, r->seqlen, &e->tokens, &hook, err));
+    QT_TRY(run_blocks(r, layer, run_expert_block, err));
     QT_TRY(store_inputs(r, layer, err));
 done:
+    return rc;
+}
+
+/* The input that all experts have. */
+static int run_shared_block(void *ctx, size_t block, void *const *into, struct qt_err *err)
+{
+    struct run *r = ctx;
+    const struct qt_hook hook = {r, add_statistics};
+    size_t tokens;
+    float *hidden = block_hidden(&tokens, r, block);
+    add_to(r, into);
+    return qt_layer_run_to(r->layer, (int)r->input, hidden, tokens, r->seqlen, NULL, &hook, err);
+}
+
+/* Gives all ranks the routing weights of all tokens, so that they choose the same for an expert. */
+static int route(struct run *r, struct qt_err *err)
+{
+    const size_t size = qt_comm_size(r->opt->comm), experts = qt_model_info(r->model)->experts;
+    size_t *end, first;
+    int rc;
+    QT_TRY(qt_array_new(&end, size, sizeof *end, err));
+    for (size_t i = 0; i < size; i++)
+        end[i] = block_start(r, qt_comm_share(&first, r->blocks, i, size)) * experts *
+                 sizeof *r->experts.weights;
+    if (r->tokens)
+        QT_TRY(qt_layer_route(r->experts.weights + block_start(r, r->first) * experts, r->layer,
+                              r->hidden, r->tokens, r->seqlen, err));
+    rc = qt_comm_join(r->opt->comm, r->experts.weights, end, err);
+done:
+    qt_free(end);
     return rc;
 }
 
@@ -328,17 +378,17 @@ static int run_experts(struct run *r, size_t layer, struct qt_err *err)
 {
     const int first = qt_model_mlp_input(r->model, layer);
     const int shared = qt_model_experts_input(r->model, layer);
-    const struct qt_hook hook = {r, add_statistics};
     int rc;
-    QT_TRY(qt_layer_route(r->experts.weights, r->layer, r->hidden, r->tokens, r->seqlen, err));
+    QT_TRY(route(r, err));
     for (int input = first; input < shared; input++)
         QT_TRY(run_expert_input(r, layer, input, err));
     QT_TRY(new_inputs(r, layer, (size_t)shared, 1, err));
-    QT_TRY(qt_layer_run_to(r->layer, shared, r->hidden, r->tokens, r->seqlen, NULL, &hook, err));
+    QT_TRY(run_blocks(r, layer, run_shared_block, err));
     QT_TRY(store_inputs(r, layer, err));
     if (r->writer)
         QT_TRY(qt_qcal_put_routed(r->writer, layer, r->experts.routed, err));
-    QT_TRY(qt_layer_run_sublayer(r->layer, first, r->hidden, r->tokens, r->seqlen, NULL, err));
+    if (r->tokens)
+        QT_TRY(qt_layer_run_sublayer(r->layer, first, r->hidden, r->tokens, r->seqlen, NULL, err));
 done:
     return rc;
 }
@@ -350,12 +400,9 @@ static int new_experts(struct run *r, struct qt_err *err)
     int rc = QT_OK;
     if (!experts)
         return QT_OK;
-    if (qt_comm_size(r->opt->comm) > 1)
-        return qt_fail(err, QT_E_UNSUPPORTED, r->weights.dir, NULL,
-                       "calibration of mixtures of experts cannot be shared by several ranks: "
-                       "start it without mpirun");
-    QT_TRY(qt_array_new(&e->weights, r->tokens, experts * sizeof *e->weights, err));
+    QT_TRY(qt_array_new(&e->weights, r->all_tokens, experts * sizeof *e->weights, err));
     QT_TRY(qt_array_new(&e->routed, experts, sizeof *e->routed, err));
+    QT_TRY(qt_tokens_new(&e->all, r->all_tokens, err));
     QT_TRY(qt_tokens_new(&e->tokens, r->tokens, err));
 done:
     return rc;
@@ -365,6 +412,7 @@ static void free_experts(struct run *r)
 {
     qt_free(r->experts.weights);
     qt_free(r->experts.routed);
+    qt_tokens_free(&r->experts.all);
     qt_tokens_free(&r->experts.tokens);
     r->be->free(r->be, r->experts.weighted);
 }
@@ -378,7 +426,7 @@ static int run_layer(struct run *r, size_t layer, struct qt_err *err)
                                            : r->model_is.layer[layer].inputs,
                       err));
     QT_TRY(qt_layer_open(&r->layer, r->model, layer, &r->weights, r->be, err));
-    QT_TRY(run_blocks(r, layer, err));
+    QT_TRY(run_blocks(r, layer, run_block, err));
     if (!r->layer_has_experts) {
         qt_layer_close(r->layer);
         r->layer = NULL;

@@ -11,6 +11,7 @@ struct plan_options {
     struct calibration_options calibration;
     struct kv_options kv;
     struct budget_options budget;
+    size_t ranks;
     bool strict;
 };
 
@@ -41,13 +42,15 @@ static void item_row(struct table *t, const struct qt_plan_item *item)
 
 static void memory_row(struct table *t, const struct memory *m)
 {
-    char bytes[TEXT_SIZE];
+    char bytes[TEXT_SIZE], ranks[40] = "";
     text_bytes(bytes, m->bytes);
+    if (m->opt.ranks > 1)
+        snprintf(ranks, sizeof ranks, " of each of %zu ranks", m->opt.ranks);
     if (m->opt.samples)
-        table_row(t, "memory\t%s at the peak, for %zu windows of %zu tokens", bytes, m->opt.samples,
-                  m->opt.seqlen);
+        table_row(t, "memory\t%s at the peak%s, for %zu windows of %zu tokens", bytes, ranks,
+                  m->opt.samples, m->opt.seqlen);
     else
-        table_row(t, "memory\t%s at the peak, %s", bytes,
+        table_row(t, "memory\t%s at the peak%s, %s", bytes, ranks,
                   m->opt.file ? "with the calibration file" : "without calibration");
 }
 
@@ -57,8 +60,13 @@ static void time_row(struct table *t, const struct memory *m)
     const char *unit = s < 100 ? "s" : s < 6000 ? "minutes" : "hours";
     const double value = s < 100 ? s : s < 6000 ? s / 60 : s / 3600;
     const int digits = s < 10 || s >= 6000 ? 1 : 0;
-    table_row(t, "time\tabout %.*f %s, estimated for %d threads of an idle machine", digits, value,
-              unit, qt_threads());
+    if (m->opt.ranks > 1)
+        table_row(t,
+                  "time\tabout %.*f %s, estimated for %zu ranks with %d threads on idle machines",
+                  digits, value, unit, m->opt.ranks, qt_threads());
+    else
+        table_row(t, "time\tabout %.*f %s, estimated for %d threads of an idle machine", digits,
+                  value, unit, qt_threads());
 }
 
 static int print_plan(const struct qt_plan *plan, const struct memory *m, struct qt_err *err)
@@ -153,6 +161,8 @@ static void fill_doc(struct cli *cli, const struct qt_plan *plan, const struct m
     doc_set(cli, cli->doc, "needs_hessian", json_boolean(need != QT_NEEDS_NOTHING));
     doc_set(cli, cli->doc, "working_bytes", doc_size(plan->working_bytes));
     doc_set(cli, cli->doc, "peak_bytes", doc_size(m->bytes));
+    if (m->opt.ranks > 1)
+        doc_set(cli, cli->doc, "ranks", doc_size(m->opt.ranks));
     if (!isnan(m->seconds))
         doc_set(cli, cli->doc, "estimated_seconds", doc_real(m->seconds));
     struct qt_left left[QT_LEFT_MAX];
@@ -345,6 +355,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(checkpoint_open(&ckpt, args[0], err));
     QT_TRY(qt_ckpt_check_whole(ckpt, err));
     QT_TRY(find_windows(&memory, &budget, &rules, cli, o, ckpt, err));
+    memory.ranks = o->ranks;
     const char *scheme = budget.scheme ? budget.scheme : o->scheme;
     const struct qt_plan_options opt = {.scheme = scheme ? scheme : "none",
                                         .rules = rules.rule,
@@ -390,6 +401,14 @@ static const struct opt opts[] = {
      .help = "calibration file of 'qtool calibrate', instead of --data"},
     BUDGET_OPTS(struct plan_options, budget),
     KV_OPTS(struct plan_options, kv, "also plan a 4-bit KV cache", KV_KEYS_HELP "channel"),
+    {.name = "ranks",
+     .kind = OPT_SIZE,
+     .offset = offsetof(struct plan_options, ranks),
+     .min = 1,
+     .max = 4096,
+     .metavar = "N",
+     .help = "memory and time of N ranks that share the work, on machines like this one "
+             "(docs/cluster.md); without the time in which data is exchanged"},
     {.name = "strict",
      .kind = OPT_FLAG,
      .offset = offsetof(struct plan_options, strict),

@@ -574,12 +574,6 @@ static int run_data(struct qt_run *run, struct qt_err *err)
     QT_TRY(qt_model_open(&model, &source, err));
     QT_TRY(find_linears(&is_linear, run, model, err));
     QT_TRY(check_strict(run, is_linear, err));
-    if (qt_model_info(model)->experts && qt_comm_size(run->opt->comm) > 1) {
-        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                     "calibration of a mixture of experts on data cannot be shared by several "
-                     "ranks: start it without mpirun");
-        goto done;
-    }
     warn_of_small_data(run, is_linear, tokens);
     QT_TRY(plan_activations(run, model, &source, err));
     if (is_finished(run, is_linear))

@@ -42,7 +42,8 @@ struct phases {
     const struct qt_memory_options *opt;
     struct shapes s;
     uint64_t tokens, rows; /* of all windows; of a forward pass */
-    uint64_t hidden;       /* hidden states of all windows */
+    uint64_t hidden;       /* hidden states of the windows of a rank */
+    size_t blocks;         /* of windows of a rank */
     uint64_t layer;        /* a decoder layer with its working memory */
     uint64_t head;         /* embedding, head, and the tensor that is being loaded */
 };
@@ -50,6 +51,18 @@ struct phases {
 static uint64_t max_u64(uint64_t a, uint64_t b)
 {
     return a > b ? a : b;
+}
+
+size_t qt_plan_rank_tokens(size_t *blocks, const struct qt_memory_options *opt)
+{
+    const size_t ranks = qt_max_size(opt->ranks, 1), tokens = opt->samples * opt->seqlen;
+    *blocks = 0;
+    if (!tokens)
+        return 0;
+    const size_t step = qt_max_size(CHUNK_TOKENS / opt->seqlen, 1) * opt->seqlen;
+    const size_t chunks = qt_ceil_div(tokens, step), all = qt_sums_count(chunks);
+    *blocks = qt_ceil_div(all, ranks);
+    return qt_min_size(tokens, qt_ceil_div(*blocks * chunks, all) * step);
 }
 
 /* A linear [n][k] while its rows are rounded: the source, targets, codes, and the panels. */
@@ -70,8 +83,12 @@ static uint64_t solving_bytes(const struct phases *p, const struct qt_plan *plan
     const uint64_t cross = p->opt->file ? 0 : 4 * (square + hidden);
     /* Sums of blocks of windows wait for others: as many as the tree is deep. */
     uint64_t depth = 0;
-    while (depth < 3 && p->tokens > (uint64_t)CHUNK_TOKENS << depth)
+    while (p->blocks > (size_t)1 << depth)
         depth++;
+    /* Sums of other ranks: a subtree of its own and its share of theirs, of 3 ranks one more. */
+    const size_t ranks = p->opt->ranks;
+    const uint64_t exchanged =
+        ranks < 2 || p->opt->file ? 0 : (ranks & (ranks - 1) ? 3 : 2) * (square * 4 + cross);
     const uint64_t observed =
         p->opt->file ? 0
                      : square * 8 + cross +
@@ -79,7 +96,7 @@ static uint64_t solving_bytes(const struct phases *p, const struct qt_plan *plan
     const uint64_t kept = square * 8 + cross + (acts ? square * 8 + cross : 0);
     const uint64_t factoring = kept + square * (4 + 4 + 8);
     const uint64_t solving = kept + square * (4 + 4) + cross + rounding_bytes(plan, n, k);
-    return max_u64(observed, max_u64(factoring, solving));
+    return exchanged + max_u64(observed, max_u64(factoring, solving));
 }
 
 static uint64_t layer_shapes(struct phases *p, const struct qt_plan *plan,
@@ -125,8 +142,8 @@ static void find_phases(struct phases *p, const struct qt_plan *plan, const stru
         tables += plan->items[i].tensor->count == (uint64_t)info->vocab * info->hidden;
     p->tokens = (uint64_t)p->opt->samples * p->opt->seqlen;
     p->rows = qt_min_size(p->tokens, qt_max_size(LAYER_TOKENS, p->opt->seqlen));
+    p->hidden = qt_plan_rank_tokens(&p->blocks, p->opt) * info->state * 4;
     find_shapes(p, plan, model, acts);
-    p->hidden = p->tokens * info->state * 4;
     p->layer = (p->s.layer + p->rows * p->s.scratch) * 4;
     p->head = tables * table;
 }

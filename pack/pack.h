@@ -460,20 +460,24 @@ double qt_plan_bpw(const struct qt_plan *plan);
 /* Same, as the schemes' publications count; NaN if no scheme counts in another way. */
 double qt_plan_paper_bpw(const struct qt_plan *plan);
 
-/* The memory that qt_quantize takes at its peak on the CPU, mapped pages included: an estimate, with
- * the default options of learning if a tensor learns. Errors of qt_model_open if there is
+/* The memory that qt_quantize takes at its peak on the CPU, of several ranks in the one that takes
+ * most, mapped pages included: an estimate, with the default options of learning if a tensor learns. Errors of qt_model_open if there is
  * calibration data. */
 struct qt_memory_options {
     size_t samples, seqlen; /* windows of calibration data; 0: none */
     uint64_t data_bytes;    /* of the texts and ids from which they are taken, see qt_data.bytes */
     bool file;              /* a calibration file instead: the model is not run */
+    size_t ranks;           /* that share the work (base/comm.h); 0 is 1 */
 };
+/* The tokens of the rank that has most of the windows, and the number of their blocks. */
+size_t qt_plan_rank_tokens(size_t *blocks, const struct qt_memory_options *opt);
 int qt_plan_memory(uint64_t *out, const struct qt_plan *plan, const struct qt_ckpt *ckpt,
                    const struct qt_memory_options *opt, struct qt_err *err);
 /* The seconds that qt_quantize takes on the CPU with qt_threads() threads of a machine that does
  * nothing else: an estimate. A small part of the work is done, with random tokens, and extrapolated;
- * that takes a moment. NaN: there is no estimate, because the model has experts or is not run. cpu:
- * the CPU backend. */
+ * that takes a moment. Several ranks have such a machine each, and the exchange of data takes no
+ * time. NaN: there is no estimate, because the model has experts or is not run. cpu: the CPU
+ * backend. */
 int qt_plan_time(double *seconds, const struct qt_plan *plan, const struct qt_ckpt *ckpt,
                  const struct qt_memory_options *opt, struct qt_backend *cpu, struct qt_err *err);
 

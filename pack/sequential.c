@@ -20,8 +20,8 @@ struct qt_sequential {
     struct moe {
         size_t experts;          /* 0: not a mixture; the rest is unused */
         bool routed;             /* routing_weight is up to date */
-        float *routing_weight;   /* [tokens][experts] */
-        struct qt_tokens all;    /* tokens of the expert */
+        float *routing_weight;   /* [all_tokens][experts] */
+        struct qt_tokens all;    /* tokens of the expert, in all ranks */
         struct qt_tokens tokens; /* tokens of the expert in the chunk, numbered from its start */
     } moe;
     struct qt_layer *quantized_layer, *reference_layer; /* of the current layer */
@@ -109,9 +109,9 @@ int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *sour
     QT_TRY(embed(s->hidden, s, current, err));
     s->moe.experts = qt_model_info(s->model)->experts;
     if (s->moe.experts) {
-        QT_TRY(qt_array_new(&s->moe.routing_weight, s->tokens,
+        QT_TRY(qt_array_new(&s->moe.routing_weight, s->all_tokens,
                             s->moe.experts * sizeof *s->moe.routing_weight, err));
-        QT_TRY(qt_tokens_new(&s->moe.all, s->tokens, err));
+        QT_TRY(qt_tokens_new(&s->moe.all, s->all_tokens, err));
         QT_TRY(qt_tokens_new(&s->moe.tokens, chunk_tokens(s), err));
     }
     *out = s;
@@ -405,14 +405,39 @@ done:
     return rc;
 }
 
+/* The first token of this rank. */
+static size_t first_token(const struct qt_sequential *s)
+{
+    return block_start(s, s->first_block);
+}
+
+/* Gives all ranks the routing weights of all tokens, so that they choose the same for an expert. */
+static int join_weights(struct qt_sequential *s, struct qt_err *err)
+{
+    const size_t size = qt_comm_size(s->comm);
+    size_t *end, first;
+    int rc;
+    QT_TRY(qt_array_new(&end, size, sizeof *end, err));
+    for (size_t i = 0; i < size; i++)
+        end[i] = block_start(s, qt_comm_share(&first, s->blocks, i, size)) * s->moe.experts *
+                 sizeof *s->moe.routing_weight;
+    rc = qt_comm_join(s->comm, s->moe.routing_weight, end, err);
+done:
+    qt_free(end);
+    return rc;
+}
+
 static int route(struct qt_sequential *s, struct qt_err *err)
 {
-    const size_t step = chunk_tokens(s);
+    const size_t step = chunk_tokens(s), experts = s->moe.experts;
     int rc = QT_OK;
-    for (size_t at = 0; at < s->tokens && !s->moe.routed; at += step)
-        QT_TRY(qt_layer_route(s->moe.routing_weight + at * s->moe.experts, s->quantized_layer,
-                              s->hidden + at * s->width, qt_min_size(step, s->tokens - at),
-                              s->data->seqlen, err));
+    if (s->moe.routed)
+        return QT_OK;
+    for (size_t at = 0; at < s->tokens; at += step)
+        QT_TRY(qt_layer_route(s->moe.routing_weight + (first_token(s) + at) * experts,
+                              s->quantized_layer, s->hidden + at * s->width,
+                              qt_min_size(step, s->tokens - at), s->data->seqlen, err));
+    QT_TRY(join_weights(s, err));
     s->moe.routed = true;
 done:
     return rc;
@@ -425,8 +450,9 @@ static int list_tokens(struct qt_sequential *s, size_t expert, struct qt_err *er
     int rc = route(s, err);
     if (rc < 0)
         return rc;
-    s->sums.routed_tokens = qt_tokens_of_expert(t, s->moe.routing_weight, s->tokens, s->moe.experts,
-                                                expert, QT_MIN_TOKENS_PER_CHANNEL * s->sums.k);
+    s->sums.routed_tokens =
+        qt_tokens_of_expert(t, s->moe.routing_weight, s->all_tokens, s->moe.experts, expert,
+                            QT_MIN_TOKENS_PER_CHANNEL * s->sums.k);
     for (size_t i = 0; i < t->count; i++) {
         const double square = (double)t->weight[i] * (double)t->weight[i];
         s->sums.square += square;
@@ -450,7 +476,7 @@ static int observe_chunk(struct qt_sequential *s, int input, size_t at, size_t m
     int rc;
     u->reference_tokens = u->quantized_tokens = 0;
     if (tokens)
-        qt_tokens_slice(&s->moe.tokens, &s->moe.all, at, m);
+        qt_tokens_slice(&s->moe.tokens, &s->moe.all, first_token(s) + at, m);
     if (u->state.n)
         QT_TRY(
             s->be->copy(s->be, u->state.reference, reference, m * s->width * sizeof *hidden, err));
@@ -482,8 +508,8 @@ static void add_to(struct sums *u, void *const *array)
 static int observe_block(void *ctx, size_t block, void *const *into, struct qt_err *err)
 {
     struct qt_sequential *s = ctx;
-    const size_t step = chunk_tokens(s), start = block_start(s, s->first_block);
-    const size_t end = (s->sums.weighted ? s->all_tokens : block_start(s, block + 1)) - start;
+    const size_t step = chunk_tokens(s), start = first_token(s);
+    const size_t end = block_start(s, block + 1) - start;
     int rc = QT_OK;
     add_to(&s->sums, into);
     for (size_t at = block_start(s, block) - start; at < end && rc == QT_OK; at += step)
@@ -491,7 +517,6 @@ static int observe_block(void *ctx, size_t block, void *const *into, struct qt_e
     return rc;
 }
 
-/* The tokens of experts are few, and their matrices many: they are one block. */
 static int observe_all(struct qt_sequential *s, struct qt_err *err)
 {
     struct sums *u = &s->sums;
@@ -499,7 +524,7 @@ static int observe_all(struct qt_sequential *s, struct qt_err *err)
     struct qt_sums sums = {.be = s->be,
                            .comm = s->comm,
                            .memory = &s->memory,
-                           .blocks = u->weighted ? 1 : s->blocks,
+                           .blocks = s->blocks,
                            .count = n ? 5 : 3,
                            .sum = {[GRAM] = {u->gram, k * k, k, true},
                                    [INPUT_SQUARES] = {u->input.channels.sum2, k, 0, true},

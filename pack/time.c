@@ -39,7 +39,8 @@ struct sample {
     size_t linears, layer, tokens;
     double macs;              /* of a token in the layer */
     double enter, layer_time; /* seconds: loading the layer twice; `tokens` in it */
-    double solving;           /* seconds for the whole layer: factors and rounding */
+    double factoring;         /* seconds for all inputs of the layer */
+    double *rounding;         /* seconds for each linear */
     double forward;           /* seconds for `tokens` */
 };
 
@@ -143,10 +144,10 @@ static int solve_linear(struct sample *s, size_t i, const struct qt_observed *se
     for (size_t j = 0; j < i && first; j++)
         first = s->linear[j].input != linear->input;
     if (first)
-        s->solving += (processor_seconds() - start) * wider * wider * wider;
+        s->factoring += (processor_seconds() - start) * wider * wider * wider;
     start = processor_seconds();
     rc = round_rows(item, &w, blob.data, linear->k, f.k ? &f : NULL, &why);
-    s->solving += (processor_seconds() - start) * panels * (solves ? wider * wider : wider);
+    s->rounding[i] = (processor_seconds() - start) * panels * (solves ? wider * wider : wider);
     if (rc == QT_E_RESOURCE || rc == QT_E_INTERRUPTED)
         *err = why;
     else
@@ -211,11 +212,14 @@ static int measure(struct sample *s, struct qt_err *err)
     uint32_t *ids;
     s->layer = 0;
     s->linears = qt_model_linears(&s->linear, s->model, s->layer);
+    int rc = qt_array_new(&s->rounding, s->linears, sizeof *s->rounding, err);
+    if (rc < 0)
+        return rc;
     for (size_t i = 0; i < s->linears; i++)
         s->macs += (double)s->linear[i].n * (double)s->linear[i].k;
     const size_t affordable = (size_t)(sample_macs / fmax(s->macs, 1));
     s->tokens = qt_min_size(s->opt->seqlen, qt_max_size(LEAST_TOKENS, affordable));
-    int rc = qt_array_new(&ids, s->tokens, sizeof *ids, err);
+    rc = qt_array_new(&ids, s->tokens, sizeof *ids, err);
     if (rc < 0)
         return rc;
     for (size_t i = 0; i < s->tokens; i++)
@@ -318,18 +322,50 @@ static int choosing(double *seconds, const struct sample *s, double forward, str
     return rc;
 }
 
+/* Adds the rounding of the linears with this input, shared out as layers.c does. */
+static int round_input(double *seconds, const struct sample *s, int input, size_t ranks,
+                       struct qt_err *err)
+{
+    double *cost = NULL, *own = NULL, longest = 0;
+    size_t *owner = NULL, n = 0;
+    int rc;
+    QT_TRY(qt_array_new(&cost, s->linears, sizeof *cost, err));
+    QT_TRY(qt_array_new(&owner, s->linears, sizeof *owner, err));
+    QT_TRY(qt_array_new(&own, ranks, sizeof *own, err));
+    for (size_t i = 0; i < s->linears; i++)
+        if (s->linear[i].input == input)
+            cost[n++] = (double)s->linear[i].n * (double)s->linear[i].k;
+    QT_TRY(qt_comm_assign(owner, cost, n, ranks, err));
+    n = 0;
+    for (size_t i = 0; i < s->linears; i++)
+        if (s->linear[i].input == input)
+            own[owner[n++]] += s->rounding[i];
+    for (size_t i = 0; i < ranks; i++)
+        longest = fmax(longest, own[i]);
+    *seconds += longest;
+done:
+    qt_free(cost);
+    qt_free(owner);
+    qt_free(own);
+    return rc;
+}
+
 static int extrapolate(double *seconds, const struct sample *s, int threads, struct qt_err *err)
 {
     const double layers = (double)qt_model_info(s->model)->layers;
-    const double tokens = (double)s->opt->samples * (double)s->opt->seqlen;
+    const size_t ranks = qt_max_size(s->opt->ranks, 1);
+    size_t blocks;
+    const double tokens = (double)qt_plan_rank_tokens(&blocks, s->opt);
     const double forward = s->forward / (double)s->tokens * longer(s);
     const double layer = s->layer_time / (double)s->tokens * longer(s);
-    double chosen;
+    double chosen, solving = s->factoring;
     bool learns = false;
     int rc = choosing(&chosen, s, forward, err);
+    for (int i = 0; rc == QT_OK && i < (int)qt_model_inputs(s->model, s->layer); i++)
+        rc = round_input(&solving, s, i, ranks, err);
     for (size_t i = 0; i < s->plan->count; i++)
         learns |= !s->plan->items[i].copied && qt_spec_learns(&s->plan->items[i].packed->spec);
-    *seconds = layers * (s->enter + tokens * layer + s->solving) + chosen;
+    *seconds = layers * (s->enter + tokens * layer + solving) + chosen;
     if (learns)
         *seconds += learning(s, tokens * layers * forward);
     *seconds /= threads;
@@ -355,6 +391,7 @@ int qt_plan_time(double *seconds, const struct qt_plan *plan, const struct qt_ck
         rc = extrapolate(seconds, &s, threads, err);
     qt_threads_set(threads);
 done:
+    qt_free(s.rounding);
     qt_model_close(s.model);
     return rc;
 }

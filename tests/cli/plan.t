@@ -118,6 +118,11 @@ $ for d in "--data $NANO/calib.txt --samples 8 --seqlen 128" ''; do p=$(qtool pl
 # The time of calibration, from a sample of the work.
 $ qtool plan "$NANO" --scheme nf3 --samples 8 --seqlen 128 --threads 2
 > ^time +about [0-9]+\.[0-9] s, estimated for 2 threads of an idle machine$
+# Of ranks that share 8 blocks of windows.
+$ for n in 1 4; do qtool plan "$NANO" --scheme nf3 --samples 64 --seqlen 512 --threads 2 --ranks $n --json >$n.json; sed -n 's/^  "peak_bytes": \([0-9]*\),*$/\1/p' $n.json; done | sort -c -n -r && grep '"ranks"' 1.json 4.json; qtool plan "$NANO" --scheme nf3 --samples 64 --seqlen 512 --threads 2 --ranks 4 | grep -E "^(memory|time)"
+> ^4.json: +"ranks": 4,$
+> ^memory +[0-9.]+ MiB at the peak of each of 4 ranks, for 64 windows of 512 tokens$
+> ^time +about [0-9.]+ s, estimated for 4 ranks with 2 threads on idle machines$
 $ qtool plan "$NANO" --scheme w4ax --data "$NANO/calib.txt" --samples 2 --seqlen 64 --json | grep -Ec '"estimated_seconds": [0-9.]+,$'
 > ^1$
 $ qtool plan "$NANO" --scheme nf3
