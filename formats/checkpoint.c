@@ -520,6 +520,7 @@ static const char *const side_files[] = {
     "tokenizer.model",
     "tekken.json",
     "tiktoken.model",
+    "qwen.tiktoken",
     "vocab.json",
     "vocab.txt",
     "merges.txt",

@@ -327,6 +327,9 @@ struct qt_hook {
 /* Working memory of a decoder layer, in FP32 numbers per token, without experts and without that of
  * simulated quantization. */
 size_t qt_model_working_floats(const struct qt_model *model);
+/* The same of embedding and head (qt_embed_head_open), with all tables, and the largest of these once
+ * more, as it is being loaded. */
+size_t qt_model_outer_floats(const struct qt_model *model);
 
 /* Loads the weights of one decoder layer into backend memory. model and be must outlive *out. */
 int qt_layer_open(struct qt_layer **out, const struct qt_model *model, size_t layer,

@@ -136,16 +136,12 @@ static void find_phases(struct phases *p, const struct qt_plan *plan, const stru
                         bool acts)
 {
     const struct qt_model_info *info = p->info;
-    const uint64_t table = (uint64_t)info->vocab * info->hidden * 4;
-    uint64_t tables = 1;
-    for (size_t i = 0; i < plan->count; i++) /* the embedding, and a head that is not tied to it */
-        tables += plan->items[i].tensor->count == (uint64_t)info->vocab * info->hidden;
     p->tokens = (uint64_t)p->opt->samples * p->opt->seqlen;
     p->rows = qt_min_size(p->tokens, qt_max_size(LAYER_TOKENS, p->opt->seqlen));
     p->hidden = qt_plan_rank_tokens(&p->blocks, p->opt) * info->state * 4;
     find_shapes(p, plan, model, acts);
     p->layer = (p->s.layer + p->rows * p->s.scratch) * 4;
-    p->head = tables * table;
+    p->head = (uint64_t)qt_model_outer_floats(model) * 4;
 }
 
 /* The choice of activation precisions: statistics of the inputs with a sample of each, three more

@@ -67,10 +67,10 @@ static size_t layer_prefix(const char *name)
 static bool is_multimodal(const char *name)
 {
     static const char *const parts[] = {
-        "vision",  "visual",    "image",   "video",      "audio",     "speech",    "siglip",
-        "clip",    "vit.",      "vpm.",    "apm.",       "sam_model", "mlp1.", /* of InternVL */
-        "qformer", "resampler", "aligner", "connector",  "projector", "perceiver", "merger.",
-        "merger_", "mergers.",  "talker.", "token2wav.", "code2wav."};
+        "vision",  "visual",    "image",       "video",     "audio",      "speech",    "siglip",
+        "clip",    "vit.",      "vpm.",        "apm.",      "sam_model",  "mlp1.", /* of InternVL */
+        "qformer", "resampler", "aligner",     "connector", "projector",  "perceiver", "merger.",
+        "merger_", "mergers.",  "patch_merge", "talker.",   "token2wav.", "code2wav."};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         for (const char *at = name; (at = strstr(at, parts[i])) != NULL; at++)
             if (at == name || at[-1] == '.' || at[-1] == '_')
@@ -122,7 +122,8 @@ static bool is_gate(const char *name)
     static const char *const gates[] = {
         "in_proj_a", "in_proj_b", "in_proj_ba", /* gated DeltaNet: decay and write strength */
         "a_proj",    "b_proj",    NULL};
-    static const char *const indexer[] = {"indexer", "indexers", NULL}; /* sparse attention */
+    static const char *const indexer[] = {"indexer", "indexers", "index_*",
+                                          NULL}; /* sparse attention */
     static const char *const mixing[] = {
         "hc_*", "hyper_connection*", "hyper_connections", "mhc_*", "attn_hc", "ffn_hc", "mlp_hc",
         NULL};

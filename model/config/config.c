@@ -302,6 +302,8 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
            (rule == WINDOW_EVEN_TO_LAYER && layer % 2 == 0 && layer < from) ||
            (rule == WINDOW_PATTERN && (layer + 1) % from != 0) ||
            (rule == WINDOW_PATTERN_FIRST && layer % from != 0);
+    if (cfg->arch->first_global && layer == 0)
+        *out = false;
     if (cfg->arch->last_global && layer + 1 == cfg->info.layers)
         *out = false;
     if (!config_given(src->json, "layer_types"))
@@ -316,6 +318,7 @@ static int layer_slides(bool *out, const struct config *cfg, const struct source
     if (!type || (!slides && strcmp(type, "full_attention") != 0 &&
                   !(cfg->arch->chunked && strcmp(type, "chunked_attention") == 0) &&
                   strcmp(type, "attention") != 0 &&
+                  !(cfg->arch->sparse_type && strcmp(type, cfg->arch->sparse_type) == 0) &&
                   !(cfg->arch->positions_key && strcmp(type, "indexed_attention") == 0)))
         return config_unsupported(src, "layer_types", type ? type : "an entry that is not a string",
                                   err);

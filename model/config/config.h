@@ -39,6 +39,8 @@ int config_adapt_baichuan(json_t *out, const struct source *src, struct qt_err *
 int config_adapt_qwen(json_t *out, const struct source *src, struct qt_err *err);
 int config_adapt_chatglm(json_t *out, const struct source *src, struct qt_err *err);
 int config_adapt_gemma3n(json_t *out, const struct source *src, struct qt_err *err);
+int config_adapt_mimo(json_t *out, const struct source *src, struct qt_err *err);
+int config_adapt_minimax_m3(json_t *out, const struct source *src, struct qt_err *err);
 int config_adapt_mpt(json_t *out, const struct source *src, struct qt_err *err);
 
 /* Readers of options that only some families have: see arch.read. */
@@ -47,6 +49,11 @@ int config_read_gemma(struct config *cfg, const struct source *src, struct qt_er
 int config_read_bert(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_modernbert(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_gemma3n(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_mimo(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_minimax_m3(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_iquestcoder(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_hy_v3(struct config *cfg, const struct source *src, struct qt_err *err);
+int config_read_sarvam_moe(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_gemma4(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_gemma4_unified(struct config *cfg, const struct source *src, struct qt_err *err);
 int config_read_phimoe(struct config *cfg, const struct source *src, struct qt_err *err);

@@ -1,5 +1,5 @@
-/* Attention heads that differ between decoder layers (Gemma 4): layers without a window have heads of
- * another size, and may have no V. */
+/* Attention heads that differ between decoder layers: in Gemma 4, layers without a window have heads of
+ * another size, and may have no V; in MiMo V2, layers with a window have more KV heads. */
 #include "model/config/config.h"
 
 #include <stdio.h>
@@ -91,6 +91,25 @@ void config_place_state(struct config *cfg)
         }
 }
 
+/* See arch.window_heads. */
+static int read_window_heads(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    struct qt_model_info *info = &cfg->info;
+    size_t value = cfg->arch->value_dim;
+    int rc;
+    QT_TRY(config_read_size(&value, src, "v_head_dim", LIMIT, err));
+    if (value > info->head_dim)
+        QT_TRY(config_unsupported(src, "v_head_dim", "a number above 'head_dim'", err));
+    for (size_t i = 0; i < info->layers; i++) {
+        cfg->heads[i].kv <<= cfg->windows[i] > 0;
+        QT_TRY(check_layer(cfg, src, i, err));
+        info->kv_heads = qt_max_size(info->kv_heads, cfg->heads[i].kv);
+    }
+    cfg->value_dim = value < info->head_dim ? value : 0;
+done:
+    return rc;
+}
+
 int config_read_layer_heads(struct config *cfg, const struct source *src, struct qt_err *err)
 {
     struct qt_model_info *info = &cfg->info;
@@ -111,6 +130,8 @@ int config_read_layer_heads(struct config *cfg, const struct source *src, struct
         info->head_dim = qt_max_size(info->head_dim, cfg->heads[i].dim);
         info->kv_heads = qt_max_size(info->kv_heads, cfg->heads[i].kv);
     }
+    if (cfg->arch->window_heads)
+        QT_TRY(read_window_heads(cfg, src, err));
     if (cfg->arch->shared_keys)
         QT_TRY(qt_json_get_size(&sharing, src->json, "num_kv_shared_layers", src->path, err));
     if (sharing >= info->layers && sharing)

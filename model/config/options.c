@@ -542,3 +542,167 @@ int config_read_minimax_m2(struct config *cfg, const struct source *src, struct 
 done:
     return rc;
 }
+
+/* Keys of the authors' config.json, whose values transformers has built in. */
+static int check_mimo(const struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const struct {
+        const char *key;
+        size_t only;
+    } sizes[] = {{"swa_num_attention_heads", cfg->info.heads},
+                 {"swa_head_dim", cfg->info.head_dim},
+                 {"swa_v_head_dim", cfg->value_dim ? cfg->value_dim : cfg->info.head_dim},
+                 {"n_shared_experts", 0}};
+    static const char kv[] = "swa_num_key_value_heads", sink[] = "add_swa_attention_sink_bias";
+    bool sinks = true;
+    int rc;
+    for (size_t i = 0, value; i < sizeof sizes / sizeof *sizes; i++) {
+        value = sizes[i].only;
+        QT_TRY(qt_json_get_size(&value, src->json, sizes[i].key, src->path, err));
+        if (value != sizes[i].only)
+            QT_TRY(config_unsupported(src, sizes[i].key, "this number", err));
+    }
+    for (size_t i = 0; i < cfg->info.layers; i++) {
+        size_t value = cfg->heads[i].kv;
+        if (cfg->windows[i])
+            QT_TRY(qt_json_get_size(&value, src->json, kv, src->path, err));
+        if (value != cfg->heads[i].kv)
+            QT_TRY(config_unsupported(src, kv, "not twice num_key_value_heads", err));
+    }
+    QT_TRY(qt_json_get_bool(&sinks, src->json, sink, src->path, err));
+    if (!sinks)
+        QT_TRY(config_unsupported(src, sink, "false", err));
+    QT_TRY(refuse_true(src, "add_full_attention_sink_bias", err));
+    QT_TRY(expect_string(src, "scoring_func", "sigmoid", err));
+    QT_TRY(expect_string(src, "topk_method", "noaux_tc", err));
+done:
+    return rc;
+}
+
+/* The list `key`, if it is given, has a 1 for layers with (a window or experts), else a 0. */
+static int check_listed(const struct config *cfg, const struct source *src, const char *key,
+                        bool experts, struct qt_err *err)
+{
+    const json_t *list = json_object_get(src->json, key);
+    for (size_t i = 0; json_is_array(list) && i < cfg->info.layers; i++) {
+        const bool one = experts ? !cfg->dense[i] : cfg->windows[i] > 0;
+        if (json_integer_value(json_array_get(list, i)) != one)
+            return config_unsupported(src, key, "another list than the family's", err);
+    }
+    return QT_OK;
+}
+
+int config_read_mimo(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const char key[] = "attention_value_scale";
+    double scale = config_null(src->json, key) ? 1 : 0.707;
+    int rc;
+    QT_TRY(check_mimo(cfg, src, err));
+    QT_TRY(check_listed(cfg, src, "hybrid_layer_pattern", false, err));
+    QT_TRY(check_listed(cfg, src, "moe_layer_freq", true, err));
+    QT_TRY(config_read_positive(&scale, src, key, err));
+    cfg->output_factors[ROLE_V] = (float)scale;
+done:
+    return rc;
+}
+
+/* sliding_window_size is the number of positions in a window without the query's own. */
+int config_adapt_mimo(json_t *out, const struct source *src, struct qt_err *err)
+{
+    static const char key[] = "sliding_window_size";
+    size_t before = 0;
+    int rc = QT_OK;
+    if (config_given(out, key)) {
+        QT_TRY(config_read_size(&before, src, key, CONFIG_POSITIONS, err));
+        if (json_object_set_new(out, "sliding_window", json_integer((json_int_t)before + 1)) < 0)
+            rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    }
+done:
+    return rc;
+}
+
+/* Replaces a list of 0 and 1 by the list `key` of the names for 0 and 1, unless there is one. */
+static int name_flags(json_t *out, const char *key, const json_t *flags, const char *zero,
+                      const char *one, struct qt_err *err)
+{
+    json_t *names = NULL;
+    int rc = QT_OK;
+    if (!json_is_array(flags) || config_given(out, key))
+        return QT_OK;
+    names = json_array();
+    for (size_t i = 0; names && i < json_array_size(flags); i++) {
+        const bool set = json_integer_value(json_array_get(flags, i)) != 0;
+        if (json_array_append_new(names, json_string(set ? one : zero)) < 0) {
+            json_decref(names);
+            names = NULL;
+        }
+    }
+    if (!names || json_object_set_new(out, key, names) < 0)
+        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    return rc;
+}
+
+static const char sparse_key[] = "sparse_attention_config";
+
+int config_adapt_minimax_m3(json_t *out, const struct source *src, struct qt_err *err)
+{
+    const json_t *sparse = json_object_get(out, sparse_key);
+    int rc;
+    if (config_no_object(out, sparse_key))
+        return qt_fail(err, QT_E_INPUT, src->path, NULL, "'%s' is not an object", sparse_key);
+    QT_TRY(name_flags(out, "mlp_layer_types", json_object_get(out, "moe_layer_freq"), "dense",
+                      "sparse", err));
+    QT_TRY(name_flags(out, "layer_types", json_object_get(sparse, "sparse_attention_freq"),
+                      "full_attention", "minimax_m3_sparse", err));
+done:
+    return rc;
+}
+
+/* Sparse attention to index_topk_blocks blocks of index_block_size keys: shorter sequences are
+ * dense. */
+int config_read_minimax_m3(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    const json_t *types = json_object_get(src->json, "layer_types");
+    const json_t *nested = json_object_get(src->json, sparse_key);
+    const struct source inner = {json_is_object(nested) ? nested : src->json, src->root, src->path};
+    size_t block = 128, blocks = 16, rotary = cfg->rope.dim;
+    bool sparse = false;
+    int rc;
+    QT_TRY(config_read_gpt_oss(cfg, src, err));
+    QT_TRY(config_read_size(&rotary, src, "rotary_dim", CONFIG_WIDTH, err));
+    if (rotary != cfg->rope.dim) /* transformers does not read it */
+        QT_TRY(config_unsupported(src, "rotary_dim", "not what partial_rotary_factor gives", err));
+    QT_TRY(config_read_size(&block, src, "index_block_size", CONFIG_WIDTH, err));
+    QT_TRY(config_read_size(&blocks, src, "index_topk_blocks", CONFIG_WIDTH, err));
+    QT_TRY(config_read_size(&block, &inner, "sparse_block_size", CONFIG_WIDTH, err));
+    QT_TRY(config_read_size(&blocks, &inner, "sparse_topk_blocks", CONFIG_WIDTH, err));
+    for (size_t i = 0; i < cfg->info.layers; i++) {
+        const char *type = json_string_value(json_array_get(types, i));
+        sparse = sparse || (type && strcmp(type, cfg->arch->sparse_type) == 0);
+    }
+    if (sparse)
+        cfg->info.max_positions = qt_min_size(cfg->info.max_positions, block * blocks);
+done:
+    return rc;
+}
+
+int config_read_iquestcoder(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    (void)cfg;
+    return refuse_true(src, "use_sliding_window", err);
+}
+
+int config_read_hy_v3(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    (void)cfg;
+    return refuse_true(src, "mlp_bias", err); /* of dense MLPs and the shared expert only */
+}
+
+int config_read_sarvam_moe(struct config *cfg, const struct source *src, struct qt_err *err)
+{
+    static const char key[] = "use_qk_norm";
+    bool normed = true;
+    int rc = qt_json_get_bool(&normed, src->json, key, src->path, err);
+    (void)cfg;
+    return rc == QT_OK && !normed ? config_unsupported(src, key, "false", err) : rc;
+}

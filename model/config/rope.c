@@ -214,10 +214,9 @@ static int scale(const struct scaling *s, const char *type, struct qt_err *err)
     static const struct {
         const char *type;
         int (*fn)(const struct scaling *s, struct qt_err *err);
-    } known[] = {{"dynamic", scale_dynamic},
-                 {"linear", scale_linear},
-                 {"llama3", scale_llama3},
-                 {"yarn", scale_yarn},
+    } known[] = {{"dynamic", scale_dynamic},    {"linear", scale_linear},
+                 {"llama3", scale_llama3},      {"yarn", scale_yarn},
+                 {"deepseek_yarn", scale_yarn}, /* of Sarvam */
                  {"longrope", scale_longrope}};
     if (s->cfg->arch->layer_heads && strcmp(type, "proportional") == 0)
         return scale_proportional(s, err);

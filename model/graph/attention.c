@@ -8,6 +8,7 @@ static size_t scratch_floats(const struct config *cfg)
     return 2 * (q + kv) + (cfg->arch->gated                   ? 3 * q
                            : cfg->arch->grouped_qkv           ? q + 2 * kv
                            : cfg->arch->parts[ROLE_ATTN_GATE] ? q
+                           : cfg->value_dim                   ? q
                                                               : 0);
 }
 
@@ -81,9 +82,24 @@ static int copy_kept(float *k, float *v, size_t width, bool back, const struct l
     return rc;
 }
 
-/* Keys and values of x, with norms and rotary embedding. */
-static int make_keys(float *k, float *v, const float *x, bool grouped, const struct layer_run *r,
-                     struct qt_err *err)
+/* Values that are narrower than keys, with zeros behind them. narrow: [m][KV heads][value_dim]. */
+static int make_values(float *v, float *narrow, const float *x, const struct layer_run *r,
+                       struct qt_err *err)
+{
+    const struct heads *heads = &r->layer->def->heads;
+    const size_t n = r->layer->model->cfg.value_dim, rows = r->m * heads->kv;
+    struct qt_backend *be = r->layer->be;
+    int rc;
+    QT_TRY(layer_linear(r, ROLE_V, narrow, x, err));
+    QT_TRY(be->zero(be, v, rows * heads->dim * sizeof *v, err));
+    QT_TRY(be->copy_columns(be, v, heads->dim, narrow, n, n, rows, err));
+done:
+    return rc;
+}
+
+/* Keys and values of x, with norms and rotary embedding. narrow: of make_values. */
+static int make_keys(float *k, float *v, float *narrow, const float *x, bool grouped,
+                     const struct layer_run *r, struct qt_err *err)
 {
     struct qt_layer *l = r->layer;
     const struct heads *heads = &l->def->heads;
@@ -96,7 +112,8 @@ static int make_keys(float *k, float *v, const float *x, bool grouped, const str
     if (heads->keys_are_values)
         QT_TRY(l->be->copy(l->be, v, k, r->m * width * sizeof *v, err));
     else if (!grouped)
-        QT_TRY(layer_linear(r, ROLE_V, v, x, err));
+        QT_TRY(l->model->cfg.value_dim ? make_values(v, narrow, x, r, err)
+                                       : layer_linear(r, ROLE_V, v, x, err));
     if (l->model->cfg.clip_qkv > 0) /* v follows k */
         QT_TRY(l->be->clip(l->be, k, l->model->cfg.clip_qkv, 2 * r->m * width, err));
     if (l->model->cfg.arch->value_norm)
@@ -165,7 +182,7 @@ int attention_run(bool *stop, float *out, const float *x, const struct layer_run
                    : make_queries(q, gate, both, x, r, err));
     if (l->model->cfg.clip_qkv > 0)
         QT_TRY(l->be->clip(l->be, q, l->model->cfg.clip_qkv, r->m * width, err));
-    QT_TRY(make_keys(k, v, x, grouped, r, err));
+    QT_TRY(make_keys(k, v, gate, x, grouped, r, err));
     QT_TRY(layer_heads(r, ROLE_Q_NORM, q, q, info->heads, err));
     if (l->no_rope && l->model->cfg.floor_beta > 0)
         QT_TRY(layer_scale_queries(r, q, width, floor_growth, err));
@@ -173,6 +190,11 @@ int attention_run(bool *stop, float *out, const float *x, const struct layer_run
     QT_TRY(attend(y, q, keys, values, &a, r, err));
     if (gated)
         QT_TRY(l->be->activate(l->be, y, gate, y, QT_ACT_SIGMOID, r->m * width, err));
+    if (l->model->cfg.value_dim) {
+        QT_TRY(l->be->copy_columns(l->be, gate, l->model->cfg.value_dim, y, heads->dim,
+                                   l->model->cfg.value_dim, r->m * info->heads, err));
+        attended = gate;
+    }
     QT_TRY(layer_input(&attended, stop, r, ROLE_O, err));
     if (!*stop)
         QT_TRY(layer_linear(r, ROLE_O, out, attended, err));

@@ -78,6 +78,21 @@ done:
     return rc;
 }
 
+size_t qt_model_outer_floats(const struct qt_model *m)
+{
+    const struct part *parts[] = {&m->embed, &m->positions,   &m->project_in,    &m->project_out,
+                                  &m->head,  &m->layer_embed, &m->layer_project, &m->transform};
+    size_t sum = 0, largest = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (parts[i]->weight) {
+            sum += part_count(parts[i]);
+            largest = qt_max_size(largest, part_count(parts[i]));
+        }
+    for (size_t i = 0; m->altup_in && i + 1 < m->cfg.altup; i++)
+        sum += part_count(&m->altup_in[i]) + part_count(&m->altup_out[i]);
+    return sum + largest + 2 * HEAD_TOKENS * m->layer_embed.k;
+}
+
 int qt_embed_head_open(struct qt_embed_head **out, const struct qt_model *model,
                        const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
 {

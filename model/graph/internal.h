@@ -207,8 +207,10 @@ struct arch {
     const char *experts, *shared, *dense;
     /* The shared expert stores GATE_UP, with these names, where routed ones have GATE and UP. */
     const char *shared_gate_up, *shared_down;
-    const char *experts_switch; /* key that enables the experts, default false; NULL: always */
-    bool experts_optional;      /* num_local_experts may be 0 */
+    const char
+        *routed_parts[EXPERT_ROLES]; /* names of routed experts' parts; NULL: as in `parts` */
+    const char *experts_switch;      /* key that enables the experts, default false; NULL: always */
+    bool experts_optional;           /* num_local_experts may be 0 */
     struct arch_flag normalize_routing; /* routing weights of the chosen experts sum to 1 */
     bool sigmoid_router;                /* scores are sigmoids, not a softmax */
     bool sparse_mixer;                  /* see experts.c; reads router_jitter_noise */
@@ -262,12 +264,14 @@ struct arch {
     size_t window_period;
     const char *positions_key; /* the model is run on at most so many tokens; NULL: no such key */
     size_t positions_most;     /* its default */
+    const char *sparse_type;   /* another name of attention in layer_types; NULL: none */
     bool chunked;              /* reads attention_chunk_size */
     size_t window_from;        /* default of max_window_layers; 0: 28 */
     bool window_switch;        /* reads use_sliding_window, default false */
     size_t window_size;        /* default of sliding_window; 0: 4096 */
     bool window_given; /* without the key sliding_window there is no window (else: the default) */
     bool window_optional; /* with WINDOW_PATTERN: sliding_window null means no window */
+    bool first_global;    /* without layer_types, the first layer has no window */
     bool last_global;     /* the last layer has no window, whatever layer_types says */
     enum no_rope_rule no_rope;
     bool norms_of_all_heads; /* Q_NORM and K_NORM normalize all attention heads together */
@@ -281,6 +285,9 @@ struct arch {
     bool value_norm;            /* values pass a norm without weights */
     bool shared_keys;           /* reads num_kv_shared_layers, default `shared_layers` */
     size_t shared_layers;
+    /* Layers with a window have twice the KV heads, and only they have SINKS; reads v_head_dim, default
+     * value_dim, the width of values. */
+    bool window_heads;
     bool layer_heads;  /* layers without a window have other heads: reads global_head_dim */
     bool latent;       /* MIXER_LATENT: reads q_lora_rank and the like */
     bool delta;        /* some layers are MIXER_DELTA, by layer_types or full_attention_interval */
@@ -367,6 +374,7 @@ struct config {
     bool altup_scaled;    /* there is ALTUP_SCALE */
     float *cutoffs;       /* [layers] of gates, see the drawing; -INFINITY: none; or NULL */
     bool wide_shared;     /* layers with shared keys and values have an MLP of twice the width */
+    size_t value_dim;     /* channels of a value, fewer than those of a head; 0: as many */
     size_t o_width;       /* channels of the input of O, at most */
     struct {
         size_t key_heads, value_heads, key_dim, value_dim, kernel;

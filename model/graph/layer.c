@@ -172,7 +172,8 @@ static bool same_shapes(const struct layer_def *a, const struct layer_def *b)
     return a->experts == b->experts && a->mixer == b->mixer && a->heads.kv == b->heads.kv &&
            a->heads.dim == b->heads.dim && a->heads.keys_are_values == b->heads.keys_are_values &&
            a->heads.shared == b->heads.shared &&
-           !a->parts[ROLE_ATTN_IN].weight == !b->parts[ROLE_ATTN_IN].weight;
+           !a->parts[ROLE_ATTN_IN].weight == !b->parts[ROLE_ATTN_IN].weight &&
+           !a->parts[ROLE_SINKS].weight == !b->parts[ROLE_SINKS].weight;
 }
 
 int qt_layer_load(struct qt_layer *l, size_t layer, const struct qt_weights *w, struct qt_err *err)

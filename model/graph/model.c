@@ -163,7 +163,7 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
     const int in = expert_input(layer, expert, false), down = expert_input(layer, expert, true);
     const size_t q_rank = cfg->latent.q_rank, kv_rank = cfg->latent.kv_rank;
     const size_t qk = cfg->latent.nope + cfg->latent.rope;
-    const size_t dim = layer->heads.dim;
+    const size_t dim = layer->heads.dim, value_dim = cfg->value_dim ? cfg->value_dim : dim;
     size_t h = info->hidden, q = info->heads * dim, kv = layer->heads.kv * dim;
     const size_t keys = 2 * cfg->delta.key_heads * cfg->delta.key_dim; /* queries, too */
     const size_t values = cfg->delta.value_heads * cfg->delta.value_dim;
@@ -189,8 +189,12 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
     case ROLE_K:
         return (struct qt_linear){.n = kv, .k = h, .input = 0, .feeds = -1};
     case ROLE_V:
-        return (struct qt_linear){
-            .n = kv, .k = h, .input = 0, .feeds = 1, .feeds_rows = kv, .feeds_scale = true};
+        return (struct qt_linear){.n = layer->heads.kv * value_dim,
+                                  .k = h,
+                                  .input = 0,
+                                  .feeds = cfg->value_dim ? -1 : 1,
+                                  .feeds_rows = kv,
+                                  .feeds_scale = true};
     case ROLE_Q_A:
         return (struct qt_linear){.n = q_rank, .k = h, .input = 0, .feeds = -1};
     case ROLE_KV_A:
@@ -250,11 +254,11 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
     case ROLE_SSM_NORM:
         return (struct qt_linear){.n = ssm_values(cfg), .input = -1, .feeds = -1};
     case ROLE_O:
-        return (struct qt_linear){.n = h,
-                                  .k = layer->mixer == MIXER_LATENT ? cfg->o_width : q,
-                                  .input =
-                                      layer->mixer == MIXER_LATENT ? layer->mixer_inputs - 1 : 1,
-                                  .feeds = -1};
+        return (struct qt_linear){
+            .n = h,
+            .k = layer->mixer == MIXER_LATENT ? cfg->o_width : info->heads * value_dim,
+            .input = layer->mixer == MIXER_LATENT ? layer->mixer_inputs - 1 : 1,
+            .feeds = -1};
     case ROLE_SSM_OUT:
         return (struct qt_linear){
             .n = h, .k = ssm_values(cfg), .input = layer->mixer_inputs - 1, .feeds = -1};
@@ -370,6 +374,9 @@ static const char *role_name(const struct config *cfg, const struct layer_def *l
     if (cfg->parallel && cfg->parallel_norms && arch->parallel_attn_in &&
         (role == ROLE_ATTN_IN || role == ROLE_MLP_IN))
         return role == ROLE_ATTN_IN ? arch->parallel_attn_in : arch->parallel_mlp_in;
+    if (role >= ROLE_GATE_UP && layer->experts && !shared &&
+        arch->routed_parts[role - ROLE_GATE_UP])
+        return arch->routed_parts[role - ROLE_GATE_UP];
     if (!shared || !arch->shared_gate_up)
         return arch->parts[role];
     return role == ROLE_GATE_UP ? arch->shared_gate_up
@@ -459,6 +466,7 @@ static bool layer_has(const struct config *cfg, const struct layer_def *layer, e
            (role != ROLE_ATTN_IN || !cfg->arch->first_bare || layer->index > 0) &&
            (!layer->heads.shared || (role != ROLE_K && role != ROLE_V && role != ROLE_K_NORM)) &&
            (cfg->per_layer || role < ROLE_PER_LAYER_GATE || role > ROLE_PER_LAYER_NORM) &&
+           (role != ROLE_SINKS || !cfg->arch->window_heads || cfg->windows[layer->index]) &&
            (cfg->altup_scaled || role != ROLE_ALTUP_SCALE) &&
            (cfg->head_norms || (role != ROLE_Q_NORM && role != ROLE_K_NORM));
 }

@@ -83,8 +83,8 @@ done:
 
 int qt_tokenizer_file_open(struct qt_tokenizer_file *out, const char *dir, struct qt_err *err)
 {
-    static const char *const names[] = {"tokenizer.json", "tekken.json", "tiktoken.model",
-                                        "tokenizer.model"};
+    static const char *const names[] = {"tokenizer.json", "tekken.json", QT_QWEN_TOKENS,
+                                        "tiktoken.model", "tokenizer.model"};
     enum { NAMES = sizeof names / sizeof *names };
     size_t found = 0;
     int rc;

@@ -27,6 +27,9 @@
 /* The largest published tokenizer.json files have about 35 MB. */
 #define QT_TOKENIZER_LIMIT ((size_t)256 << 20)
 
+/* Qwen (1): the name says whose pattern and special tokens belong to the file. */
+#define QT_QWEN_TOKENS "qwen.tiktoken"
+
 /* ---- files (files.c) ------------------------------------------------------------------------ */
 
 struct qt_tokenizer_file {

@@ -2,7 +2,8 @@
  * Byte-level BPE whose merges follow from the ranks of tokens: two adjacent tokens merge if they
  * make a token, the one with the lowest rank first.
  *
- *   tiktoken    lines "BASE64 RANK"; id = rank. Patterns and special tokens are not in the file.
+ *   tiktoken    lines "BASE64 RANK"; id = rank. Patterns and special tokens are not in the file: they
+ *               are those of Qwen (1), by the name of the file, or of Llama 3 or Kimi.
  *   tekken      JSON; id = rank + number of special tokens, which have the ids below.
  */
 #include "model/tokenizer/internal.h"
@@ -18,6 +19,8 @@
 
 static const char llama3[] =
     CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" REST;
+static const char qwen[] =
+    CONTRACTIONS "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" REST;
 static const char kimi[] = "[\\p{Han}]+|[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" CONTRACTIONS
                            "?|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*" CONTRACTIONS
                            "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" REST;
@@ -273,16 +276,49 @@ done:
     return rc;
 }
 
+/* Those of Qwen (1), behind the tokens of the file. */
+static int add_qwen_tokens(struct maker *m)
+{
+    static const char *const names[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
+    enum { NAMED = sizeof names / sizeof *names, ALL = NAMED + 205 };
+    const size_t first = m->file->ranks.count;
+    char name[32];
+    int rc = QT_OK;
+    for (size_t i = 0; i < ALL; i++) {
+        snprintf(name, sizeof name, "<|extra_%zu|>", i - NAMED);
+        QT_TRY(add_special(m, i < NAMED ? names[i] : name, first + i, true));
+    }
+done:
+    return rc;
+}
+
+/* Text is normalized to NFC, and none of the special tokens precedes it. */
+static int read_qwen(struct maker *m)
+{
+    int rc;
+    QT_TRY(add_qwen_tokens(m));
+    QT_TRY(finish(m, qwen, NULL));
+    if (json_object_set_new(m->file->root, "normalizer", json_pack("{s:s}", "type", "NFC")) < 0)
+        rc = no_memory(m);
+done:
+    return rc;
+}
+
 int qt_tiktoken_read(struct qt_tokenizer_file *file, const char *data, size_t size,
                      const json_t *config, struct qt_err *err)
 {
     json_t *decoder = json_object_get(config, "added_tokens_decoder");
     const char *class = json_string_value(json_object_get(config, "tokenizer_class"));
     const bool is_kimi = class && strcmp(class, "TikTokenTokenizer") == 0;
+    const bool is_qwen = strcmp(qt_base_name(file->path), QT_QWEN_TOKENS) == 0;
     struct maker m = {.file = file, .err = err};
     int rc;
     QT_TRY(start(&m));
     QT_TRY(add_lines(&m, data, size));
+    if (is_qwen) {
+        rc = read_qwen(&m);
+        goto done;
+    }
     QT_TRY(json_is_object(decoder) ? add_config_tokens(&m, decoder) : add_llama3_tokens(&m));
     QT_TRY(finish(&m, is_kimi ? kimi : llama3, is_kimi ? NULL : "<|begin_of_text|>"));
 done:

@@ -80,3 +80,18 @@ $ qtool plan $MODELS/phi4mm --scheme nf4 --tensor self_attn=nf4 2>/dev/null
 > model.layers.0.self_attn.qkv_proj.base_layer.weight .* nf4
 $ qtool eval $MODELS/phi4mm --data $MODELS/phi4mm/ids.u16 --seqlen 40 -q
 > perplexity
+
+# Layers with a window have other heads, and values are narrower than keys; experts whose names
+# differ from those of the shared expert, and matrices of sparse attention, which are not run.
+$ qtool quantize $MODELS/mimo_v2_flash -o mimo --scheme fp6:e=2 --tensor '_proj=fp6:e=2' --data $MODELS/mimo_v2_flash/ids.u16 --seqlen 40 -q
+$ qtool eval mimo --ref $MODELS/mimo_v2_flash --data $MODELS/mimo_v2_flash/ids.u16 --seqlen 40 --gate 'kld_mean<=0.1' -q
+$ qtool quantize $MODELS/minimax_m3 -o m3 --scheme fp6:e=2 --tensor '(attn.[qkvo]|mlp.*|experts.*)(_proj|w[123]).weight=fp6:e=2' --data $MODELS/minimax_m3/ids.u16 --seqlen 40 -q
+$ qtool inspect m3
+> layers.1.block_sparse_moe.experts.3.w2.weight .*method=gptq
+> layers.1.block_sparse_moe.shared_experts.down_proj.weight .*method=gptq
+> layers.0.mlp.up_proj.weight .*method=gptq
+$ qtool plan $MODELS/minimax_m3 --scheme nf4
+> layers.1.self_attn.index_q_proj.weight .*copied: gate
+$ qtool eval $MODELS/minimax_m3 --data $MODELS/minimax_m3/ids.u16 --seqlen 49 -q
+? 2
+2 exceed the model's 48 positions

@@ -613,6 +613,55 @@ MODELS |= {
         layer_types=["chunked_attention", "full_attention", "chunked_attention"],
         no_rope_layers=[1, 0, 1], floor_scale=16), {}),
 }
+MIMO = TINY | dict(head_dim=6, v_head_dim=4, num_key_value_heads=1, sliding_window=7,
+                   moe_intermediate_size=8, n_routed_experts=4, num_experts_per_tok=2)
+MODELS |= {
+    "mimo_v2_flash": ("mimo_v2_flash", MIMO | dict(
+        num_hidden_layers=3, layer_types=["full_attention", "sliding_attention", "full_attention"],
+        n_group=2, topk_group=1, rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 500.0,
+                               "partial_rotary_factor": 0.7},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0,
+                                  "partial_rotary_factor": 0.7}}), {"rms_norm_eps": None}),
+}
+MODELS |= {
+    "minimax_m3": ("minimax_m3_vl", dict(
+        text_config=TINY | dict(
+            intermediate_size=8, head_dim=8, num_local_experts=4, num_experts_per_tok=2,
+            dense_intermediate_size=24, shared_intermediate_size=12, rotary_dim=4,
+            mlp_layer_types=["dense", "sparse"], index_n_heads=2, index_head_dim=8,
+            index_block_size=16, index_topk_blocks=3, rope_parameters={
+                "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+            layer_types=["full_attention", "minimax_m3_sparse"]),
+        projector_hidden_size=16, vision_config=dict(
+            hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
+            image_size=28, patch_size=14)), {"m3": True}),
+}
+SARVAM = GLM_TINY | dict(num_hidden_layers=2)
+MODELS |= {
+    "mellum": ("mellum", TINY | dict(
+        head_dim=8, moe_intermediate_size=8, num_local_experts=4, num_experts_per_tok=2,
+        sliding_window=7, mlp_layer_types=["dense", "sparse"],
+        layer_types=["full_attention", "sliding_attention"], rope_parameters={
+            "full_attention": YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}), {}),
+    "hy_v3": ("hy_v3", TINY | dict(
+        head_dim=6, moe_intermediate_size=8, num_experts=4, num_experts_per_tok=2,
+        num_shared_experts=2), {"rms_norm_eps": None, "mlp_layer_types": None,
+                                "router_scaling_factor": None}),
+    "granitemoe_swa": ("granitemoe_swa", MOE_TINY | dict(
+        shared_intermediate_size=12, sliding_window=7, embedding_multiplier=3.0,
+        attention_multiplier=0.3, residual_multiplier=0.4, logits_scaling=2.5,
+        layer_rope_theta=[0, 10000.0]), {"layer_types": None}),
+    "sarvam_moe": ("sarvam_moe", SARVAM | dict(n_shared_experts=2, attention_bias=True), {
+        "rope_parameters": None, "routed_scaling_factor": None, "n_shared_experts": None,
+        "num_shared_experts": 2, "attention_bias": None, "use_qkv_bias": True}),
+    "iquestcoder": ("iquestcoder", TINY | dict(
+        num_hidden_layers=1, head_dim=6, attention_bias=True, mlp_bias=True), {
+        "rms_norm_eps": None}),
+    "sarvam_mla": ("sarvam_mla", LATENT_MOE | dict(q_lora_rank=None, rope_parameters=YARN | {
+        "mscale": 0.8, "mscale_all_dim": 0.7}), {"rms_norm_eps": None}),
+}
 # Compared by --check only: the same decoders with other options or the names of multimodal models.
 CHECKED = {
     "falcon_h1_plain": ("falcon_h1", MAMBA | dict(
@@ -651,6 +700,16 @@ CHECKED = {
         num_kv_shared_layers=3, altup_correct_scale=True, activation_sparsity_pattern=None), {
             "layer_types": None, "rope_parameters": None, "rope_theta": 3000.0,
             "rope_local_base_freq": 50.0}),
+    # As published; head_dim 6 has no rotary channels by the default factor.
+    "mimo_v2_flash_old_keys": ("mimo_v2_flash", MIMO | dict(
+        num_hidden_layers=7, head_dim=12, num_attention_heads=2, routed_scaling_factor=1.0,
+        attention_value_scale=None, attention_bias=True), {
+            "layer_types": None, "mlp_layer_types": None, "rope_parameters": None,
+            "rms_norm_eps": None, "layernorm_epsilon": 1e-5, "sliding_window_size": 6,
+            "routed_scaling_factor": "null", "rope_theta": 5e6, "swa_rope_theta": 1e4,
+            "swa_num_key_value_heads": 2, "swa_head_dim": 12, "swa_v_head_dim": 4,
+            "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1], "moe_layer_freq": [0] + [1] * 6,
+            "scoring_func": "sigmoid", "topk_method": "noaux_tc", "n_shared_experts": "null"}),
     "phi4_multimodal": ("phi4_multimodal", PHI4 | dict(sliding_window=9), {}),
     "llama4_all_chunks": ("llama4_text", TINY | dict(
         head_dim=6, intermediate_size=8, num_local_experts=4, num_experts_per_tok=1,
@@ -749,6 +808,16 @@ def write_config(directory, edits):
             one = text.pop("per_layer_config").popitem()[1]
             text |= {"global_head_dim": one["head_dim"],
                      "num_global_key_value_heads": one["num_key_value_heads"]}
+        elif key == "m3":  # as published
+            text = config["text_config"]
+            text["moe_layer_freq"] = [int(t == "sparse") for t in text.pop("mlp_layer_types")]
+            text["sparse_attention_config"] = {
+                "sparse_attention_freq": [int("sparse" in t) for t in text.pop("layer_types")],
+                "sparse_block_size": text.pop("index_block_size"),
+                "sparse_topk_blocks": text.pop("index_topk_blocks"),
+                "sparse_num_index_heads": text.pop("index_n_heads"),
+                "sparse_index_dim": text.pop("index_head_dim")}
+            text["hidden_act"] = "swigluoai"
         elif key == "flat":
             config = config.pop("text_config") | config
         elif value is None:

@@ -503,7 +503,18 @@ def tiktoken_files(program, texts, text):
             failed += not compare_ids(program, directory, "tiktoken " + name, texts, want)
             failed += not compare_text(program, directory, "tiktoken " + name, want[-900:], [
                 reference.decode(w) for w in want[-900:]])
-        os.remove(os.path.join(directory, "tiktoken.model"))
+        os.rename(os.path.join(directory, "tiktoken.model"),
+                  os.path.join(directory, "qwen.tiktoken"))
+        names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+        names += [f"<|extra_{i}|>" for i in range(205)]
+        reference = tiktoken.Encoding(
+            "x", pat_str=QWEN2, mergeable_ranks=ranks,
+            special_tokens={s: len(tokens) + i for i, s in enumerate(names)})
+        mixed = texts + ["<|im_start|>user\ne\u0301<|im_end|><|extra_204|>"]
+        want = [reference.encode(unicodedata.normalize("NFC", t), allowed_special="all")
+                for t in mixed]
+        failed += not compare_ids(program, directory, "qwen.tiktoken", mixed, want)
+        os.remove(os.path.join(directory, "qwen.tiktoken"))
         with open(os.path.join(directory, "tekken.json"), "w") as f:
             json.dump({"config": {"pattern": O200K, "default_vocab_size": len(tokens) + 20,
                                   "default_num_special_tokens": 30},
@@ -516,7 +527,7 @@ def tiktoken_files(program, texts, text):
         clean = [t for t in texts if not any(s in t for s in ("<s>", "</s>", "<unk>", "[INST]"))]
         want = [[1] + [30 + i for i in reference.encode_ordinary(t)] for t in clean]
         failed += not compare_ids(program, directory, "tekken", clean, want, special=True)
-    return failed, 5
+    return failed, 6
 
 
 def byte_chars():

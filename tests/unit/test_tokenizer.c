@@ -779,6 +779,7 @@ static void test_ranks(void **state)
         {"tekken.json", "[]", "no \"config\" object"},
         {"tokenizer.model", "YQ== 0\nYg== 1\nYWI= 2\n", "3 2 0"},
         {"tiktoken.model", "YQ== 0\r\nYg== 1\r\nYWI= 2", "3 2 0"},
+        {"qwen.tiktoken", "YQ== 0\nYg== 1\nYWI= 2\n", "2 0"},
         {"tokenizer.model", "YQ== 0\nYQ== 1\n", "appears twice"},
         {"tokenizer.model", "YQ== 0\nYg== x\n", "line 'Yg== x' is not a token"},
         {"tokenizer.model", "YQ== 99999999999\n", "no valid rank"},
