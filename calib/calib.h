@@ -146,6 +146,10 @@ int qt_calibrate_check(const struct qt_qcal *q, const struct qt_ckpt *ckpt,
  * half-octave bin that contains it. */
 double qt_hist_quantile(const uint32_t hist[QT_HIST_BINS], float absmax, double q);
 
+/* Replaces absmax and hist, which cover this rank's tokens, by those of all ranks, which all call
+ * it. */
+int qt_channels_join(struct qt_channels *c, size_t k, struct qt_comm *comm, struct qt_err *err);
+
 struct qt_channels_summary {
     size_t tokens;
     double rms;    /* over channels and tokens; 0 without tokens */

@@ -195,10 +195,9 @@ static int run_blocks(struct run *r, size_t layer,
     return rc;
 }
 
-/* Adds up what the ranks have counted. */
-static int join_counts(struct qt_channels *c, struct run *r, size_t k, struct qt_err *err)
+int qt_channels_join(struct qt_channels *c, size_t k, struct qt_comm *comm, struct qt_err *err)
 {
-    const size_t size = qt_comm_size(r->opt->comm);
+    const size_t size = qt_comm_size(comm);
     float *absmax = NULL;
     uint32_t *hist = NULL;
     int rc = QT_OK;
@@ -206,8 +205,8 @@ static int join_counts(struct qt_channels *c, struct run *r, size_t k, struct qt
         return QT_OK;
     QT_TRY(qt_array_new(&absmax, size, k * sizeof *absmax, err));
     QT_TRY(qt_array_new(&hist, size, k * QT_HIST_BINS * sizeof *hist, err));
-    QT_TRY(qt_comm_gather(r->opt->comm, absmax, c->absmax, k * sizeof *absmax, err));
-    QT_TRY(qt_comm_gather(r->opt->comm, hist, c->hist, k * QT_HIST_BINS * sizeof *hist, err));
+    QT_TRY(qt_comm_gather(comm, absmax, c->absmax, k * sizeof *absmax, err));
+    QT_TRY(qt_comm_gather(comm, hist, c->hist, k * QT_HIST_BINS * sizeof *hist, err));
     memset(c->hist, 0, k * QT_HIST_BINS * sizeof *hist);
     for (size_t i = 0; i < size * k; i++)
         c->absmax[i % k] = absmax[i] > c->absmax[i % k] ? absmax[i] : c->absmax[i % k];
@@ -266,7 +265,7 @@ static int store_input(struct run *r, size_t layer, size_t i, struct qt_err *err
     QT_TRY(be->download(be, c.hist, from->hist, k * QT_HIST_BINS * sizeof *c.hist, err));
     QT_TRY(qt_array_new(&h, k * k, sizeof *h, err));
     QT_TRY(be->download(be, h, r->gram[i], k * k * sizeof *h, err));
-    QT_TRY(join_counts(&c, r, k, err));
+    QT_TRY(qt_channels_join(&c, k, r->opt->comm, err));
     if (r->writer)
         QT_TRY(qt_qcal_put(r->writer, layer, r->input + i, h, &c, r->weights.dir, err));
 done:

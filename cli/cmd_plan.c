@@ -346,9 +346,10 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         rc = budget_check(&o->budget, o->scheme, false, err);
     if (rc == QT_OK && device_number(o->common.device) >= 0 &&
         !(budget_wanted(&o->budget) && o->calibration.data.count))
-        rc = qt_fail(err, QT_E_USAGE, NULL, NULL,
-                     "--device cuda: the GPU measures schemes, which plan does only with --data and "
-                     "--target-bpw or --target-size");
+        rc =
+            qt_fail(err, QT_E_USAGE, NULL, NULL,
+                    "--device cuda: the GPU measures schemes, which plan does only with --data and "
+                    "--target-bpw or --target-size");
     if (rc < 0)
         return rc;
     QT_TRY(rules_parse(&rules, &o->tensor, err));

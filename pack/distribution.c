@@ -1,5 +1,5 @@
-/* The distribution of a matrix's weights for the report: a histogram of magnitudes, and the input
- * channels that stand out. */
+/* The distributions of a matrix's weights and of a linear's inputs for the report: a histogram of
+ * magnitudes, and the channels that stand out. */
 #include "pack/run.h"
 
 #include <math.h>
@@ -39,6 +39,15 @@ static int measure_tile(void *ctx, size_t tile, int thread, struct qt_err *err)
     return QT_OK;
 }
 
+/* Of values[rows][k]. */
+struct figures {
+    const float *absmax; /* per channel */
+    const double *sum2;  /* per channel */
+    double rows;
+    size_t k;
+    uint64_t hist[QT_HIST_BINS];
+};
+
 /* The bins from the first to the last that is not empty. */
 static json_t *histogram_json(size_t *first, uint64_t hist[QT_HIST_BINS])
 {
@@ -56,14 +65,14 @@ static json_t *histogram_json(size_t *first, uint64_t hist[QT_HIST_BINS])
     return bins;
 }
 
-/* The channels with the largest weights, in descending order. Arrays, as objects take much more
+/* The channels with the largest values, in descending order. Arrays, as objects take much more
  * memory. */
-static json_t *channels_json(const struct distribution *d)
+static json_t *channels_json(const struct figures *f)
 {
     size_t top[CHANNELS], n = 0;
-    for (size_t j = 0; j < d->w->k; j++) {
+    for (size_t j = 0; j < f->k; j++) {
         size_t at = n;
-        while (at > 0 && d->absmax[top[at - 1]] < d->absmax[j])
+        while (at > 0 && f->absmax[top[at - 1]] < f->absmax[j])
             at--;
         if (at == CHANNELS)
             continue;
@@ -73,32 +82,29 @@ static json_t *channels_json(const struct distribution *d)
     }
     json_t *channels = json_array();
     for (size_t i = 0; i < n; i++)
-        if (json_array_append_new(
-                channels, json_pack("[I, f, f]", (json_int_t)top[i], (double)d->absmax[top[i]],
-                                    sqrt(d->sum2[top[i]] / (double)d->w->n))) < 0) {
+        if (json_array_append_new(channels, json_pack("[I, f, f]", (json_int_t)top[i],
+                                                      (double)f->absmax[top[i]],
+                                                      sqrt(f->sum2[top[i]] / f->rows))) < 0) {
             json_decref(channels);
             return NULL;
         }
     return channels;
 }
 
-static json_t *distribution_json(const struct distribution *d, size_t tiles)
+/* *out is owned. */
+static int figures_json(json_t **out, struct figures *f, struct qt_err *err)
 {
-    uint64_t hist[QT_HIST_BINS] = {0};
     double sum2 = 0, absmax = 0;
     size_t first;
-    for (size_t tile = 0; tile < tiles; tile++)
-        for (size_t b = 0; b < QT_HIST_BINS; b++)
-            hist[b] += d->hist[tile][b];
-    for (size_t j = 0; j < d->w->k; j++) {
-        sum2 += d->sum2[j];
-        absmax = fmax(absmax, (double)d->absmax[j]);
+    for (size_t j = 0; j < f->k; j++) {
+        sum2 += f->sum2[j];
+        absmax = fmax(absmax, (double)f->absmax[j]);
     }
-    json_t *bins = histogram_json(&first, hist);
-    return json_pack("{s:f, s:f, s:I, s:o, s:o}", "rms",
-                     sqrt(sum2 / ((double)d->w->n * (double)d->w->k)), "absmax", absmax,
-                     "first_bin", (json_int_t)first, "histogram", bins, "channels",
-                     channels_json(d));
+    json_t *bins = histogram_json(&first, f->hist);
+    *out = json_pack("{s:f, s:f, s:I, s:o, s:o}", "rms", sqrt(sum2 / (f->rows * (double)f->k)),
+                     "absmax", absmax, "first_bin", (json_int_t)first, "histogram", bins,
+                     "channels", channels_json(f));
+    return *out ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
 }
 
 int qt_run_distribution(json_t **out, const struct qt_matrix *w, struct qt_err *err)
@@ -111,12 +117,27 @@ int qt_run_distribution(json_t **out, const struct qt_matrix *w, struct qt_err *
     QT_TRY(qt_array_new(&d.sum2, w->k, sizeof *d.sum2, err));
     QT_TRY(qt_array_new(&d.hist, tiles, sizeof *d.hist, err));
     QT_TRY(qt_parallel(tiles, measure_tile, &d, err));
-    *out = distribution_json(&d, tiles);
-    if (!*out)
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    struct figures f = {d.absmax, d.sum2, (double)w->n, w->k, {0}};
+    for (size_t tile = 0; tile < tiles; tile++)
+        for (size_t b = 0; b < QT_HIST_BINS; b++)
+            f.hist[b] += d.hist[tile][b];
+    QT_TRY(figures_json(out, &f, err));
 done:
     qt_free(d.absmax);
     qt_free(d.sum2);
     qt_free(d.hist);
     return rc;
+}
+
+int qt_run_input_distribution(json_t **out, const struct qt_channels *c, size_t k,
+                              struct qt_err *err)
+{
+    const struct qt_channels_summary s = qt_channels_summarize(c, k);
+    struct figures f = {c->absmax, c->sum2, (double)s.tokens, k, {0}};
+    *out = NULL;
+    if (s.tokens == 0)
+        return QT_OK;
+    for (size_t i = 0; i < k * QT_HIST_BINS; i++)
+        f.hist[i % QT_HIST_BINS] += c->hist[i];
+    return figures_json(out, &f, err);
 }

@@ -71,17 +71,18 @@ json_t *qt_run_sections_json(const struct qt_packed *p)
     return sections;
 }
 
-/* Takes ownership of hessian and distribution, also on failure. */
+/* Takes ownership of hessian, distribution and input (NULL: none), also on failure. */
 static json_t *entry_json(const struct qt_tensor *t, const struct qt_packed *p,
                           const struct qt_error *error, json_t *hessian, json_t *distribution,
-                          uint32_t source_crc)
+                          json_t *input, uint32_t source_crc)
 {
-    json_t *entry = json_pack(
-        "{s:s, s:s, s:o, s:i, s:f, s:s, s:o, s:o, s:o, s:o, s:o}", "scheme", p->spec.text, "layout",
-        p->layout, "shape", shape_json(t->shape, 2), "scale_exp2", p->scale_exp2, "bpw",
-        qt_packed_bpw(p), "source_dtype", qt_dtype_name(t->dtype), "source_crc32",
-        qt_crc_json(source_crc), "sections", qt_run_sections_json(p), "error",
-        qt_run_error_json(error), "hessian", hessian, QT_RUN_DISTRIBUTION, distribution);
+    json_t *entry =
+        json_pack("{s:s, s:s, s:o, s:i, s:f, s:s, s:o, s:o, s:o, s:o, s:o, s:o*}", "scheme",
+                  p->spec.text, "layout", p->layout, "shape", shape_json(t->shape, 2), "scale_exp2",
+                  p->scale_exp2, "bpw", qt_packed_bpw(p), "source_dtype", qt_dtype_name(t->dtype),
+                  "source_crc32", qt_crc_json(source_crc), "sections", qt_run_sections_json(p),
+                  "error", qt_run_error_json(error), "hessian", hessian, QT_RUN_DISTRIBUTION,
+                  distribution, QT_RUN_INPUT, input);
     int failed = 0;
     if (entry && t->encoding)
         failed |= json_object_set_new(entry, "source_encoding", json_string(t->encoding));
@@ -181,6 +182,7 @@ struct finishing {
     struct qt_error error;
     bool measured; /* error is known */
     json_t *hessian;
+    json_t *input; /* NULL: none */
 };
 
 static void finishing_free(void *ctx)
@@ -190,6 +192,7 @@ static void finishing_free(void *ctx)
         qt_packed_free(&f->packed);
     qt_blob_free(&f->blob);
     json_decref(f->hessian);
+    json_decref(f->input);
     qt_free(f);
 }
 
@@ -207,7 +210,7 @@ static int finish_quantized(void *ctx, struct qt_err *err)
     QT_TRY(qt_run_distribution(&distribution, &f->w, err));
     QT_TRY(commit_item(run, f->i,
                        entry_json(run->plan.items[f->i].tensor, &f->packed, &f->error,
-                                  json_incref(f->hessian), distribution,
+                                  json_incref(f->hessian), distribution, json_incref(f->input),
                                   qt_crc32(0, f->blob.data, f->blob.size)),
                        err));
     run->seconds[f->i] += qt_clock() - start;
@@ -358,6 +361,11 @@ int qt_run_quantize_item(struct qt_packed *kept, struct qt_run *run, size_t i,
                               .name = t->name};
     QT_TRY(round_item(f, &spec, hessian->factor, place, &report, err));
     f->hessian = hessian_json(hessian, &report);
+    if (hessian->input) { /* another thread will count its references */
+        f->input = json_deep_copy(hessian->input);
+        if (!f->input)
+            QT_TRY(qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory"));
+    }
     if (kept) {
         QT_TRY(qt_packed_complete(&f->packed, &f->w, NULL, err));
         *kept = f->packed;

@@ -31,6 +31,7 @@ struct layer_run {
     struct undersampled *undersampled;
     int last_undersampled;     /* the expert that was counted last; -1: none */
     struct qt_sequential *seq; /* NULL if the statistics come from a file */
+    json_t *distribution;      /* of the current input; NULL: unknown */
     bool reload;               /* weights of the current input are not in the backend's memory */
     struct qt_weights current; /* of the run */
 };
@@ -150,6 +151,15 @@ static int factor_for(struct qt_factor *f, struct qt_backend *be, const struct q
     return factor_new(f, seen, linear->k, act, &opt, err);
 }
 
+/* True for the first of the linears with an input, whose entry describes the input. */
+static bool is_first(const struct layer_run *l, size_t i)
+{
+    for (size_t j = 0; j < i; j++)
+        if (l->linear[j].input == l->linear[i].input && !l->run->plan.items[l->item[j]].copied)
+            return false;
+    return true;
+}
+
 /* *in_place: the rounded weights are where the layer has them. */
 static int quantize_linear(bool *in_place, struct layer_run *l, struct qt_factor *f, size_t i,
                            const struct qt_observed *seen, struct qt_err *err)
@@ -158,7 +168,8 @@ static int quantize_linear(bool *in_place, struct layer_run *l, struct qt_factor
     struct qt_run_hessian hessian = {
         .is_expert = qt_model_expert(l->model, l->linear[i].layer, l->linear[i].input) >= 0,
         .routed_tokens = seen->routed_tokens,
-        .missing_tokens = seen->missing_tokens};
+        .missing_tokens = seen->missing_tokens,
+        .input = is_first(l, i) ? l->distribution : NULL};
     struct qt_arrange arrange;
     struct qt_err inner = {0};
     char why[sizeof inner.reason + 32] = "";
@@ -273,6 +284,14 @@ static int share_group(struct layer_run *l, const struct group *g, struct qt_err
     return rc;
 }
 
+static size_t width_of(const struct layer_run *l, int input)
+{
+    size_t i = 0;
+    while (l->linear[i].input != input)
+        i++;
+    return l->linear[i].k;
+}
+
 /* Quantizes the linears with this input, shared among the ranks of l->comm. */
 static int quantize_linears(struct layer_run *l, int input, const struct qt_observed *seen,
                             struct qt_err *err)
@@ -280,7 +299,10 @@ static int quantize_linears(struct layer_run *l, int input, const struct qt_obse
     const bool shared = qt_comm_size(l->comm) > 1;
     struct group g = {0};
     int rc = QT_OK;
-    if (shared && l->run->behind) /* has finished the items before, while this input was observed */
+    if (seen->channels)
+        rc = qt_run_input_distribution(&l->distribution, seen->channels, width_of(l, input), err);
+    if (rc == QT_OK && shared &&
+        l->run->behind) /* has finished the items before, while this input was observed */
         rc = qt_run_exchange(l->run, QT_OK, err);
     if (rc == QT_OK)
         rc = group_new(&g, l, input, err);
@@ -295,6 +317,8 @@ static int quantize_linears(struct layer_run *l, int input, const struct qt_obse
     if (shared && rc == QT_OK)
         rc = share_group(l, &g, err);
 done:
+    json_decref(l->distribution);
+    l->distribution = NULL;
     group_free(&g);
     return rc;
 }
@@ -355,6 +379,7 @@ static int quantize_from_file(struct layer_run *l, size_t layer, int input, stru
     QT_TRY(qt_qcal_channels(&c, file, layer, (size_t)input, err));
     QT_TRY(qt_qcal_hessian(h, file, layer, (size_t)input, c.sum2, err));
     seen.h = h;
+    seen.channels = &c;
     QT_TRY(quantize_linears(l, input, &seen, err));
 done:
     qt_free(routed);

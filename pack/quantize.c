@@ -267,7 +267,8 @@ static int write_entries(struct qt_json_out *out, struct qt_run *run, bool copie
         if (run->plan.items[i].copied != copied)
             continue;
         rc = qt_run_entry(&entry, run, i, err);
-        json_object_del(entry, QT_RUN_DISTRIBUTION); /* is for the report */
+        json_object_del(entry, QT_RUN_DISTRIBUTION); /* are for the report */
+        json_object_del(entry, QT_RUN_INPUT);
         if (rc == QT_OK)
             rc = qt_json_out_value(out, run->plan.items[i].tensor->name, entry, err);
         json_decref(entry);

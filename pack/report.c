@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 
 static const char *const copied_members[] = {
-    "scheme", "shape", "bpw", "paper_bpw", "error", "hessian", QT_RUN_DISTRIBUTION};
+    "scheme", "shape", "bpw", "paper_bpw", "error", "hessian", QT_RUN_DISTRIBUTION, QT_RUN_INPUT};
 
 /* *out = the report of a quantized tensor; the caller releases it. */
 static int tensor_json(json_t **out, struct qt_run *run, size_t i, struct qt_err *err)

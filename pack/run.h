@@ -64,6 +64,7 @@ struct qt_run_hessian {
     bool is_expert;
     /* Of an expert: tokens that the router sent to it, and how many more its Hessian needs. */
     size_t routed_tokens, missing_tokens;
+    json_t *input; /* borrowed value of QT_RUN_INPUT; NULL: none */
 };
 /* Quantizes item i, stores and journals it. arrange: NULL, or how a w4ax matrix is stored. place:
  * NULL, or as for qt_packed_round. kept: NULL, or receives the packed matrix, which the caller frees
@@ -90,6 +91,13 @@ json_t *qt_run_error_json(const struct qt_error *e);
  * number of weights per bin of QT_HIST_BINS, from first_bin on, "channels": [input channel, absmax,
  * rms] of those with the largest weights}. The same for any number of threads. *out is owned. */
 int qt_run_distribution(json_t **out, const struct qt_matrix *w, struct qt_err *err);
+/* A member like QT_RUN_DISTRIBUTION, of the first of the linears with an input: the distribution of
+ * that input over the calibration tokens, in the partly quantized model (from a calibration file: in
+ * the source). "channels" are those with the largest values. */
+#define QT_RUN_INPUT "input"
+/* *out is owned, or NULL without tokens. c has a histogram. */
+int qt_run_input_distribution(json_t **out, const struct qt_channels *c, size_t k,
+                              struct qt_err *err);
 
 /* Index of a tensor's plan item. QT_E_INTERNAL if there is none. */
 int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err);

@@ -28,7 +28,8 @@ struct qt_sequential {
     struct sums {
         int input_index; /* the linear input */
         size_t k;
-        double *gram, *h; /* backend; host */
+        double *gram, *h;                          /* backend; host */
+        struct qt_channels inputs, inputs_on_host; /* backend: statistics of x */
         struct difference {
             size_t n;
             float *reference;            /* backend, [chunk][n]: activations of the reference model,
@@ -136,6 +137,7 @@ static void sums_release(struct qt_sequential *s)
 {
     s->be->free(s->be, s->sums.gram);
     s->be->free(s->be, s->sums.weighted);
+    qt_backend_channels_free(&s->sums.inputs, s->be);
     s->sums.gram = NULL;
     s->sums.weighted = NULL;
     difference_release(&s->sums.input, s->be);
@@ -146,6 +148,7 @@ static void sums_free(struct qt_sequential *s)
 {
     sums_release(s);
     qt_free(s->sums.h);
+    qt_channels_free(&s->sums.inputs_on_host);
     qt_free(s->sums.input.cross);
     qt_free(s->sums.input.square);
     qt_free(s->sums.state.cross);
@@ -282,6 +285,7 @@ static int hook_quantized(void *ctx, int input, const float *x, size_t m, size_t
     int rc;
     (void)input;
     u->quantized_tokens += m;
+    QT_TRY(be->channels(be, &u->inputs, x, m, k, err));
     if (u->weighted) {
         QT_TRY(be->gather_rows(be, u->weighted, x, NULL, share_of(a->s, at), m, k, err));
         x = u->weighted;
@@ -332,6 +336,7 @@ static int sums_new(struct qt_sequential *s, const struct qt_linear *linear, str
     u->input_index = linear->input;
     u->k = k;
     QT_TRY(s->be->alloc(s->be, &u->gram, bytes, err));
+    QT_TRY(qt_backend_channels(&u->inputs, s->be, k, err));
     QT_TRY(difference_new(&u->input, s, k, k, 1, err));
     if (qt_model_expert(s->model, s->layer, linear->input) >= 0)
         QT_TRY(s->be->alloc(s->be, &u->weighted, chunk_tokens(s) * k * sizeof *u->weighted, err));
@@ -366,6 +371,34 @@ done:
     return rc;
 }
 
+/* Of all ranks. */
+static int channels_finish(struct qt_observed *out, struct qt_sequential *s, struct qt_err *err)
+{
+    const struct qt_channels *from = &s->sums.inputs;
+    struct qt_channels *c = &s->sums.inputs_on_host;
+    struct qt_backend *be = s->be;
+    const size_t k = s->sums.k, size = qt_comm_size(s->comm);
+    double *sum2 = NULL;
+    int rc;
+    QT_TRY(qt_channels_new(c, k, err));
+    QT_TRY(be->download(be, c->absmax, from->absmax, k * sizeof *c->absmax, err));
+    QT_TRY(be->download(be, c->sum2, from->sum2, k * sizeof *c->sum2, err));
+    QT_TRY(be->download(be, c->hist, from->hist, k * QT_HIST_BINS * sizeof *c->hist, err));
+    qt_backend_channels_free(&s->sums.inputs, be);
+    out->channels = c;
+    if (size == 1)
+        return QT_OK;
+    QT_TRY(qt_channels_join(c, k, s->comm, err));
+    QT_TRY(qt_array_new(&sum2, size, k * sizeof *sum2, err));
+    QT_TRY(qt_comm_gather(s->comm, sum2, c->sum2, k * sizeof *sum2, err));
+    memset(c->sum2, 0, k * sizeof *c->sum2);
+    for (size_t i = 0; i < size * k; i++)
+        c->sum2[i % k] += sum2[i];
+done:
+    qt_free(sum2);
+    return rc;
+}
+
 /* Copies the sums to the host and frees those in backend memory: the solver needs it. */
 static int sums_download(struct qt_observed *out, struct qt_sequential *s, struct qt_err *err)
 {
@@ -396,6 +429,7 @@ static int sums_finish(struct qt_observed *out, struct qt_sequential *s, bool on
         out->tokens = u->fourth > 0 ? (size_t)(u->square * u->square / u->fourth) : 0;
         out->routed_tokens = u->routed_tokens;
     }
+    QT_TRY(channels_finish(out, s, err));
     QT_TRY(difference_finish(&out->input, &u->input, s->be, u->k, err));
     if (u->state.n)
         QT_TRY(difference_finish(&out->state, &u->state, s->be, u->k, err));

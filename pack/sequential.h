@@ -48,6 +48,8 @@ struct qt_observed {
     size_t routed_tokens;  /* tokens that pass through these linears */
     size_t missing_tokens; /* of an expert: how many more its Hessian needs */
     bool on_backend;
+    /* Of x, in host memory; experts: before the routing weights. NULL: not known. */
+    const struct qt_channels *channels;
 };
 /* Observes a linear input of the sublayer that the hidden states are in front of. Inputs are
  * observed in order, each at most once. on_backend: h and cross stay in backend memory. *out is

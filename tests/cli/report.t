@@ -49,6 +49,18 @@ $ mkdir d && qtool report nf4 -o d --force
 $ ls
 >! partial
 
+# Calibrated containers have the inputs of their linears: those of the first layer are in a
+# calibration file of the same windows too.
+$ qtool quantize "$NANO" -o cal --scheme nf4 --data "$NANO/calib.txt" --samples 2 --seqlen 64 -q && qtool quantize "$NANO" -o file --scheme nf4 --calib nano.qcal -q
+$ for c in cal file; do awk '/layers.0.self_attn.q_proj/ { own = 1 } own && /"input"/ { on = 1 } on && /"ms"/ { exit } on' $c/qtool-report.json >$c.input; done; cmp cal.input file.input && wc -l <cal.input
+> ^[3-9][0-9]$
+$ grep -c '"input"' cal/qtool-report.json cal/qtool.json
+> ^cal/qtool-report\.json:12$
+> ^cal/qtool\.json:0$
+$ qtool report cal -o cal.html && cat cal.html
+> <caption>Inputs of tensors</caption>
+> <h2.*>Activations<
+
 # Inputs that are none.
 $ qtool report "$NANO" -o x.html
 ? 3

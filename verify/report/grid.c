@@ -123,6 +123,7 @@ void cell_add(struct cell_sum *sum, const struct tensor_figures *t)
     sum->weight2 += error2 > 0 ? error2 * pow(10, t->sqnr_db / 10) : error2;
     sum->ms += t->ms;
     sum->outlier = fmax(sum->outlier, t->outlier);
+    sum->input_outlier = fmax(sum->input_outlier, t->input_outlier);
 }
 
 double cell_sqnr(const struct cell_sum *sum)

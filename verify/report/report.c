@@ -189,6 +189,8 @@ static int container_tensors(struct subject *s, struct qt_err *err)
         t->ms = member(record, "ms");
         t->distribution = json_object_get(record, "distribution");
         t->outlier = member(t->distribution, "absmax") / member(t->distribution, "rms");
+        t->input = json_object_get(record, "input");
+        t->input_outlier = member(t->input, "absmax") / member(t->input, "rms");
         QT_TRY(qt_entry_json(&entry, e, err));
         const json_t *hessian = json_object_get(entry, "hessian");
         t->compensated = member(hessian, "error_after") / member(hessian, "error_before");
@@ -228,7 +230,7 @@ static int document_tensors(struct subject *s, const json_t *doc, struct qt_err 
         t->weights = json_number_value(json_array_get(shape, 0)) *
                      json_number_value(json_array_get(shape, 1));
         t->bpw = member(v, "bpw");
-        t->ms = t->compensated = t->outlier = t->tokens = t->missing = NAN;
+        t->ms = t->compensated = t->outlier = t->input_outlier = t->tokens = t->missing = NAN;
         set_errors(t, v);
     }
 done:

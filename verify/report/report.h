@@ -99,6 +99,8 @@ struct tensor_figures {
     double ms;                  /* that quantizing took */
     double outlier;             /* the largest weight, divided by the RMS */
     const json_t *distribution; /* of the source's weights (qtool-report.json); NULL: none */
+    const json_t *input;        /* of its input, if it is the first with that input; NULL: none */
+    double input_outlier;       /* the largest value of it, divided by the RMS */
 };
 
 /* A container, or a model of which only saved documents are known. */
@@ -223,7 +225,7 @@ int kinds_of_tensors(const char ***kinds, size_t *n, size_t **index,
  * cell_add adds. */
 struct cell_sum {
     double weights, bits, error2, weight2, ms;
-    double outlier; /* the largest */
+    double outlier, input_outlier; /* the largest */
 };
 int heat_of_tensors(struct heat *h, const struct tensor_figures *tensors, size_t n,
                     double (*combine)(const struct cell_sum *sum), struct qt_err *err);
@@ -232,5 +234,25 @@ int heat_of_tensors(struct heat *h, const struct tensor_figures *tensors, size_t
 void cell_add(struct cell_sum *sum, const struct tensor_figures *t);
 /* 10 log10(weight2 / error2); NaN if unknown, infinite for no error. */
 double cell_sqnr(const struct cell_sum *sum);
+
+/* ---- distributions.c ------------------------------------------------------------------------ */
+
+enum { OUTLIER_COLUMNS = 5 };
+
+/* A distribution that tensors have, and the words for it. */
+struct distributions {
+    const json_t *(*of)(const struct tensor_figures *t); /* NULL: the tensor has none */
+    double (*outlier)(const struct cell_sum *sum);
+    const char *what, *caption, *value, *unit; /* of the histogram */
+    const char *heat;                          /* caption */
+    double heat_span;
+    const char *outliers;                 /* caption */
+    const struct column *outlier_columns; /* tensor, channel, largest value, RMS, ratio */
+    const char *tensors;                  /* caption */
+};
+bool has_distributions(const struct subject *s, const struct distributions *d);
+/* Writes the distributions of subject i, unless it has none or those of an earlier subject. */
+int page_distributions(struct page *p, const struct qt_report *r, size_t i,
+                       const struct distributions *d, struct qt_err *err);
 
 #endif

@@ -1,4 +1,5 @@
-/* Linear inputs, from calibration files: histograms, and channels that stand out. */
+/* Linear inputs, from calibration files and calibrated containers: histograms, and channels that
+ * stand out. */
 #include "verify/report/report.h"
 
 #include <math.h>
@@ -24,6 +25,13 @@ static const struct column outlier_columns[] = {
     {"layer", "layer", NULL},          {"input", "input", NULL},
     {"channel", "channel", "%.0f"},    {"absmax", "largest", "%.4g"},
     {"rms", "RMS of channel", "%.4g"}, {"ratio", "largest / RMS of input", "%.1f"},
+};
+static const struct column tensor_outlier_columns[OUTLIER_COLUMNS] = {
+    {"tensor", "input of tensor", NULL},
+    {"channel", "channel", "%.0f"},
+    {"absmax", "largest", "%.4g"},
+    {"rms", "RMS of channel", "%.4g"},
+    {"ratio", "largest / RMS of input", "%.1f"},
 };
 struct outlier {
     size_t layer, channel;
@@ -165,9 +173,45 @@ done:
     return rc;
 }
 
+/* ---- containers ----------------------------------------------------------------------------- */
+
+static const json_t *input_of(const struct tensor_figures *t)
+{
+    return t->input;
+}
+
+static double cell_outlier(const struct cell_sum *sum)
+{
+    return sum->input_outlier > 0 ? sum->input_outlier : NAN;
+}
+
+static const struct distributions inputs = {
+    .of = input_of,
+    .outlier = cell_outlier,
+    .what = "Histogram of the magnitudes of linear inputs, by kind of tensor",
+    .caption = "Histogram of |x| (%), by kind of tensor",
+    .value = "|x|",
+    .unit = "share of values (%)",
+    .heat = "Largest value of an input, divided by its RMS, by decoder layer and kind",
+    .heat_span = 10,
+    .outliers = "Channels that stand out most",
+    .outlier_columns = tensor_outlier_columns,
+    .tensors = "Inputs of tensors",
+};
+
 static int write(struct page *p, const struct qt_report *r, struct qt_err *err)
 {
+    bool first = true;
     int rc = QT_OK;
+    for (size_t i = 0; i < r->nsubjects && rc == QT_OK; i++) {
+        if (!has_distributions(&r->subjects[i], &inputs))
+            continue;
+        if (first)
+            html(&p->text, "<p>Inputs on the tokens that the containers were calibrated on. Those "
+                           "that several tensors share are under the first of them.</p>\n");
+        first = false;
+        rc = page_distributions(p, r, i, &inputs, err);
+    }
     for (size_t i = 0; i < r->nqcals && rc == QT_OK; i++)
         rc = write_file(p, r->qcals[i], err);
     return rc;
