@@ -483,11 +483,7 @@ static char *headless(void)
 
 static void test_hidden_error(void **state)
 {
-    enum {
-        WINDOWS = 3,
-        COUNT = WINDOWS * ENCODER_TOKENS + 5,
-        FLOATS = WINDOWS * ENCODER_TOKENS * 16
-    };
+    enum { RUNS = 3, COUNT = RUNS * ENCODER_TOKENS + 5, FLOATS = RUNS * ENCODER_TOKENS * 16 };
     const struct qt_eval_options opt = {.seqlen = ENCODER_TOKENS};
     struct qt_eval_options kept = opt;
     char *dir = headless();
@@ -504,8 +500,8 @@ static void test_hidden_error(void **state)
     struct qt_weights ref = qt_weights_of_ckpt(ckpt), w = world.perturbed;
     w.dir = dir;
     w.ctx = &ref;
-    final_states(a, &w, ids, WINDOWS);
-    final_states(b, &ref, ids, WINDOWS);
+    final_states(a, &w, ids, RUNS);
+    final_states(b, &ref, ids, RUNS);
     for (size_t i = 0; i < FLOATS; i++) {
         error += pow((double)a[i] - (double)b[i], 2);
         norm += pow((double)b[i], 2);
@@ -514,7 +510,7 @@ static void test_hidden_error(void **state)
     if (qt_eval(&r, &w, &ref, ids, COUNT, &opt, world.be, &err) < 0)
         fail_msg("%s: %s", err.file, err.reason);
     assert_true(r.hidden && r.has_ref && isnan(r.ppl));
-    assert_int_equal(r.windows, WINDOWS);
+    assert_int_equal(r.windows, RUNS);
     assert_true(fabs(r.hidden_error / sqrt(error / norm) - 1) < 1e-4);
     assert_true(r.hidden_error_se > 0);
     assert_int_equal(qt_eval(&r, &ref, &ref, ids, COUNT, &opt, world.be, &err), 0);
