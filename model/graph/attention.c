@@ -144,7 +144,7 @@ static int attend(float *y, const float *q, const float *keys, const float *valu
     if (!chunk || all <= chunk)
         return be->attention(be, y, q, keys, values, r->m, a, err);
     if (a->exact_keys)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+        return qt_fail(err, QT_E_UNSUPPORTED, r->layer->dir, NULL,
                        "4-bit caches of sequences of %zu tokens, but 'attention_chunk_size' is %zu",
                        all, chunk);
     for (size_t i = 0; i < r->m / r->seqlen; i++)

@@ -95,3 +95,8 @@ $ qtool plan $MODELS/minimax_m3 --scheme nf4
 $ qtool eval $MODELS/minimax_m3 --data $MODELS/minimax_m3/ids.u16 --seqlen 49 -q
 ? 2
 2 exceed the model's 48 positions
+
+# Attention within chunks: 4-bit caches of longer sequences are not simulated.
+$ qtool eval $MODELS/llama4_chunks --data $MODELS/llama4_chunks/ids.u16 --seqlen 40 --kv 4 -q
+? 4
+2 llama4_chunks: 4-bit caches of sequences of 40 tokens, but 'attention_chunk_size' is 16
