@@ -126,7 +126,8 @@ static void convert_mxfp4(const struct qt_export_matrix *m, const struct qt_expo
 
 static void convert_nvfp4(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
 {
-    const int exp2 = m->entry->scale_exp2;
+    const struct qt_entry *shared = m->own;
+    const int exp2 = shared->scale_exp2;
     const float global = ldexpf(1, -exp2);
     unsigned char *scales = m->tensor[SCALE].data + panel->row0 * m->codes.groups;
     put_e2m1(m, panel);
@@ -170,9 +171,82 @@ static void convert(const struct qt_export_matrix *m, const struct qt_export_pan
 
 /* ---- config.json ---------------------------------------------------------------------------- */
 
+/* Modules that vLLM fuses: it takes one tensor scale of NVFP4 for all. 0: alone. */
+static int fused_as(const char *part)
+{
+    static const struct {
+        const char *part;
+        int as;
+    } fused[] = {{"q_proj", 1},  {"k_proj", 1}, {"v_proj", 1}, {"gate_proj", 2},
+                 {"up_proj", 2}, {"w1", 2},     {"w3", 2}};
+    for (size_t i = 0; i < sizeof fused / sizeof *fused; i++)
+        if (strcmp(part, fused[i].part) == 0)
+            return fused[i].as;
+    return 0;
+}
+
+/* QT_E_UNSUPPORTED if a block scale of the matrix has no E4M3 code under the tensor scale 2^exp2,
+ * which is not less than its own. */
+static int check_scales(const struct qt_export *x, const struct qt_export_matrix *m, int exp2,
+                        struct qt_err *err)
+{
+    struct qt_packed p;
+    bool fit = true;
+    int rc = qt_export_packed(&p, x, m, err);
+    if (rc < 0)
+        return rc;
+    const struct qt_section *s = qt_packed_section(&p, "scale");
+    const uint16_t *scale = (const uint16_t *)(const void *)s->data;
+    for (size_t i = 0; i < s->bytes / sizeof *scale && fit; i++) {
+        const float v =
+            ldexpf(qt_f16_to_f32(scale[i]), m->entry->scale_exp2 + m->scale_shift - exp2);
+        fit = v >= 0x1p-6f || ldexpf(v, 9) == truncf(ldexpf(v, 9));
+    }
+    qt_packed_free(&p);
+    return fit ? QT_OK
+               : qt_fail(err, QT_E_UNSUPPORTED, qt_container_dir(x->container), m->entry->name,
+                         "compressed-tensors cannot hold nvfp4: runtimes take one tensor scale for "
+                         "this matrix and those that they fuse with it, with which scales of its "
+                         "blocks are too small for E4M3; int4 fits");
+}
+
+/* Sets own of NVFP4 matrices: the entry whose tensor scale is stored, the largest of those that are
+ * fused. */
+static int share_scales(const struct qt_export *x, struct qt_err *err)
+{
+    json_t *largest = json_object(); /* index of a matrix, by what is fused */
+    int rc = largest ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    for (size_t pass = 0; pass < 2; pass++)
+        for (size_t i = 0; i < x->count && rc == QT_OK; i++) {
+            struct qt_export_matrix *m = &x->matrix[i];
+            char key[QT_TENSOR_NAME_MAX + 16];
+            const char *dot = strrchr(m->module, '.');
+            const int as = fused_as(dot ? dot + 1 : m->module);
+            if (!is_nvfp4(m->spec))
+                continue;
+            snprintf(key, sizeof key, "%.*s %d",
+                     (int)(as && dot ? (size_t)(dot - m->module) : strlen(m->module)), m->module,
+                     as);
+            const json_t *found = json_object_get(largest, key);
+            const struct qt_entry *best =
+                found ? x->matrix[json_integer_value(found)].entry : m->entry;
+            if (pass == 0 && (!found || m->entry->scale_exp2 > best->scale_exp2) &&
+                json_object_set_new(largest, key, json_integer((json_int_t)i)) < 0)
+                rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+            m->own = best;
+            if (pass == 1 && best->scale_exp2 != m->entry->scale_exp2)
+                rc = check_scales(x, m, best->scale_exp2, err);
+        }
+    json_decref(largest);
+    return rc;
+}
+
 /* Refuses fp8_inputs if no matrix takes them. */
 static int check(const struct qt_export *x, struct qt_err *err)
 {
+    int rc = share_scales(x, err);
+    if (rc < 0)
+        return rc;
     bool any = !x->opt->fp8_inputs;
     for (size_t i = 0; i < x->count && !any; i++)
         any = is_float(x->matrix[i].spec);
@@ -193,11 +267,13 @@ static json_t *scheme_json(const struct qt_export *x, const struct qt_export_mat
 {
     const bool round_inputs = x->opt->fp8_inputs && is_float(m->spec);
     const bool rows = m->codes.groups == 1;
-    json_t *weights =
-        json_pack("{s:i, s:s, s:b, s:s, s:o*, s:b}", "num_bits", (int)m->codes.bits, "type",
-                  m->integer ? "int" : "float", "symmetric", !m->codes.asymmetric, "strategy",
-                  rows ? "channel" : "group", "group_size",
-                  rows ? NULL : json_integer((json_int_t)m->codes.group), "dynamic", 0);
+    json_t *weights = json_pack(
+        "{s:i, s:s, s:b, s:s, s:o*, s:b}", "num_bits", (int)m->codes.bits, "type",
+        m->integer ? "int" : "float", "symmetric", !m->codes.asymmetric, "strategy",
+        rows                ? "channel"
+        : is_nvfp4(m->spec) ? "tensor_group"
+                            : "group",
+        "group_size", rows ? NULL : json_integer((json_int_t)m->codes.group), "dynamic", 0);
     return json_pack("{s:[], s:s, s:o, s:o, s:n}", "targets", "format", format_of(m), "weights",
                      weights, "input_activations", round_inputs ? fp8_inputs() : json_null(),
                      "output_activations");

@@ -67,6 +67,10 @@ $ qtool quantize "$NANO" -o all --scheme nf4 -q >/dev/null && qtool export all -
 ? 1
 > ^0$
 
+# NVFP4: runtimes take one tensor scale for matrices that they fuse; the weights do not change.
+$ qtool quantize "$NANO" -o nv --scheme nvfp4 -q >/dev/null && qtool export nv -o nvx --format compressed-tensors -q >/dev/null && qtool eval nv --data "$NANO/eval.txt" --windows 1 -q >one && qtool eval nvx --data "$NANO/eval.txt" --windows 1 -q | diff one - && grep -o tensor_group nvx/config.json
+> ^tensor_group$
+
 # Containers say in config.json that other programs cannot read them, and the manifest agrees.
 $ sed -i 's/"format_version": 1/"format_version": 2/' all/config.json && rm all/SHA256SUMS && qtool eval all --data "$NANO/eval.txt" --windows 1 -q
 ? 4

@@ -97,6 +97,10 @@ def weights(scheme):
     return load_file(os.path.join(dense(scheme), "model.safetensors"))
 
 
+# Modules that vLLM fuses: it takes one tensor scale of NVFP4 for all.
+FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up",
+         "up_proj": "gate_up"}
+
 # ---- compressed-tensors: its own decompression -------------------------------------------------
 
 def compressed_tensors(scheme):
@@ -112,7 +116,13 @@ def compressed_tensors(scheme):
     args = QuantizationArgs(**group["weights"])
     QuantizationScheme(**{k: v for k, v in group.items() if k != "format"}, format=group["format"])
     equal = total = 0
+    shared = {}
     with safe_open(os.path.join(path, "model.safetensors"), "pt") as f:
+        for key in f.keys():
+            parent, part, last = key.rsplit(".", 2) if key.count(".") > 1 else ("", "", "")
+            if last == "weight_global_scale":
+                scales = shared.setdefault((parent, FUSED.get(part, part)), set())
+                scales.add(f.get_tensor(key).item())
         for key in f.keys():
             if not key.endswith(".weight_scale"):
                 continue
@@ -120,7 +130,10 @@ def compressed_tensors(scheme):
             got = decompress(f, module, args, group["format"])
             total += 1
             equal += torch.equal(got, want[module + ".weight"])
-    report(name, equal == total and total > 0, f"{equal} of {total} matrices equal bit for bit")
+    one = all(len(scales) == 1 for scales in shared.values())
+    report(name, equal == total and total > 0 and one,
+           f"{equal} of {total} matrices equal bit for bit" + ("" if one else
+           ", but tensor scales of fused modules differ"))
 
 
 def decompress(f, module, args, form):

@@ -11,6 +11,7 @@
 #   sources     quantized checkpoints, dequantized by the packages that write them (3 GB)
 #   model       logits and gradients of random models of every family, by transformers and torch (2 GB)
 #   exports     exports of the example checkpoint, loaded by the packages of runtimes (3 GB)
+#   gptqmodel   gptq and awq exports in GPTQModel, on the CPU (4 GB)
 #   python      kernels/python: containers in PyTorch and transformers, on the CPU (3 GB)
 #   gguf        GGUF exports, decoded by gguf, and read back by qtool, models of every architecture
 #   vllm        exports in the config parsers and weight loaders of vLLM 0.33, on the CPU (1 GB)
@@ -97,6 +98,13 @@ check() {
             "$python" tests/oracle/exports.py "$build/qtool" examples/nano-llama "$build/exports" \
                 "$build/exports/golden.txt" &&
             diff "$build/exports/golden.txt" tests/golden/exports.txt
+        ;;
+    gptqmodel)
+        into_venv "torch==2.*" "transformers==5.*" "setuptools==84.*" wheel &&
+            into_venv --no-build-isolation gptqmodel==7.7.0 || return 77
+        rm -rf "$build/gptqmodel" && mkdir -p "$build/gptqmodel" &&
+            "$python" tests/oracle/exports_gptqmodel.py "$build/qtool" "$build/gptqmodel" \
+                examples/nano-llama:examples/nano-llama/eval.txt
         ;;
     vllm)
         into_venv "torch==2.*" "transformers==5.*" safetensors numpy aiohttp blake3 cachetools cbor2 \
