@@ -272,7 +272,7 @@ struct qt_norm {
 size_t qt_model_norms(const struct qt_norm **out, const struct qt_model *model, size_t layer);
 
 enum { QT_LAYER_INPUTS = 6 }; /* linear inputs, at most, of a layer without experts */
-enum { QT_LAYER_LINEARS = 7, QT_LAYER_NORMS = 6 }; /* at most, in a layer that can learn */
+enum { QT_LAYER_NORMS = 6 };  /* at most, in a layer that can learn */
 
 /* The row (of a set, see struct qt_linear) from which channel c of `input` is computed. This is c
  * except for values under grouped-query attention: several query heads share one KV head. */
@@ -478,7 +478,8 @@ bool qt_model_rope(float *cos_out, float *sin_out, const struct qt_model *model,
 /* Buffers to which dL/dW of a layer's parameters are added (backend memory, shaped like the
  * parameters), in the order of qt_model_linears and qt_model_norms. NULL: not computed. */
 struct qt_layer_grads {
-    float *linear[QT_LAYER_LINEARS], *norm[QT_LAYER_NORMS];
+    float **linear; /* [qt_model_linears of the layer] */
+    float *norm[QT_LAYER_NORMS];
 };
 /* Replaces grad[m][hidden], dL/d output of the layer, by dL/d input. hidden[m][hidden] is the
  * layer's input (unchanged). The forward pass of each chunk is recomputed, so that callers store

@@ -2107,8 +2107,12 @@ const char *arch_cannot(const struct arch *arch, bool experts, bool ssm, enum qt
         return ssm && arch->ssm == SSM_BLOCKS ? "layers of a single sublayer" : NULL;
     if (arch->both_ways)
         return "attention that goes both ways";
-    if (experts && use != QT_USE_KV4)
+    if (experts && use == QT_USE_W4AX)
         return "mixtures of experts";
+    if (experts && use == QT_USE_LEARN &&
+        (arch->scaled_inputs || arch->sparse_mixer || arch->parts[ROLE_ROUTER_NORM] ||
+         arch->parts[ROLE_EXPERTS_IN]))
+        return "mixtures of experts of this kind";
     if (arch->latent)
         return "latent attention";
     if (arch->layer_heads || arch->window_heads)

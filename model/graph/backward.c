@@ -31,7 +31,9 @@ static size_t lay_out(struct layer_grad_work *w, const struct qt_layer *l, float
     const struct config *cfg = &l->model->cfg;
     const struct qt_model_info *info = &cfg->info;
     bool q_norm = l->parts[ROLE_Q_NORM].weight != NULL, gated = l->parts[ROLE_GATE].weight != NULL;
-    size_t n = w->rows, h = n * info->hidden, inner = n * cfg->dense_width;
+    size_t n = w->rows, h = n * info->hidden;
+    size_t inner =
+        n * qt_max_size(cfg->dense_width, qt_max_size(cfg->expert_width, cfg->shared_width));
     size_t q = n * info->heads * info->head_dim, kv = n * info->kv_heads * info->head_dim;
     struct arena at = {base, 0};
     bool raw_out = l->parts[ROLE_MLP_OUT].weight || cfg->norm_after;
@@ -52,6 +54,8 @@ static size_t lay_out(struct layer_grad_work *w, const struct qt_layer *l, float
     w->down_raw = raw_out ? carve(&at, h) : NULL;
     w->mlp_sum = cfg->norm_after ? carve(&at, h) : NULL;
     w->dx = carve(&at, h);
+    w->dexpert = info->experts ? carve(&at, h) : NULL;
+    w->dsum = info->experts ? carve(&at, h) : NULL;
     w->dmlp = cfg->parallel && layer_norm_in_front(l, ROLE_MLP_IN) ? carve(&at, h) : NULL;
     w->qkv = cfg->arch->grouped_qkv ? carve(&at, q + 2 * kv) : NULL;
     size_t attention = 2 * (q + kv), mlp = 2 * inner;
@@ -63,7 +67,7 @@ static int prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err
 {
     struct layer_grad_work *w = &l->grad;
     int rc = QT_OK;
-    QT_TRY(layer_prepare(l, 0, seqlen, err));
+    QT_TRY(layer_prepare(l, l->model->cfg.info.experts ? rows : 0, seqlen, err));
     if (w->memory && rows <= w->rows)
         return QT_OK;
     l->be->free(l->be, w->memory);
@@ -156,6 +160,19 @@ static const float *mlp_input(const struct chunk *c)
                                                : mlp_hidden(c);
 }
 
+static bool norm_follows(const struct chunk *c)
+{
+    return has(c, ROLE_MLP_OUT) || c->cfg->norm_after;
+}
+
+/* The routing weights of the chunk; all experts too if a norm follows them. */
+static int experts_forward(struct chunk *c, const float *in, struct qt_err *err)
+{
+    bool stop;
+    return norm_follows(c) ? experts_run(&stop, c->w->down_raw, in, &c->run, err)
+                           : experts_route(c->run.layer->work.experts.weights, &c->run, in, err);
+}
+
 /* Runs up to the activation; runs DOWN too if a norm follows it. */
 static int mlp_forward(struct chunk *c, struct qt_err *err)
 {
@@ -165,13 +182,18 @@ static int mlp_forward(struct chunk *c, struct qt_err *err)
     int rc = QT_OK;
     if (w->mlp_in)
         QT_TRY(layer_apply_norm(&c->run, ROLE_MLP_IN, w->mlp_in, mlp_hidden(c), c->run.m, err));
+    if (c->run.layer->def->experts) {
+        QT_TRY(experts_forward(c, in, err));
+        goto sum;
+    }
     if (gated)
         QT_TRY(layer_linear(&c->run, ROLE_GATE, w->gate, in, err));
     QT_TRY(layer_linear(&c->run, ROLE_UP, w->up, in, err));
     QT_TRY(c->be->activate(c->be, w->act, w->gate, gated ? w->up : NULL, c->cfg->act,
                            c->run.m * c->cfg->dense_width, err));
-    if (has(c, ROLE_MLP_OUT) || c->cfg->norm_after)
+    if (norm_follows(c))
         QT_TRY(layer_linear(&c->run, ROLE_DOWN, w->down_raw, w->act, err));
+sum:
     if (c->cfg->norm_after) { /* the input of the norm after the residual add */
         QT_TRY(c->be->copy(c->be, w->mlp_sum, w->down_raw, hidden_count(c) * sizeof(float), err));
         QT_TRY(layer_scale_residual(&c->run, w->mlp_sum, err));
@@ -183,17 +205,17 @@ done:
 
 /* ---- backward ------------------------------------------------------------------------------- */
 
-static int linear_back(const struct chunk *c, enum role role, float *dx, bool add, const float *dy,
+static int linear_back(const struct chunk *c, size_t at, float *dx, bool add, const float *dy,
                        const float *x, struct qt_err *err)
 {
     const struct layer_def *layer = c->run.layer->def;
-    const struct part *part = &layer->parts[role];
+    const struct part *part = &layer->parts[at];
     float *dw = c->add->linear[part->index];
     int rc = QT_OK;
     if (dw)
         QT_TRY(c->be->linear_grad_w(c->be, dw + part->first * part->k, dy, x, c->run.m, part->n,
                                     part->k, err));
-    QT_TRY(c->be->linear_grad_x(c->be, dx, dy, c->run.layer->parts[role].weight, add, c->run.m,
+    QT_TRY(c->be->linear_grad_x(c->be, dx, dy, c->run.layer->parts[at].weight, add, c->run.m,
                                 part->n, part->k, err));
 done:
     return rc;
@@ -243,23 +265,150 @@ done:
     return rc;
 }
 
-/* dx = gradient of the MLP's input, from d, that of its output. */
-static int mlp_input_back(struct chunk *c, const float *d, struct qt_err *err)
+/* dx = gradient of the input of the MLP or expert, from d, that of its output. Forward activations
+ * are in c->w. */
+static int gated_back(const struct chunk *c, float *dx, const float *d, const float *in,
+                      size_t expert, struct qt_err *err)
+{
+    const struct layer_grad_work *w = c->w;
+    const bool gated = c->run.layer->parts[part_at(expert, ROLE_GATE)].weight != NULL;
+    const size_t count = c->run.m * c->run.layer->def->parts[part_at(expert, ROLE_UP)].n;
+    float *dgate = w->dscratch, *dup = gated ? dgate + count : dgate;
+    int rc = QT_OK;
+    QT_TRY(linear_back(c, part_at(expert, ROLE_DOWN), dgate, false, d, w->act, err));
+    QT_TRY(c->be->activate_grad(c->be, dgate, gated ? dup : NULL, dgate, w->gate,
+                                gated ? w->up : NULL, c->cfg->act, count, err));
+    QT_TRY(linear_back(c, part_at(expert, ROLE_UP), dx, false, dup, in, err));
+    if (gated)
+        QT_TRY(linear_back(c, part_at(expert, ROLE_GATE), dx, true, dgate, in, err));
+done:
+    return rc;
+}
+
+/* Memory of the host for the gradients of routing weights. */
+struct routing_back {
+    float *dweights, *dlogits, *dgate; /* [m][experts], [m][routed], [m] */
+    float *out, *dout;                 /* [m][hidden], of the tokens of an expert */
+};
+
+static int routing_back_new(struct routing_back *b, const struct chunk *c, struct qt_err *err)
+{
+    const struct config *cfg = c->cfg;
+    const size_t m = c->run.m, hidden = cfg->info.hidden;
+    int rc;
+    *b = (struct routing_back){0};
+    QT_TRY(qt_array_new(&b->dweights, m, cfg->info.experts * sizeof *b->dweights, err));
+    QT_TRY(qt_array_new(&b->dlogits, m, cfg->routed * sizeof *b->dlogits, err));
+    QT_TRY(qt_array_new(&b->out, m, hidden * sizeof *b->out, err));
+    QT_TRY(qt_array_new(&b->dout, m, hidden * sizeof *b->dout, err));
+    if (has(c, ROLE_SHARED_GATE))
+        QT_TRY(qt_array_new(&b->dgate, m, sizeof *b->dgate, err));
+done:
+    return rc;
+}
+
+static void routing_back_free(struct routing_back *b)
+{
+    qt_free(b->dweights);
+    qt_free(b->dlogits);
+    qt_free(b->dgate);
+    qt_free(b->out);
+    qt_free(b->dout);
+}
+
+/* The gradient of a routing weight is the product of the expert's output and the gradient of the
+ * sum, both of n tokens in backend memory. */
+static int weights_back(struct routing_back *b, const struct chunk *c, const float *out,
+                        const float *dout, size_t expert, struct qt_err *err)
+{
+    const struct qt_tokens *t = &c->run.layer->work.experts.tokens;
+    const size_t hidden = c->cfg->info.hidden, bytes = t->count * hidden * sizeof *out;
+    int rc;
+    QT_TRY(c->be->download(c->be, b->out, out, bytes, err));
+    QT_TRY(c->be->download(c->be, b->dout, dout, bytes, err));
+    for (size_t i = 0; i < t->count; i++) {
+        double sum = 0;
+        for (size_t j = i * hidden; j < (i + 1) * hidden; j++)
+            sum += (double)b->out[j] * (double)b->dout[j];
+        b->dweights[t->row[i] * c->cfg->info.experts + expert] = (float)sum;
+    }
+done:
+    return rc;
+}
+
+/* Runs an expert forward and back, and adds the gradient of its input to w->dx. */
+static int expert_back(struct routing_back *b, const struct chunk *c, const float *in,
+                       size_t expert, struct qt_err *err)
+{
+    struct layer_experts *e = &c->run.layer->work.experts;
+    struct layer_grad_work *w = c->w;
+    const struct qt_tokens *t = &e->tokens;
+    const size_t hidden = c->cfg->info.hidden;
+    const bool gated = c->run.layer->parts[part_at(expert, ROLE_GATE)].weight != NULL;
+    struct chunk of = *c;
+    int rc = QT_OK;
+    qt_tokens_of_expert(&e->tokens, e->weights, c->run.m, c->cfg->info.experts, expert, 0);
+    of.run.m = t->count;
+    if (t->count == 0)
+        return QT_OK;
+    QT_TRY(c->be->gather_rows(c->be, e->in, in, t->row, NULL, t->count, hidden, err));
+    if (gated)
+        QT_TRY(layer_linear(&of.run, part_at(expert, ROLE_GATE), w->gate, e->in, err));
+    QT_TRY(layer_linear(&of.run, part_at(expert, ROLE_UP), gated ? w->up : w->gate, e->in, err));
+    QT_TRY(c->be->activate(c->be, w->act, w->gate, gated ? w->up : NULL, c->cfg->act,
+                           t->count * of.run.layer->def->parts[part_at(expert, ROLE_UP)].n, err));
+    QT_TRY(layer_linear(&of.run, part_at(expert, ROLE_DOWN), e->out, w->act, err));
+    QT_TRY(c->be->gather_rows(c->be, w->dexpert, w->dsum, t->row, NULL, t->count, hidden, err));
+    QT_TRY(weights_back(b, c, e->out, w->dexpert, expert, err));
+    QT_TRY(
+        c->be->gather_rows(c->be, w->dexpert, w->dsum, t->row, t->weight, t->count, hidden, err));
+    QT_TRY(gated_back(&of, e->out, w->dexpert, e->in, expert, err));
+    QT_TRY(c->be->scatter_rows(c->be, w->dx, e->out, t->row, NULL, t->count, hidden, err));
+done:
+    return rc;
+}
+
+/* Adds the gradient through a linear of the router, with n outputs, to w->dx. dy: host memory. */
+static int scores_back(const struct chunk *c, enum role role, const float *dy, size_t n,
+                       struct qt_err *err)
+{
+    float *logits = c->run.layer->work.experts.logits;
+    int rc;
+    QT_TRY(c->be->upload(c->be, logits, dy, c->run.m * n * sizeof *dy, err));
+    QT_TRY(c->be->linear_grad_x(c->be, c->w->dx, logits, c->run.layer->parts[role].weight, true,
+                                c->run.m, n, c->cfg->info.hidden, err));
+done:
+    return rc;
+}
+
+/* The chosen experts of a token do not change, their weights do. */
+static int experts_back(const struct chunk *c, const float *d, struct qt_err *err)
 {
     struct layer_grad_work *w = c->w;
     const float *in = mlp_input(c);
-    bool gated = has(c, ROLE_GATE);
-    size_t count = c->run.m * c->cfg->dense_width;
-    float *dgate = w->dscratch, *dup = gated ? dgate + count : dgate;
-    int rc = QT_OK;
-    QT_TRY(linear_back(c, ROLE_DOWN, dgate, false, d, w->act, err));
-    QT_TRY(c->be->activate_grad(c->be, dgate, gated ? dup : NULL, dgate, w->gate,
-                                gated ? w->up : NULL, c->cfg->act, count, err));
-    QT_TRY(linear_back(c, ROLE_UP, w->dx, false, dup, in, err));
-    if (gated)
-        QT_TRY(linear_back(c, ROLE_GATE, w->dx, true, dgate, in, err));
+    const size_t bytes = hidden_count(c) * sizeof *d;
+    struct routing_back b;
+    int rc = routing_back_new(&b, c, err);
+    if (rc < 0)
+        goto done;
+    QT_TRY(c->be->copy(c->be, w->dsum, d, bytes, err)); /* d may be w->dx */
+    QT_TRY(c->be->zero(c->be, w->dx, bytes, err));
+    for (size_t e = 0; e < c->cfg->info.experts; e++)
+        QT_TRY(expert_back(&b, c, in, e, err));
+    QT_TRY(experts_route_grad(b.dlogits, b.dgate, b.dweights, &c->run, err));
+    QT_TRY(scores_back(c, ROLE_ROUTER, b.dlogits, c->cfg->routed, err));
+    if (b.dgate)
+        QT_TRY(scores_back(c, ROLE_SHARED_GATE, b.dgate, 1, err));
 done:
+    routing_back_free(&b);
     return rc;
+}
+
+/* w->dx = gradient of the MLP's input, from d, that of its output. */
+static int mlp_input_back(struct chunk *c, const float *d, struct qt_err *err)
+{
+    return c->run.layer->def->experts ? experts_back(c, d, err)
+                                      : gated_back(c, c->w->dx, d, mlp_input(c), 0, err);
 }
 
 static int mlp_back(struct chunk *c, struct qt_err *err)

@@ -184,6 +184,62 @@ done:
     return rc;
 }
 
+struct route_grad_job {
+    const struct config *cfg;
+    const struct layer_experts *e;
+    const float *dweights;
+    float *dlogits, *dgate;
+    size_t m;
+};
+
+/* For a chosen expert i, w_i = factor p_i, or factor p_i / sum of the chosen p. p, dp: scratch
+ * [routed]; dp = gradients of p. */
+static void grad_of_token(float *dlogits, double *p, double *dp, const float *logit,
+                          const float *weights, const float *dweights, const struct config *cfg)
+{
+    const size_t n = cfg->routed;
+    double sum = cfg->arch->routing_eps > 0 ? cfg->arch->routing_eps : 1e-20, dot = 0, through = 0;
+    score(p, logit, cfg);
+    for (size_t i = 0; i < n; i++) {
+        dp[i] = weights[i] > 0 ? cfg->routing_scale * (double)dweights[i] : 0;
+        sum += weights[i] > 0 ? p[i] : 0;
+        dot += dp[i] * p[i];
+    }
+    for (size_t i = 0; i < n && cfg->normalize_routing; i++)
+        dp[i] = weights[i] > 0 ? (dp[i] - dot / sum) / sum : 0;
+    for (size_t i = 0; i < n; i++)
+        through += dp[i] * p[i];
+    for (size_t i = 0; i < n; i++)
+        dlogits[i] = (float)(cfg->arch->sigmoid_router ? dp[i] * p[i] * (1 - p[i])
+                                                       : p[i] * (dp[i] - through));
+}
+
+static int route_grad_item(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct route_grad_job *job = ctx;
+    const size_t n = job->cfg->routed, experts = job->cfg->info.experts;
+    const size_t end = qt_min_size((item + 1) * ROUTE_TOKENS, job->m);
+    double *p;
+    int rc = qt_array_new(&p, n, 2 * sizeof *p, err);
+    (void)thread;
+    for (size_t i = item * ROUTE_TOKENS; rc == QT_OK && i < end; i++) {
+        const float *weights = job->e->weights + i * experts, *d = job->dweights + i * experts;
+        grad_of_token(job->dlogits + i * n, p, p + n, job->e->scores + i * n, weights, d, job->cfg);
+        if (job->dgate)
+            job->dgate[i] = d[n] * weights[n] * (1 - weights[n]);
+    }
+    qt_free(p);
+    return rc;
+}
+
+int experts_route_grad(float *dlogits, float *dgate, const float *dweights,
+                       const struct layer_run *r, struct qt_err *err)
+{
+    struct route_grad_job job = {
+        &r->layer->model->cfg, &r->layer->work.experts, dweights, dlogits, dgate, r->m};
+    return qt_parallel(qt_ceil_div(r->m, ROUTE_TOKENS), route_grad_item, &job, err);
+}
+
 /* ---- running -------------------------------------------------------------------------------- */
 
 /* Finishes the output of an expert, in experts.out, before it is added to the sum over experts. */

@@ -24,6 +24,8 @@ struct layer_grad_work {
     float *attn_in, *q_raw, *k_raw, *q, *k, *v, *y, *o_raw, *attn_sum, *mid;
     float *mlp_in, *gate, *up, *act, *down_raw, *mlp_sum;
     float *dx;       /* gradient, [rows][hidden] */
+    float *dexpert;  /* [rows][hidden], gradient of an expert's output, and */
+    float *dsum;     /* [rows][hidden], of the weighted sum of experts; NULL: no experts */
     float *dmlp;     /* [rows][hidden], of a parallel MLP with a norm of its own; else NULL */
     float *qkv;      /* [rows][rows of QKV] with grouped_qkv, output or gradient; else NULL */
     float *dscratch; /* gradients of q, y, k, v, or of gate, up, one after the other */
@@ -287,5 +289,10 @@ int experts_route(float *weights, const struct layer_run *r, const float *x, str
  * runs that expert only. */
 int experts_run(bool *stop, float *y, const float *x, const struct layer_run *r,
                 struct qt_err *err);
+/* Sets dlogits[m][routed], gradients of the router's logits, and dgate[m], those of the shared
+ * expert's gate (NULL: it has none), from dweights[m][experts], those of the weights of the chosen
+ * experts. Logits and weights are those of the last experts_route. Host memory. */
+int experts_route_grad(float *dlogits, float *dgate, const float *dweights,
+                       const struct layer_run *r, struct qt_err *err);
 
 #endif

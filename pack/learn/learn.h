@@ -18,7 +18,7 @@ struct qt_learner;
 
 /* Finds what to learn; *out = NULL if there is nothing, else the caller closes it. Reports all
  * usage errors before any work: QT_E_USAGE (no calibration data, fewer than 2 windows, window
- * length), QT_E_UNSUPPORTED (mixtures of experts, norms that are not copied). */
+ * length), QT_E_UNSUPPORTED (parts of the model, norms that are not copied). */
 int qt_learn_open(struct qt_learner **out, struct qt_run *run, struct qt_err *err);
 /* Returns the options that determine the result, for the identity of the run. Owned. */
 json_t *qt_learn_identity(const struct qt_learner *l);

@@ -15,6 +15,8 @@ struct learn_work {
     struct qt_embed_head *head, *ref_head;
     struct qt_layer *layer;   /* shared by all layers, because its working memory is large */
     struct qt_layer_grads dw; /* backend memory, each large enough for any layer */
+    float **wanted;           /* [linears]: those of dw.linear that a layer needs */
+    size_t linears;           /* of a decoder layer, at most */
     float *host;              /* host memory, as large as the largest of dw */
 };
 
@@ -24,8 +26,13 @@ struct learn_work {
 static int new_gradients(struct qt_learner *l, struct qt_err *err)
 {
     struct learn_work *work = l->work;
-    size_t size[QT_LAYER_LINEARS] = {0}, largest = 0, norm_size = 0;
-    int rc = QT_OK;
+    size_t *size = NULL, largest = 0, norm_size = 0;
+    int rc;
+    for (size_t i = 0; i < l->nmatrices; i++)
+        work->linears = qt_max_size(work->linears, l->matrices[i].index + 1);
+    QT_TRY(qt_array_new(&size, work->linears, sizeof *size, err));
+    QT_TRY(qt_array_new(&work->dw.linear, work->linears, sizeof *work->dw.linear, err));
+    QT_TRY(qt_array_new(&work->wanted, work->linears, sizeof *work->wanted, err));
     for (size_t i = 0; i < l->nmatrices; i++) {
         const struct learn_matrix *m = &l->matrices[i];
         size_t count = m->packed.n * m->packed.k;
@@ -36,7 +43,7 @@ static int new_gradients(struct qt_learner *l, struct qt_err *err)
     for (size_t i = 0; i < l->nnorms; i++)
         norm_size = qt_max_size(norm_size, l->run->plan.items[l->norms[i].item].tensor->count);
     largest = qt_max_size(largest, norm_size);
-    for (size_t i = 0; i < QT_LAYER_LINEARS; i++)
+    for (size_t i = 0; i < work->linears; i++)
         if (size[i])
             QT_TRY(qt_backend_floats(&work->dw.linear[i], l->be, size[i], 1, err));
     for (size_t i = 0; i < l->nnorms; i++) {
@@ -46,6 +53,7 @@ static int new_gradients(struct qt_learner *l, struct qt_err *err)
     }
     QT_TRY(qt_array_new(&work->host, largest, sizeof *work->host, err));
 done:
+    qt_free(size);
     return rc;
 }
 
@@ -80,7 +88,7 @@ void learn_work_close(struct qt_learner *l)
     qt_layer_close(work->layer);
     for (size_t i = 0; work->hidden && i < work->nhidden; i++)
         be->free(be, work->hidden[i]);
-    for (size_t i = 0; i < QT_LAYER_LINEARS; i++)
+    for (size_t i = 0; work->dw.linear && i < work->linears; i++)
         be->free(be, work->dw.linear[i]);
     for (size_t i = 0; i < QT_LAYER_NORMS; i++)
         be->free(be, work->dw.norm[i]);
@@ -88,6 +96,8 @@ void learn_work_close(struct qt_learner *l)
                               work->all_out};
     for (size_t i = 0; i < sizeof backend / sizeof *backend; i++)
         be->free(be, backend[i]);
+    qt_free(work->dw.linear);
+    qt_free(work->wanted);
     qt_free(work->hidden);
     qt_free(work->ids);
     qt_free(work->targets);
@@ -197,7 +207,9 @@ static int begin_gradients(struct qt_layer_grads *wanted, struct qt_learner *l, 
 {
     struct learn_work *work = l->work;
     int rc = QT_OK;
-    *wanted = (struct qt_layer_grads){0};
+    *wanted = (struct qt_layer_grads){.linear = work->wanted};
+    for (size_t i = 0; i < work->linears; i++)
+        work->wanted[i] = NULL;
     for (size_t i = 0; i < l->nmatrices; i++) {
         const struct learn_matrix *m = &l->matrices[i];
         if (!m->learns || m->layer != layer)

@@ -44,17 +44,24 @@ $ qtool calibrate "$MODELS/deepseek_v3" -o l.qcal --data "$MODELS/deepseek_v3/id
 $ qtool quantize "$MODELS/deepseek_v3" -o l --scheme fp6 --calib l.qcal -q && grep -q ".fallbacks.: 0" l/qtool-report.json
 > ^tensors +[0-9]+ quantized
 
+# Learning goes through the chosen experts.
+$ qtool quantize "$MODELS/mixtral" -o t --scheme nf3:g=32,learn=1 --tune-norms --learn lr=1e-2,passes=4 --data "$MODELS/mixtral/ids.u16" --samples 10 --seqlen 4 -q
+> ^tensors +38 quantized
+$ grep -o '"held_out": *[0-9.e-]*' t/qtool-report.json | tr -d ' ' | awk -F: 'NR == 1 { first = best = $2 } $2 < best { best = $2 } END { exit !(best < 0.9 * first) }'
+$ qtool verify t --source "$MODELS/mixtral" -q
+> ^tensors +38 quantized
+
 # Features that do not support experts are refused before any work.
 $ qtool quantize "$MODELS/mixtral" -o r --scheme w4ax --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
 ? 4
 2 model\.safetensors: tensor [a-z0-9_.]+: w4ax does not support mixtures of experts
-$ qtool quantize "$MODELS/mixtral" -o r --scheme nf4:learn=1 --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
+$ qtool quantize "$MODELS/phimoe" -o r --scheme none --tensor w1=nf4:learn=1 --data "$MODELS/phimoe/ids.u16" --samples 2 --seqlen 16
 ? 4
-2 learn=1 does not support mixtures of experts
-$ qtool plan "$MODELS/mixtral" --scheme nf4:learn=1
+2 learn=1 does not support mixtures of experts of this kind
+$ qtool plan "$MODELS/phimoe" --scheme none --tensor w1=nf4:learn=1
 ? 4
-2 learn=1 does not support mixtures of experts
-$ qtool quantize "$MODELS/mixtral" -o r --scheme nf4 --tune-norms --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
+2 learn=1 does not support mixtures of experts of this kind
+$ qtool quantize "$MODELS/phimoe" -o r --scheme none --tensor w1=nf4 --tune-norms --data "$MODELS/phimoe/ids.u16" --samples 2 --seqlen 16
 ? 4
-2 learning does not support mixtures of experts
+2 learning does not support mixtures of experts of this kind
 $ test ! -e r && test ! -e r.partial && test ! -e x

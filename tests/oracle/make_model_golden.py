@@ -758,8 +758,8 @@ MULTIMODAL = {kind for kind, options, _ in (MODELS | CHECKED).values() if "text_
 
 
 ENCODERS = {"bert", "roberta", "xlm-roberta", "modernbert"}
-# Encoders, and the matrices of GPT-2, which are stored transposed.
-NO_GRADS = ENCODERS | {"gpt2", "phi4_multimodal"}
+# Encoders, the matrices of GPT-2, which are stored transposed, and a router without gradients.
+NO_GRADS = ENCODERS | {"gpt2", "phi4_multimodal", "phimoe"}
 
 
 def published(model):
@@ -915,7 +915,8 @@ def write_model(directory, kind, options, edits, seed):
         path = directory / "config.json"
         path.write_text(json.dumps({"model_type": edits["omni"], "thinker_config": json.loads(
             path.read_text())}, indent=1, sort_keys=True) + "\n")
-    unsupported = re.compile(r"experts\.|sparse_moe|kv_b_proj|sinks|A_log|layer_scalar|conv\.conv|altup")
+    unsupported = re.compile(r"experts\.(gate_up|down)_proj|input_linear|router\.|kv_b_proj|sinks|"
+                             r"self_attn\.gate_proj|A_log|layer_scalar|conv\.conv|altup")
     clipped = "clip_qkv" in options.get("attn_config", {})
     if kind not in NO_GRADS and not clipped and not any(unsupported.search(n) for n in files):
         write_grads(directory / "grads.json", model, ids)

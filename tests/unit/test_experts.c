@@ -555,21 +555,6 @@ static void infinite_scores_are_refused(void **state)
     close_model(f);
 }
 
-static void gradients_are_refused(void **state)
-{
-    struct fixture *f = open_model("tests/golden/models/mixtral");
-    const struct qt_layer_grads none = {{NULL}, {NULL}};
-    struct qt_layer *layer;
-    float *grad = calloc(SEQLEN * f->width, sizeof *grad);
-    (void)state;
-    expect_ok("layer", qt_layer_open(&layer, f->model, 0, &f->source, f->be, &f->err), &f->err);
-    expect_error("gradient", qt_layer_grad(layer, grad, &none, f->hidden, SEQLEN, SEQLEN, &f->err),
-                 QT_E_UNSUPPORTED, "mixtures of experts", &f->err);
-    qt_layer_close(layer);
-    free(grad);
-    close_model(f);
-}
-
 /* Random entries of H, and the channels, of inputs times routing weights. */
 static void compare_with_file(const struct qt_qcal *q, size_t input, const struct kept *x,
                               const struct qt_tokens *tokens)
@@ -664,7 +649,6 @@ int main(void)
         cmocka_unit_test_prestate(allocation_failures, MIXTRAL),
         cmocka_unit_test_prestate(allocation_failures, ONE_DENSE),
         cmocka_unit_test(infinite_scores_are_refused),
-        cmocka_unit_test(gradients_are_refused),
         cmocka_unit_test_prestate(calibration_files_hold_the_experts_tokens, GATED),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
