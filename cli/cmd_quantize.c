@@ -227,11 +227,6 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(qt_string_format(&hint, err, "To continue: %s\n", command));
     interrupt_hint(hint);
     QT_TRY(budget_check(&o->budget, o->scheme, true, err));
-    if (budget_wanted(&o->budget) && qt_comm_size(cli->comm) > 1) {
-        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                     "targets cannot be shared by several ranks: start it without mpirun");
-        goto done;
-    }
     QT_TRY(out_check(o->out, err));
     QT_TRY(kv_options_keys(&kv, &o->kv, err));
     QT_TRY(rules_parse(&rules, &o->tensor, err));

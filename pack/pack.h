@@ -561,9 +561,8 @@ struct qt_quantize_report {
 };
 
 /* Quantizes a checkpoint into the container opt->out_dir. The bytes do not depend on the number of
- * ranks. QT_E_UNSUPPORTED for what several ranks cannot share. Errors of planning (qt_plan_new,
- * qt_plan_check_model), of input files, of writing; QT_E_RESUME if opt->resume and the output
- * belongs to other options or inputs. */
+ * ranks. Errors of planning (qt_plan_new, qt_plan_check_model), of input files, of writing;
+ * QT_E_RESUME if opt->resume and the output belongs to other options or inputs. */
 int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
                 const struct qt_quantize_options *opt, struct qt_err *err);
 

@@ -334,6 +334,16 @@ static int report_new(struct qt_quantize_report *out, struct qt_run *run, double
     return qt_run_report(&out->document, run, start, err);
 }
 
+/* Learning, and static scales of keys: rank 0 does them while the others wait. */
+static int finish_weights(struct qt_run *run, struct qt_learner *learner, struct qt_err *err)
+{
+    const bool works = qt_comm_rank(run->opt->comm) == 0;
+    int rc = works && learner ? qt_learn_run(learner, err) : QT_OK;
+    if (works && rc == QT_OK)
+        rc = qt_run_kv(run, err);
+    return qt_comm_meet(run->opt->comm, rc, err);
+}
+
 static int finish_behind(struct qt_run *run, struct qt_err *err)
 {
     const struct qt_quantize_options *opt = run->opt;
@@ -384,7 +394,6 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     QT_TRY(check_data(&run, err));
     QT_TRY(qt_plan_check_model(&run.plan, ckpt, err));
     QT_TRY(qt_learn_open(&learner, &run, err));
-    QT_TRY(qt_run_check_ranks(&run, learner != NULL, err));
     QT_TRY(config_crc(&config, &run, NULL, err));
     QT_TRY(identity_new(&identity, &run, learner, config, err));
     QT_TRY(stored_new(&run, err));
@@ -407,17 +416,11 @@ int qt_quantize(struct qt_quantize_report *out, const struct qt_ckpt *ckpt,
     if (opt->calibration)
         QT_TRY(qt_run_layers(&run, err));
     QT_TRY(qt_run_make_items(&run, NULL, err));
-    if (learner)
-        QT_TRY(qt_learn_run(learner, err));
-    QT_TRY(qt_run_kv(&run, err));
+    QT_TRY(finish_weights(&run, learner, err));
     QT_TRY(qt_ckpt_check_unchanged(ckpt, err));
     QT_TRY(config_crc(&config_now, &run, &config, err));
     QT_TRY(qt_run_gather_seconds(&run, err));
-    if (qt_comm_size(opt->comm) > 1)
-        qt_log_message(opt->log, QT_LOG_INFO,
-                       "%zu ranks: this one waited %.1f s for others and moved %.2f GB in %.1f s",
-                       opt->comm->size, opt->comm->waited, opt->comm->bytes / 1e9,
-                       opt->comm->moved);
+    QT_TRY(qt_run_log_ranks(&run, qt_clock() - start, err));
     QT_TRY(report_new(out, &run, start, err));
     QT_TRY(write_manifest(&run, identity, err));
     QT_TRY(qt_writer_finish(run.writer, err));

@@ -1,21 +1,11 @@
 /* Sharing the items of a run among ranks. */
 #include "pack/run.h"
 
+#include <math.h>
 #include <string.h>
 
 /* Source bytes that a rank quantizes between two exchanges: so much is lost if a rank is killed. */
 static const double round_bytes = (double)((uint64_t)1 << 29);
-
-int qt_run_check_ranks(const struct qt_run *run, bool learns, struct qt_err *err)
-{
-    const char *what = learns                                   ? "learning"
-                       : run->plan.kv.keys == QT_KV_KEYS_STATIC ? "static scales of 4-bit keys"
-                                                                : NULL;
-    return what && qt_comm_size(run->opt->comm) > 1
-               ? qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                         "%s cannot be shared by several ranks: start it without mpirun", what)
-               : QT_OK;
-}
 
 int qt_run_exchange(struct qt_run *run, int rc, struct qt_err *err)
 {
@@ -98,6 +88,33 @@ int qt_run_gather_seconds(struct qt_run *run, struct qt_err *err)
     for (size_t i = 0; i < n * size; i++)
         if (all[i] > 0)
             run->seconds[i % n] = all[i];
+done:
+    qt_free(all);
+    return rc;
+}
+
+int qt_run_log_ranks(const struct qt_run *run, double seconds, struct qt_err *err)
+{
+    struct qt_comm *comm = run->opt->comm;
+    struct spent {
+        double waited, moved, bytes;
+    } mine, *all = NULL, least, most;
+    int rc;
+    if (qt_comm_size(comm) == 1)
+        return QT_OK;
+    mine = least = most = (struct spent){comm->waited, comm->moved, comm->bytes};
+    QT_TRY(qt_array_new(&all, comm->size, sizeof *all, err));
+    QT_TRY(qt_comm_gather(comm, all, &mine, sizeof mine, err));
+    for (size_t i = 0; i < comm->size; i++) {
+        least.waited = fmin(least.waited, all[i].waited);
+        most.waited = fmax(most.waited, all[i].waited);
+        most.moved = fmax(most.moved, all[i].moved);
+        most.bytes = fmax(most.bytes, all[i].bytes);
+    }
+    qt_log_message(run->opt->log, QT_LOG_INFO,
+                   "%zu ranks: in %.1f s they waited %.1f to %.1f s for others, and moved up to "
+                   "%.2f GB in %.1f s",
+                   comm->size, seconds, least.waited, most.waited, most.bytes / 1e9, most.moved);
 done:
     qt_free(all);
     return rc;

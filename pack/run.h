@@ -116,8 +116,6 @@ struct qt_weights qt_run_weights(struct qt_run *run);
 
 /* ---- ranks.c -------------------------------------------------------------------------------- */
 
-/* QT_E_UNSUPPORTED for what several ranks cannot share. learns: parameters are learned. */
-int qt_run_check_ranks(const struct qt_run *run, bool learns, struct qt_err *err);
 /* All ranks learn what the others have finished: run->made then has it. rc: the status of the
  * caller's own work; the result is its error, or that of another rank. */
 int qt_run_exchange(struct qt_run *run, int rc, struct qt_err *err);
@@ -129,6 +127,8 @@ int qt_run_send_packed(struct qt_packed *packed, struct qt_run *run, size_t i, s
                        struct qt_err *err);
 /* Rank 0 takes the seconds of all items from the ranks that made them. */
 int qt_run_gather_seconds(struct qt_run *run, struct qt_err *err);
+/* Says how the ranks have spent the seconds of the run. */
+int qt_run_log_ranks(const struct qt_run *run, double seconds, struct qt_err *err);
 
 /* ---- the parts of a run --------------------------------------------------------------------- */
 

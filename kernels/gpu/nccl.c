@@ -123,6 +123,7 @@ int gpu_nccl_open(struct gpu_nccl **out, char *text, size_t size, struct qt_comm
 {
     struct member mine = {0}, *all = NULL;
     struct gpu_nccl *c = NULL;
+    const double start = qt_clock();
     const char *fault;
     bool connected = false;
     int rc;
@@ -143,8 +144,8 @@ int gpu_nccl_open(struct gpu_nccl **out, char *text, size_t size, struct qt_comm
     if (fault)
         snprintf(text, size, "through host memory (%s)", fault);
     else
-        snprintf(text, size, "by NCCL %d.%d.%d", mine.version / 10000, mine.version / 100 % 100,
-                 mine.version % 100);
+        snprintf(text, size, "by NCCL %d.%d.%d, connected in %.1f s", mine.version / 10000,
+                 mine.version / 100 % 100, mine.version % 100, qt_clock() - start);
     if (connected) {
         *out = c;
         c = NULL;

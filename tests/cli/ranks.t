@@ -21,12 +21,9 @@ $ ./ranks 2 qtool verify nf4-1 | grep -c '^container'
 $ ./ranks 2 qtool plan "$NANO" --scheme nf4
 ? 2
 2 qtool plan: 'plan' is not shared by several ranks
-$ ./ranks 2 qtool quantize "$NANO" -o no --scheme nf4 --tune-norms $(cat data)
-? 4
-2 learning cannot be shared by several ranks
-$ ./ranks 2 qtool quantize "$NANO" -o no --target-bpw 4
-? 4
-2 targets cannot be shared by several ranks
+# Rank 0 learns and finds static scales; every rank chooses the same schemes for a target.
+$ l="--scheme nf3:learn=1 --learn passes=1 --kv 4 --kv-keys static --data $NANO/calib.txt --samples 8 --seqlen 128 --threads 1 -q"; qtool quantize "$NANO" -o learn-1 $l && ./ranks 2 qtool quantize "$NANO" -o learn-2 $l && cmp learn-1/SHA256SUMS learn-2/SHA256SUMS
+$ qtool quantize "$NANO" -o bpw-1 --target-bpw 4 -q >/dev/null && ./ranks 2 qtool quantize "$NANO" -o bpw-2 --target-bpw 4 -q >/dev/null && cmp bpw-1/SHA256SUMS bpw-2/SHA256SUMS
 # Ranks that do not have the same input: rank 1 sees another file under the same name.
 $ mkdir a b && cp -r "$NANO" a/m && cp -r "$NANO" b/m && head -c 2000 /dev/zero | dd of=b/m/model.safetensors bs=1000 seek=$(($(stat -c %s b/m/model.safetensors) / 1000 - 4)) conv=notrunc 2>/dev/null
 $ mpirun --allow-run-as-root --oversubscribe -n 1 -wdir "$PWD/a" qtool quantize m -o "$PWD/no" --scheme nf4 : -n 1 -wdir "$PWD/b" qtool quantize m -o "$PWD/no" --scheme nf4
