@@ -44,16 +44,20 @@ $(CUDA_HOPPER:%=$(B)/kernels/cuda/%.o) $(B)/tests/gpu/bench_tensor.o: CUDA_ARCH 
     -gencode arch=compute_90a,code=sm_90a
 # Where Hopper is to run kernels of older devices (`--compute 8.0`), the driver compiles their PTX.
 $(B)/kernels/cuda/older.o: CUDA_ARCH := -gencode arch=compute_80,code=[sm_80,compute_80]
+# Compressed for size (nvcc 12.8 and later), machine code is a fifth as large, but takes longer to
+# compile and to load: only what Hopper does not run.
+$(B)/kernels/cuda/older.o: CUDA_SIZE = $(shell $(NVCC) --help | \
+    grep -q compress-mode && echo --compress-mode=size)
 $(B)/kernels/cuda/seldom.o: CUDA_ARCH := -gencode arch=compute_80,code=[sm_80,sm_90,compute_80]
 
 # C++ serves for templates only: programs that link the library need no C++ run time. (The only
-# statics are the constant ones of nvcc's launch stubs. Machine code compressed for size would be
-# 5 MB instead of 23, and take 20 seconds more.)
+# statics are the constant ones of nvcc's launch stubs.)
 CUDA_HOST := -fPIC -fno-exceptions -fno-rtti -fno-threadsafe-statics
 # (nvcc always includes <cmath>; that of C++17 takes 0.4 s longer per file. The code uses
 # `if constexpr` of C++17, which both compilers take as an extension of C++14.)
 CUDA_STD  := -std=c++14 -diag-suppress 2912 -Xcompiler -Wno-c++17-extensions
-CUDA_CXX = $(NVCC) -O3 $(CUDA_STD) -I. $(CUDA_HOST:%=-Xcompiler %) $(LINEINFO) -MMD -MP -c -o $@ $<
+CUDA_CXX = $(NVCC) -O3 $(CUDA_STD) -I. $(CUDA_HOST:%=-Xcompiler %) $(LINEINFO) -MMD -MP \
+    $(CUDA_SIZE) -c -o $@ $<
 $(B)/%.o: %.cu
 	@mkdir -p $(@D)
 	$(call Q,NVCC)$(CUDA_CXX) $(CUDA_ARCH)

@@ -58,10 +58,14 @@ struct qtool_moe_options {
     enum qtool_dtype dtype; /* of x and y */
     int device;             /* CUDA device ordinal; must be the current device */
     enum qtool_moe_activation activation;
-    size_t topk;          /* experts of a token, 1..32 */
-    size_t first_expert;  /* number of the layer's first expert in ids. Pairs whose expert is not in
+    size_t topk;         /* experts of a token, 1..32 */
+    size_t first_expert; /* number of the layer's first expert in ids. Pairs whose expert is not in
                             [first_expert, first_expert + experts) add nothing: with expert
                             parallelism the caller adds the y of all devices */
+    /* Not 0: the tables of gate and up of an expert hold the same values (LUT with a standard
+     * table, as nf4). Results are wrong otherwise. Without it, gate and up of 4-bit LUT weights
+     * are two launches, as only one table fits into shared memory beside the pipeline. */
+    int same_tables;
     int dependent_launch; /* as in struct qtool_matmul_options */
 };
 

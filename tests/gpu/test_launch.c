@@ -319,6 +319,7 @@ static void check_experts(const struct scheme *s, size_t experts, size_t hidden,
     static unsigned char table[QTOOL_MOE_MAX_EXPERTS * QTOOL_MOE_TABLE_EXPERT];
     const struct qtool_moe_layer layer = {experts, wide, wide, narrow};
     char reason[160];
+    const bool tables = s->kind == QTOOL_MATMUL_LUT && s->bits == 4;
     for (size_t e = 0; e < experts; e++) {
         wide[e] = weight_of(s, inner, hidden);
         narrow[e] = weight_of(s, hidden, inner);
@@ -329,18 +330,20 @@ static void check_experts(const struct scheme *s, size_t experts, size_t hidden,
         for (size_t topk = 1; topk <= 8; topk *= 8) {
             const struct qtool_moe_options opt = {.dtype = m & 0x208 ? QTOOL_BF16 : QTOOL_F16,
                                                   .topk = topk,
-                                                  .dependent_launch = m == 64};
+                                                  .dependent_launch = m == 64,
+                                                  .same_tables = topk == 1};
             struct qtool_moe_plan plan;
             rc = qtool_moe_plan(&plan, &layer, m, &opt);
             if (rc == QTOOL_OK)
                 rc = qtool_moe_run(&plan, memory, memory, memory, memory, memory, memory, NULL);
             const int launches = simulated_launches();
+            const int least = tables && !opt.same_tables ? 5 : 4;
             const char *fault = plan.reason[0] ? plan.reason : simulated_fault();
             if (!fault)
-                fault = rc != QTOOL_OK ? "run refused what plan took"
-                        : m == 0       ? (launches ? "a launch without tokens" : NULL)
-                        : launches < 4 ? "too few launches"
-                                       : NULL;
+                fault = rc != QTOOL_OK     ? "run refused what plan took"
+                        : m == 0           ? (launches ? "a launch without tokens" : NULL)
+                        : launches < least ? "too few launches"
+                                           : NULL;
             result(s->name, inner, hidden, m, fault);
         }
 }

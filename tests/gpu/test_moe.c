@@ -28,6 +28,7 @@ struct layer {
     size_t experts, hidden, inner;
     struct matrix *matrix[3];              /* gate, up, down: [experts] */
     struct qtool_matmul_weight *weight[3]; /* [experts] */
+    bool same_tables;                      /* of gate and up */
     void *memory;                          /* all sections */
     size_t bytes;
     void *table;
@@ -76,7 +77,10 @@ static bool layer_new(struct layer *l, const char *scheme, const char *down, siz
                       size_t hidden, size_t inner)
 {
     char reason[160];
-    *l = (struct layer){.experts = experts, .hidden = hidden, .inner = inner};
+    *l = (struct layer){.experts = experts,
+                        .hidden = hidden,
+                        .inner = inner,
+                        .same_tables = strncmp(scheme, "lut", 3) != 0};
     for (int i = 0; i < 3; i++) {
         l->matrix[i] = calloc(experts, sizeof *l->matrix[i]);
         l->weight[i] = calloc(experts, sizeof *l->weight[i]);
@@ -150,12 +154,14 @@ static void reference(double *y, const struct layer *l, const struct routing *r,
         const long e = (long)r->ids[token * r->topk + j] - (long)r->first;
         if (e < 0 || e >= (long)l->experts)
             continue;
+#pragma omp parallel for
         for (size_t i = 0; i < l->inner; i++) {
             const double g = dot(l->matrix[0][e].decoded + i * l->hidden, x, l->hidden);
             const double u = dot(l->matrix[1][e].decoded + i * l->hidden, x, l->hidden);
             inner[i] =
                 to_float(from_float((float)(activation(opt->activation, g) * u), bf16), bf16);
         }
+#pragma omp parallel for
         for (size_t i = 0; i < l->hidden; i++)
             y[i] += (double)r->weights[token * r->topk + j] *
                     dot(l->matrix[2][e].decoded + i * l->inner, inner, l->inner);
@@ -288,6 +294,7 @@ static void check_layer(const struct layer *l, const char *name, size_t tokens, 
                                           .activation = (enum qtool_moe_activation)random_below(2),
                                           .topk = topk,
                                           .first_expert = r.first,
+                                          .same_tables = l->same_tables && random_below(2),
                                           .dependent_launch = (int)random_below(2)};
     const struct qtool_moe_layer layer = {l->experts, l->weight[0], l->weight[1], l->weight[2]};
     struct qtool_moe_plan plan;

@@ -316,6 +316,7 @@ static int bench_layer(struct bench *b, struct qt_bench_moe_row *row, const stru
     const struct qtool_moe_options opt = {.dtype = b->opt->matmul.dtype,
                                           .device = b->opt->matmul.device,
                                           .topk = shape->topk,
+                                          .same_tables = !gpu_learns_table(&p[0].spec),
                                           .dependent_launch = b->opt->matmul.dependent_launch};
     struct layers layers = {.copies = {0}};
     struct routing routing = {.touched = 0};

@@ -40,6 +40,11 @@ enum qtool_w4ax_scales gpu_w4ax_scales_of(const struct qt_spec *spec);
 /* Number of sections that products read; they are stored first. */
 size_t gpu_sections(const struct qt_packed *p);
 
+/* True if both have the same look-up table, or none. */
+bool gpu_same_table(const struct qt_packed *a, const struct qt_packed *b);
+/* True if quantization fits a table to each matrix. */
+bool gpu_learns_table(const struct qt_spec *spec);
+
 /* Copies in GPU memory of the sections of a packed matrix that products read. */
 struct gpu_copies {
     char *base;
@@ -77,6 +82,29 @@ void gpu_operands_free(struct gpu_operands *o, struct qt_gpu *gpu);
 int gpu_workspace_need(struct gpu_operands *o, struct qt_gpu *gpu, size_t bytes,
                        struct qt_err *err);
 
+/* ---- experts.c ------------------------------------------------------------------------------ */
+
+enum { GPU_EXPERT_MATRICES = 3 }; /* gate, up, down */
+
+/* The experts of a layer in GPU memory. */
+struct gpu_experts {
+    size_t experts;
+    struct qt_packed *packed; /* [experts][GPU_EXPERT_MATRICES], filled and freed by the caller */
+    struct qtool_matmul_weight *weight[GPU_EXPERT_MATRICES]; /* [experts] each */
+    bool same_tables;                                        /* of gate and up */
+    void *table;                                             /* of qtool_moe.h */
+};
+/* After an error, too, gpu_experts_free frees *out. */
+int gpu_experts_new(struct gpu_experts *out, size_t experts, struct qt_err *err);
+void gpu_experts_free(struct gpu_experts *e);
+/* Bytes of GPU memory for the table and the sections of e->packed. */
+size_t gpu_experts_bytes(const struct gpu_experts *e);
+/* Writes the table, and with `upload` the sections, to memory[gpu_experts_bytes], which stays the
+ * caller's. QT_E_UNSUPPORTED: these experts have no grouped product. */
+int gpu_experts_place(struct gpu_experts *e, struct qt_gpu *gpu, void *memory, bool upload,
+                      struct qt_err *err);
+struct qtool_moe_layer gpu_experts_layer(const struct gpu_experts *e);
+
 /* ---- weight_w4ax.c -------------------------------------------------------------------------- */
 
 /* How the input of a w4ax matrix is quantized, with the kernels' arrays in GPU memory. */
@@ -91,6 +119,9 @@ struct gpu_w4ax_input {
 int gpu_w4ax_input_new(struct gpu_w4ax_input *out, struct qt_gpu *gpu, const struct qt_act *a,
                        bool packed, struct qt_err *err);
 void gpu_w4ax_input_free(struct gpu_w4ax_input *in, struct qt_gpu *gpu);
+
+/* A synthetic input: every fifth channel block has 8 bits; channels in random order. */
+int gpu_random_act(struct qt_act *out, const struct qt_spec *spec, size_t k, struct qt_err *err);
 
 /* Number of scales of m tokens. */
 size_t gpu_w4ax_scales(const struct gpu_w4ax_input *in, size_t m);

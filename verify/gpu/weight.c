@@ -67,6 +67,29 @@ enum qtool_w4ax_scales gpu_w4ax_scales_of(const struct qt_spec *spec)
     return param ? (enum qtool_w4ax_scales)spec->value[i] : QTOOL_W4AX_BLOCK;
 }
 
+static const struct qt_section *table_of(const struct qt_packed *p)
+{
+    for (size_t i = 0; i < p->nsections; i++)
+        if (strcmp(p->section[i].name, "table") == 0)
+            return &p->section[i];
+    return NULL;
+}
+
+bool gpu_same_table(const struct qt_packed *a, const struct qt_packed *b)
+{
+    const struct qt_section *s = table_of(a), *t = table_of(b);
+    return s && t ? s->bytes == t->bytes && memcmp(s->data, t->data, s->bytes) == 0 : s == t;
+}
+
+bool gpu_learns_table(const struct qt_spec *spec)
+{
+    const struct qt_param *param;
+    for (size_t i = 0; (param = qt_scheme_param(spec->scheme, i)) != NULL; i++)
+        if (strcmp(param->key, "table") == 0)
+            return strcmp(param->choices[(size_t)spec->value[i]], "learned") == 0;
+    return false;
+}
+
 /* In w4ax, the sections from "bits" on describe the activations. */
 size_t gpu_sections(const struct qt_packed *p)
 {

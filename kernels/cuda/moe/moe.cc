@@ -17,7 +17,7 @@ struct product {
     struct qt_shape shape;
     size_t n, k;
     unsigned bits, exp_bits;
-    bool zeros;
+    bool zeros, gated; /* gated: gate and up in one launch */
     struct {
         const void *kernel;
         int log2_wk, stages, grid;
@@ -138,18 +138,18 @@ static int tile_tokens(int kind)
     return kind == QT_MOE_FEW ? QT_MOE_FEW_TOKENS : QT_MOE_MANY_TOKENS;
 }
 
-static int row_tiles(const struct product *p, bool down, int log2_wk)
+static int row_tiles(const struct product *p, int log2_wk)
 {
-    const size_t strips = (size_t)(QT_MOE_WARPS >> log2_wk) * (down ? QT_MOE_STRIPS : 1);
+    const size_t strips = (size_t)(QT_MOE_WARPS >> log2_wk) * (p->gated ? 1 : QT_MOE_STRIPS);
     return (int)ceil_div((size_t)p->shape.strips, strips);
 }
 
 /* Sets the members of *a that depend on shape and configuration. Returns bytes of shared memory. */
-static size_t layout(struct qt_moe_product_args *a, const struct product *p, bool down, int kind,
-                     int log2_wk, int stages)
+static size_t layout(struct qt_moe_product_args *a, const struct product *p, int kind, int log2_wk,
+                     int stages)
 {
     const struct qt_shape *s = &p->shape;
-    a->down = down;
+    a->gated = p->gated;
     a->pitch_blocks = s->pitch_blocks;
     a->pitch_groups = s->pitch_groups;
     a->k = (int)p->k;
@@ -158,16 +158,16 @@ static size_t layout(struct qt_moe_product_args *a, const struct product *p, boo
     a->blocks = s->blocks;
     a->group_shift = s->grouped ? s->group_shift : 30;
     a->groups = (int)s->groups;
-    a->stage_groups = s->grouped ? qt_stage_groups(s, 1) : 1;
-    a->row_tiles = row_tiles(p, down, log2_wk);
+    a->slot_groups = s->grouped ? qt_stage_groups(s, 2) : 1;
+    a->row_tiles = row_tiles(p, log2_wk);
     a->log2_wk = log2_wk;
-    a->slots = (int)ceil_div((size_t)s->blocks, (size_t)1 << log2_wk);
+    a->slots = (int)ceil_div((size_t)s->blocks, (size_t)2 << log2_wk);
     a->stages = stages;
-    a->warp_bytes = QT_MOE_STRIPS * (128 * s->bits + (32 + s->zero_bytes) * a->stage_groups);
-    a->stage_bytes = (int)round_up((size_t)((tile_tokens(kind) * 128 << log2_wk) +
+    a->warp_bytes = QT_MOE_STRIPS * (256 * s->bits + (32 + s->zero_bytes) * a->slot_groups);
+    a->stage_bytes = (int)round_up((size_t)((tile_tokens(kind) * 256 << log2_wk) +
                                             QT_MOE_WARPS * a->warp_bytes + QT_MOE_HEADER),
                                    128);
-    a->ring_at = qt_mma_tile_table_bytes(s->format) * (down ? 1 : 2);
+    a->ring_at = qt_mma_tile_table_bytes(s->format);
     a->sums_at = a->ring_at + stages * a->stage_bytes;
     const int sums = log2_wk ? QT_MOE_WARPS * QT_MOE_STRIPS * tile_tokens(kind) / 8 * 512 : 0;
     return (size_t)(a->sums_at + sums);
@@ -188,7 +188,7 @@ static double touched(const struct qtool_moe_plan *p)
  * else as fit alone. The time of a unit is modeled as its stages, each of them longer by the X of
  * more warps along k, and a constant for the start and the epilogue.
  */
-static bool choose(const struct qtool_moe_plan *plan, struct product *p, bool down, int kind)
+static bool choose(const struct qtool_moe_plan *plan, struct product *p, int kind)
 {
     const struct qt_device *d = &state_of(plan)->device;
     const size_t half = (size_t)(d->smem_limit + 1024) / 2 - 1024;
@@ -197,17 +197,17 @@ static bool choose(const struct qtool_moe_plan *plan, struct product *p, bool do
         struct qt_moe_product_args a;
         int stages = QT_MOE_STAGES, blocks = kind == QT_MOE_FEW ? 2 : 1;
         size_t smem = 0;
-        if (log2_wk && (size_t)1 << log2_wk > (size_t)p->shape.blocks)
+        if (log2_wk && (size_t)2 << log2_wk > (size_t)p->shape.blocks)
             break;
-        while (stages > 2 && layout(&a, p, down, kind, log2_wk, stages) >
-                                 (blocks > 1 ? half : (size_t)d->smem_limit)) {
+        while (stages > 2 &&
+               layout(&a, p, kind, log2_wk, stages) > (blocks > 1 ? half : (size_t)d->smem_limit)) {
             stages--;
-            if (stages == 3 && blocks == 2 && layout(&a, p, down, kind, log2_wk, 3) > half) {
+            if (stages == 3 && blocks == 2 && layout(&a, p, kind, log2_wk, 3) > half) {
                 blocks = 1;
                 stages = QT_MOE_STAGES;
             }
         }
-        smem = layout(&a, p, down, kind, log2_wk, stages);
+        smem = layout(&a, p, kind, log2_wk, stages);
         if (smem > (size_t)d->smem_limit)
             continue;
         const int grid = d->sms * (smem <= half ? 2 : 1);
@@ -236,11 +236,14 @@ static int plan_product(struct qtool_moe_plan *plan, bool down, const struct qto
     p->bits = w->bits;
     p->exp_bits = w->exp_bits;
     p->zeros = qt_has_zeros(w);
+    /* There is room for one table in shared memory. */
+    p->gated = !down && (w->kind != QTOOL_MATMUL_LUT || plan->options.same_tables ||
+                         qt_mma_tile_table_bytes(p->shape.format) == 0);
     for (int kind = 0; kind < QT_MOE_KINDS; kind++) {
         const void *kernel = qt_moe_product_instance(p->shape.format, kind);
         if (!kernel || (kind == QT_MOE_MANY && plan->tokens <= FEW_PAIRS))
             continue;
-        if (!choose(plan, p, down, kind)) {
+        if (!choose(plan, p, kind)) {
             if (kind == QT_MOE_MANY) /* tiles of 16 serve for all */
                 continue;
             return refuse(plan->reason, QTOOL_UNSUPPORTED,
@@ -260,7 +263,9 @@ static int plan_product(struct qtool_moe_plan *plan, bool down, const struct qto
 /* Offsets in the workspace. X and the intermediate values are prepared (prepare.h) if they are BF16
  * or X has rows that are not 16-byte aligned. */
 struct space {
-    size_t items, order, position, item[QT_MOE_KINDS], x, inner, inner_prepared, partial, bytes;
+    size_t items, order, position, item[QT_MOE_KINDS], x, inner, inner_prepared;
+    size_t partial; /* results of down by position; before, those of up without `gated` */
+    size_t bytes;
     size_t inner_pitch, partial_pitch;
 };
 
@@ -310,7 +315,8 @@ static struct space space_of(const struct qtool_moe_plan *p)
     s.inner = take(&at, pairs * s.inner_pitch * 2);
     struct qtool_matmul_plan inner = prepare_plan(p, pairs, p->intermediate);
     s.inner_prepared = take(&at, bf16 ? qt_prepare_bytes(&inner) : 0);
-    s.partial = take(&at, pairs * s.partial_pitch * 4);
+    const size_t up_pitch = state_of(p)->product[0].gated ? 0 : s.inner_pitch;
+    s.partial = take(&at, pairs * (s.partial_pitch > up_pitch ? s.partial_pitch : up_pitch) * 4);
     s.bytes = p->tokens ? at : 0;
     return s;
 }
@@ -344,7 +350,7 @@ static int plan(struct qtool_moe_plan *out, const struct qtool_moe_layer *layer,
         rc = plan_product(out, down, down ? layer->down : layer->gate);
     const double items = (double)(tokens * opt->topk) / QT_MOE_FEW_TOKENS + (double)out->experts;
     for (int down = 0; down < 2 && rc == QTOOL_OK; down++)
-        if (items * row_tiles(&state_of(out)->product[down], down, 3) >= 1u << 31)
+        if (items * row_tiles(&state_of(out)->product[down], 3) >= 1u << 31)
             rc = refuse(out->reason, QTOOL_UNSUPPORTED, "too many tokens for so many channels");
     if (rc == QTOOL_OK)
         rc = qt_allow_smem(qt_moe_route_instance(), 0, out->reason);
@@ -399,18 +405,20 @@ static int run_route(const struct qtool_moe_plan *p, const struct space *s, char
     return launch(p, qt_moe_route_instance(), dim3(1), wide * 32, smem, true, &a, stream);
 }
 
-static int run_product(const struct qtool_moe_plan *p, bool down, const struct space *s,
+/* matrix: QT_MOE_GATE stands for gate and up where they are one launch. */
+static int run_product(const struct qtool_moe_plan *p, int matrix, const struct space *s,
                        char *workspace, const void *table, const void *x, size_t x_pitch,
                        const float *token_factor, void *stream)
 {
     const struct state *state = state_of(p);
+    const bool down = matrix == QT_MOE_DOWN, acts = matrix == QT_MOE_GATE;
     const struct product *product = &state->product[down];
     const bool gelu = p->options.activation == QTOOL_MOE_GELU_TANH;
     const bool many =
         state->product[0].kind[QT_MOE_MANY].kernel && state->product[1].kind[QT_MOE_MANY].kernel;
     for (int kind = 0; kind < (many ? 2 : 1); kind++) {
         struct qt_moe_product_args a = {};
-        layout(&a, product, down, kind, product->kind[kind].log2_wk, product->kind[kind].stages);
+        layout(&a, product, kind, product->kind[kind].log2_wk, product->kind[kind].stages);
         a.table = (const struct qt_moe_matrix *)table;
         a.item = (const struct qt_moe_item *)(workspace + s->item[kind]);
         a.items = (const int *)(workspace + s->items) + kind;
@@ -418,7 +426,9 @@ static int run_product(const struct qtool_moe_plan *p, bool down, const struct s
         a.x = (const __half *)x;
         a.x_pitch = (int)x_pitch;
         a.token_factor = token_factor;
-        a.y = workspace + (down ? s->partial : s->inner);
+        a.y = workspace + (acts ? s->inner : s->partial);
+        a.matrix = matrix;
+        a.up = acts && !product->gated ? (const float *)(workspace + s->partial) : NULL;
         a.y_pitch = (int)(down ? s->partial_pitch : s->inner_pitch);
         a.decode.bits = product->bits;
         a.decode.exp_bits = product->exp_bits;
@@ -477,8 +487,10 @@ int qtool_moe_run(const struct qtool_moe_plan *p, const void *table, void *y, co
         rc = qt_prepare_run(&prepare, &x, &factor, space + s.x, stream);
         pitch = round_up(p->hidden, QT_BLOCK_COLS);
     }
+    if (rc == QTOOL_OK && !state_of(p)->product[0].gated)
+        rc = run_product(p, QT_MOE_UP, &s, space, table, x, pitch, factor, stream);
     if (rc == QTOOL_OK)
-        rc = run_product(p, false, &s, space, table, x, pitch, factor, stream);
+        rc = run_product(p, QT_MOE_GATE, &s, space, table, x, pitch, factor, stream);
     const void *inner = space + s.inner;
     pitch = s.inner_pitch;
     factor = NULL;
@@ -488,7 +500,7 @@ int qtool_moe_run(const struct qtool_moe_plan *p, const void *table, void *y, co
         pitch = round_up(p->intermediate, QT_BLOCK_COLS);
     }
     if (rc == QTOOL_OK)
-        rc = run_product(p, true, &s, space, table, inner, pitch, factor, stream);
+        rc = run_product(p, QT_MOE_DOWN, &s, space, table, inner, pitch, factor, stream);
     if (rc == QTOOL_OK)
         rc = run_combine(p, &s, space, y, weights, stream);
     return rc;

@@ -57,24 +57,27 @@ struct qt_moe_combine_args {
     int wide; /* n is a multiple of 8 */
 };
 
-/* One product: gate and up with the activation, or down. */
+/* One product: gate and up with the activation, or one matrix. */
 struct qt_moe_product_args {
     const struct qt_moe_matrix *table; /* [experts][QT_MOE_MATRICES] */
     const struct qt_moe_item *item;
-    const int *items;             /* number of items */
-    const int *order;             /* gate and up: X is by token; down: NULL, X is by position */
-    const __half *x;              /* F16 [..][x_pitch] */
-    const float *token_factor;    /* factor of all results of a row of X; NULL: 1 */
-    void *y;                      /* [positions][y_pitch]; gate and up: F16 or BF16, down: F32 */
+    const int *items;          /* number of items */
+    const int *order;          /* gate, up: X is by token; down: NULL, X is by position */
+    const __half *x;           /* F16 [..][x_pitch] */
+    const float *token_factor; /* factor of all results of a row of X; NULL: 1 */
+    void *y; /* [positions][y_pitch]; after the activation F16 or BF16, else F32 */
     struct qt_decode_args decode; /* without table */
     size_t pitch_blocks, pitch_groups;
-    int down, topk, bf16;
+    int gated;       /* gate and up in one launch: a warp has the same strip of both */
+    int matrix;      /* QT_MOE_GATE with `gated`; else the one matrix */
+    const float *up; /* gate alone: the results of up [positions][y_pitch] */
+    int topk, bf16;
     float slope, cubic; /* of the activation */
     int x_pitch, k, y_pitch, n;
     int strips, blocks; /* strips of 16 rows, fragment blocks of 64 columns */
     int group_shift;    /* log2(channels per scale); 30 for one scale per row */
     int groups;         /* scales per row */
-    int stage_groups;   /* scales per row in 64 columns: 1 or 2 */
+    int slot_groups;    /* scales per row in 128 columns: 1, 2 or 4 */
     int row_tiles;      /* units of an item: row_tiles thread block tiles of rows */
     int log2_wk;        /* log2(warps along k) */
     int slots;          /* stages of a unit */

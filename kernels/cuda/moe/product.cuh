@@ -5,20 +5,18 @@
  *   unit       a work item (tokens of one expert) and a tile of rows: for gate and up 128 / WK rows
  *              of both, for down 256 / WK rows
  *   block      8 warps: 8 / WK along the rows, WK along k; a warp has 2 strips of 16 rows: the same
- *              strip of gate and of up, or two strips of down
- *   smem       [ look-up tables | pipeline stages | sums of warps along k ]
+ *              strip of gate and of up, or two strips of one matrix
+ *   smem       [ look-up table | pipeline stages | sums of warps along k ]
  *
- *   stage:     [ X: WK x 64 columns of the tokens, 16-byte chunk c of row r at c ^ r % 8 | per
- *                warp: planes, scales, zero-points of 2 strips x 64 columns | header ] <-- cp.async
+ *   stage:     [ X: WK x 128 columns of the tokens, in blocks of 64 columns, 16-byte chunk c of
+ *                row r at c ^ r % 8 | per warp: planes, scales, zero-points of 2 strips x 128
+ *                columns | header ]                                              <-- cp.async
  *   mainloop:  packed words --> A fragments --+
  *              X -- ldmatrix --> B fragments -+--> mma.sync --> FP32 accumulators
  *
  * The pipeline runs on from unit to unit: the stages of the next unit are copied while the last of
  * this one are multiplied. A stage's header has what the epilogue must know of its unit, and the
  * values of its look-up tables, which are filled again only if they change.
- *
- * Group scales: accumulators are kept in units of the scale of the current group, as in the
- * mma.sync tile kernel.
  *
  * Traffic    packed bytes once per item (each further tile of the same expert from L2), X once per
  *            unit through L2
@@ -41,53 +39,69 @@ struct moe_header {
 };
 static_assert(sizeof(moe_header) <= QT_MOE_HEADER, "no room");
 
-/* The strip of the warp's fragment u: of gate and up the same, of down two neighbors. */
+/* The strip of the warp's fragment u: of gate and up the same, of one matrix two neighbors. */
 static __device__ __forceinline__ int moe_strip(const qt_moe_product_args &a, int tile, int u)
 {
     const int wn = (int)threadIdx.x / 32 >> a.log2_wk, warps_n = QT_MOE_WARPS >> a.log2_wk;
-    return a.down ? (tile * warps_n + wn) * QT_MOE_STRIPS + u : tile * warps_n + wn;
+    return a.gated ? tile * warps_n + wn : (tile * warps_n + wn) * QT_MOE_STRIPS + u;
 }
 
 /* Bytes of a strip's planes in a stage. */
 template <class Format> static __device__ __forceinline__ constexpr int moe_strip_bytes()
 {
-    return 32 * (qt_lane_width<Format>(0) + qt_lane_width<Format>(1) + qt_lane_width<Format>(2));
+    return 64 * (qt_lane_width<Format>(0) + qt_lane_width<Format>(1) + qt_lane_width<Format>(2));
 }
 
 /* ---- copies -------------------------------------------------------------------------------------
  *
- * The stage that is copied next: slot number `slot` of unit number `unit`.
+ * The stage that is copied next: slot number `slot` of unit number `unit`. Addresses move from
+ * stage to stage, because this code runs once per stage in every warp: computing them anew would
+ * cost as much as the products.
  */
 template <class Format, int BM> struct moe_loader {
-    enum { ROWS = BM * 8 <= MOE_THREADS ? 1 : BM * 8 / MOE_THREADS }; /* of X, per thread */
+    enum { ROWS = BM * 16 / MOE_THREADS }; /* 16-byte chunks of 128 columns of X, per thread */
     int unit, units, slot;
     qt_moe_item item;
     int tile;
-    const unsigned char *plane[QT_MOE_STRIPS][3], *zero[QT_MOE_STRIPS];
-    const __half *scale[QT_MOE_STRIPS], *x[ROWS];
+    int block, column;                            /* the warp's first block; the thread's column */
+    const unsigned char *plane[QT_MOE_STRIPS][3]; /* at `block`, and the lane's 16 bytes there */
+    const unsigned char *zero;                    /* of the strip whose scales the lane copies */
+    const __half *scale, *x[ROWS];
     float factor[QT_MOE_STRIPS];
     __half value[QT_MOE_STRIPS];
 
     __device__ __forceinline__ moe_loader(int count) : unit((int)blockIdx.x), units(count), slot(0)
     {
     }
+    /* The strip whose scales the lane copies; QT_MOE_STRIPS and more: none. */
+    static __device__ __forceinline__ int scale_strip(const qt_moe_product_args &a)
+    {
+        return (int)threadIdx.x % 32 / 2 >> (a.slot_groups >> 1);
+    }
     __device__ __forceinline__ void open(const qt_moe_product_args &a)
     {
+        const int lane = (int)threadIdx.x % 32;
         item = a.item[unit / a.row_tiles];
         tile = unit % a.row_tiles;
+        block = ((int)threadIdx.x / 32 & ((1 << a.log2_wk) - 1)) * 2;
+        column = (int)threadIdx.x % 16 * 8;
 #pragma unroll
         for (int u = 0; u < QT_MOE_STRIPS; u++) {
             const qt_moe_matrix *m =
-                &a.table[item.expert * QT_MOE_MATRICES + (a.down ? QT_MOE_DOWN : QT_MOE_GATE + u)];
+                &a.table[item.expert * QT_MOE_MATRICES + a.matrix + (a.gated ? u : 0)];
             const size_t strip = (size_t)min(moe_strip(a, tile, u), a.strips - 1);
 #pragma unroll
             for (int p = 0; p < 3; p++)
                 if (qt_plane_width<Format>(p))
                     plane[u][p] =
-                        m->plane[p] + strip * a.pitch_blocks * (32 * qt_lane_width<Format>(p));
-            scale[u] = m->scale + strip * a.pitch_groups * 16;
-            if (Format::ZEROS)
-                zero[u] = m->zero + strip * a.pitch_groups * Format::ZEROS;
+                        m->plane[p] + lane * 16 +
+                        (strip * a.pitch_blocks + block) * (size_t)(32 * qt_lane_width<Format>(p));
+            if (u == 0 || scale_strip(a) == u) {
+                scale = m->scale + strip * a.pitch_groups * 16 + lane % 2 * 8;
+                if (Format::ZEROS)
+                    zero = m->zero + strip * a.pitch_groups * Format::ZEROS +
+                           lane % 2 * (Format::ZEROS / 2);
+            }
             factor[u] = m->factor;
             if (Format::LUT) {
                 qt_decode_args decode = a.decode;
@@ -97,8 +111,7 @@ template <class Format, int BM> struct moe_loader {
         }
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
-            const int r = ((int)threadIdx.x / 8 + i * (MOE_THREADS / 8)) % BM;
-            const int at = item.first + r;
+            const int r = (int)threadIdx.x / 16 + i * (MOE_THREADS / 16), at = item.first + r;
             x[i] = r >= item.rows ? NULL
                                   : a.x + (size_t)(a.order ? a.order[at] / a.topk : at) * a.x_pitch;
         }
@@ -106,14 +119,15 @@ template <class Format, int BM> struct moe_loader {
     /* Copies the next stage to `to` and moves on. */
     __device__ __forceinline__ void copy(const qt_moe_product_args &a, unsigned char *to)
     {
+        const int x_bytes = BM * 256 << a.log2_wk;
         if (unit >= units)
             return;
-        if (slot == 0)
+        if (slot == 0) {
             open(a);
+            put_header((moe_header *)(to + x_bytes + QT_MOE_WARPS * a.warp_bytes));
+        }
         copy_x(a, ptx_shared(to));
-        copy_weights(a, to + (BM * 128 << a.log2_wk) + threadIdx.x / 32 * a.warp_bytes);
-        if (threadIdx.x < 32)
-            put_header((moe_header *)(to + (BM * 128 << a.log2_wk) + QT_MOE_WARPS * a.warp_bytes));
+        copy_weights(a, ptx_shared(to) + x_bytes + threadIdx.x / 32 * a.warp_bytes);
         if (++slot == a.slots) {
             slot = 0;
             unit += (int)gridDim.x;
@@ -125,63 +139,62 @@ template <class Format, int BM> struct moe_loader {
             *(int4 *)h = make_int4(item.first, item.rows, tile, __float_as_int(factor[0]));
             h->factor[1] = factor[1];
         }
-        if (Format::LUT && slot == 0 && threadIdx.x < 16)
+        if (Format::LUT && threadIdx.x < 16)
 #pragma unroll
             for (int u = 0; u < QT_MOE_STRIPS; u++)
                 h->value[u][threadIdx.x] = value[u];
     }
-    __device__ __forceinline__ void copy_x(const qt_moe_product_args &a, uint32_t to) const
+    __device__ __forceinline__ void copy_x(const qt_moe_product_args &a, uint32_t to)
     {
-        const int thread = (int)threadIdx.x, c = thread % 8;
+        const int r = (int)threadIdx.x / 16, c = (int)threadIdx.x % 16;
+        to += (uint32_t)((c / 8 * BM + r) * 128 + (c % 8 ^ r % 8) * 16);
+#pragma unroll 1
+        for (int w = 0; w < 1 << a.log2_wk; w++) {
+            const int bytes = max(min((a.k - column) * 2, 16), 0), from = bytes ? column : 0;
 #pragma unroll
-        for (int i = 0; i < ROWS; i++) {
-            const int r = (thread / 8 + i * (MOE_THREADS / 8)) % BM;
-            if (!x[i])
-                continue;
-            /* Thread blocks of more threads than a block of columns has chunks copy several. */
-            for (int b = thread / (8 * BM); b < 1 << a.log2_wk;
-                 b += ROWS == 1 ? MOE_THREADS / (8 * BM) : 1) {
-                const int column = ((slot << a.log2_wk) + b) * 64 + c * 8;
-                const int bytes = max(min((a.k - column) * 2, 16), 0);
-                ptx_copy_16_zero(to + (uint32_t)((b * BM + r) * 128 + (c ^ r % 8) * 16),
-                                 x[i] + (bytes ? column : 0), (uint32_t)bytes);
-            }
+            for (int i = 0; i < ROWS; i++)
+                if (x[i])
+                    ptx_copy_16_zero(to + i * (MOE_THREADS / 16 * 128), x[i] + from,
+                                     (uint32_t)bytes);
+            column += 128;
+            to += BM * 256;
         }
     }
-    __device__ __forceinline__ void copy_weights(const qt_moe_product_args &a,
-                                                 unsigned char *to) const
+    __device__ __forceinline__ void copy_weights(const qt_moe_product_args &a, uint32_t to)
     {
-        const int lane = (int)threadIdx.x % 32, wk = (int)threadIdx.x / 32 & ((1 << a.log2_wk) - 1);
-        const int block = (slot << a.log2_wk) + wk;
-        if (block >= a.blocks)
+        const int lane = (int)threadIdx.x % 32, left = a.blocks - block;
+        if (left <= 0)
             return;
-        uint32_t at = ptx_shared(to);
+        to += lane * 16;
 #pragma unroll
         for (int u = 0; u < QT_MOE_STRIPS; u++)
 #pragma unroll
             for (int p = 0; p < 3; p++) {
-                const int chunks = 2 * qt_lane_width<Format>(p); /* of 16 bytes, at most 32 */
-                if (chunks && lane < chunks)
-                    ptx_copy_16(at + lane * 16,
-                                plane[u][p] + (size_t)block * (chunks * 16) + lane * 16);
-                at += chunks * 16;
+                const int bytes = 32 * qt_lane_width<Format>(p); /* of a block: 512, 256, 128, 0 */
+                if (bytes == 512) {
+                    ptx_copy_16(to, plane[u][p]);
+                    ptx_copy_16_if(to + 512, plane[u][p] + 512, left > 1);
+                } else if (bytes) {
+                    const bool wanted = lane < bytes / 8 && (lane < bytes / 16 || left > 1);
+                    ptx_copy_16_if(to, plane[u][p], wanted);
+                }
+                if (bytes)
+                    plane[u][p] += 2 * bytes << a.log2_wk;
+                to += 2 * bytes;
             }
-        const int g = block * 64 >> a.group_shift, u = lane / 2 >> (a.stage_groups - 1);
-        if (u < QT_MOE_STRIPS) {
-            const int group = min(g + (lane / 2 & (a.stage_groups - 1)), a.groups - 1);
-            ptx_copy_16(at + lane * 16,
-                        (u ? scale[1] : scale[0]) + (size_t)group * 16 + lane % 2 * 8);
+        if (scale_strip(a) < QT_MOE_STRIPS) {
+            const int group =
+                min((block * 64 >> a.group_shift) + (lane / 2 & (a.slot_groups - 1)), a.groups - 1);
+            ptx_copy_16(to, scale + (size_t)group * 16);
             if (Format::ZEROS && a.decode.zeros) { /* half of a group's zero-points per lane */
-                const unsigned char *from = (u ? zero[1] : zero[0]) +
-                                            (size_t)group * Format::ZEROS +
-                                            lane % 2 * (Format::ZEROS / 2);
-                at += QT_MOE_STRIPS * a.stage_groups * 32 + lane * (Format::ZEROS / 2);
+                to += QT_MOE_STRIPS * a.slot_groups * 32 - lane * (16 - Format::ZEROS / 2);
                 if (Format::ZEROS == 8)
-                    ptx_copy_4(at, from);
+                    ptx_copy_4(to, zero + (size_t)group * Format::ZEROS);
                 else
-                    ptx_copy_8(at, from);
+                    ptx_copy_8(to, zero + (size_t)group * Format::ZEROS);
             }
         }
+        block += 2 << a.log2_wk;
     }
 };
 
@@ -208,9 +221,9 @@ static __device__ __forceinline__ void moe_wait(int stages)
 
 /* ---- look-up tables ------------------------------------------------------------------------- */
 
-/* Fills a table of pairs (decode_lut.cuh) that is `at` bytes into shared memory. Two threads fill
- * an entry. */
-template <class Format> static __device__ __forceinline__ void moe_fill(__half value, int at)
+/* Fills the table of pairs (decode_lut.cuh) at the start of shared memory. Two threads fill an
+ * entry. */
+template <class Format> static __device__ __forceinline__ void moe_fill(__half value)
 {
     for (int i = (int)threadIdx.x; i < 2 * Format::TABLE_BYTES / Format::LINE_BYTES;
          i += MOE_THREADS) {
@@ -218,7 +231,7 @@ template <class Format> static __device__ __forceinline__ void moe_fill(__half v
         const uint32_t low = __half_as_ushort(__shfl_sync(~0u, value, Format::code(entry & 15)));
         const uint32_t high = __half_as_ushort(__shfl_sync(~0u, value, Format::code(entry >> 4)));
         const uint32_t v = high << 16 | low;
-        uint4 *to = (uint4 *)(qt_smem + at + entry * Format::LINE_BYTES + (i & 1) * 64);
+        uint4 *to = (uint4 *)(qt_smem + entry * Format::LINE_BYTES + (i & 1) * 64);
 #pragma unroll
         for (int j = 0; j < 4; j++)
             to[(j + i / 2) & 3] = make_uint4(v, v, v, v);
@@ -237,8 +250,9 @@ template <class Format> struct moe_tables {
         for (int u = 0; u < QT_MOE_STRIPS; u++)
             lane[u] = {threadIdx.x % 32 * Format::LANE_BYTES, {}, {}};
     }
-    /* Makes the tables for the unit that begins. All threads of the thread block call it. The
-     * condition is the same in all of them, as all warps have the same values. */
+    /* Makes the tables for the unit that begins; a table in shared memory serves both strips. All
+     * threads of the thread block call it. The condition is the same in all of them, as all warps
+     * have the same values. */
     __device__ __forceinline__ void start(const moe_header *h)
     {
         if (!Format::LUT)
@@ -257,12 +271,8 @@ template <class Format> struct moe_tables {
             for (int u = 0; u < QT_MOE_STRIPS; u++)
                 value_start<Format>(&lane[u], now[u]);
         } else if constexpr (Format::TABLE_BYTES > 0) {
-            const bool one = __all_sync(~0u, __half_as_ushort(now[0]) == __half_as_ushort(now[1]));
-            __syncthreads(); /* all warps have read the tables for the last time */
-            moe_fill<Format>(now[0], 0);
-            if (!one)
-                moe_fill<Format>(now[1], Format::TABLE_BYTES);
-            lane[1].bytes = lane[0].bytes + (one ? 0 : Format::TABLE_BYTES);
+            __syncthreads(); /* all warps have read the table for the last time */
+            moe_fill<Format>(now[0]);
             __syncthreads();
         }
         value[0] = now[0];
@@ -334,17 +344,17 @@ static __device__ __forceinline__ void moe_store(const qt_moe_product_args &a, c
 #pragma unroll
                 for (int u = 0; u < QT_MOE_STRIPS; u++)
                     v[u] = sums.v[u][t][2 * i + odd] * (h.factor[u] * factor);
-                if (a.down) {
 #pragma unroll
-                    for (int u = 0; u < QT_MOE_STRIPS; u++) {
-                        const int row = moe_strip(a, h.tile, u) * 16 + i * 8 + lane / 4;
-                        if (row < a.n)
-                            ((float *)a.y)[to + row] = v[u];
-                    }
-                } else {
-                    const int row = moe_strip(a, h.tile, 0) * 16 + i * 8 + lane / 4;
-                    if (row < a.n)
-                        qt_put_rounded(a.y, to + row, moe_activation(a, v[0]) * v[1], a.bf16);
+                for (int u = 0; u < QT_MOE_STRIPS; u++) {
+                    const int row = moe_strip(a, h.tile, u) * 16 + i * 8 + lane / 4;
+                    if (row >= a.n || (u && a.gated))
+                        continue;
+                    if (a.gated || a.up)
+                        qt_put_rounded(a.y, to + row,
+                                       moe_activation(a, v[u]) * (a.gated ? v[1] : a.up[to + row]),
+                                       a.bf16);
+                    else
+                        ((float *)a.y)[to + row] = v[u];
                 }
             }
         }
@@ -352,75 +362,106 @@ static __device__ __forceinline__ void moe_store(const qt_moe_product_args &a, c
 
 /* ---- mainloop ------------------------------------------------------------------------------- */
 
-/* The products of the warp's 64 columns of a stage. unit: scales that the accumulators are in
- * units of. */
-template <class Format, int MT>
-static __device__ __forceinline__ void
-moe_multiply(const qt_moe_product_args &a, qt_accumulators<MT, QT_MOE_STRIPS> *sums,
-             float2 unit[QT_MOE_STRIPS], const unsigned char *stage, int slot,
-             const moe_tables<Format> &tables)
-{
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int wk = warp & ((1 << a.log2_wk) - 1), block = (slot << a.log2_wk) + wk;
-    if (block >= a.blocks)
-        return;
-    const uint32_t x_at = ptx_shared(stage) + (wk * MT * 8 + lane % 8) * 128;
-    const unsigned char *weights = stage + (MT * 1024 << a.log2_wk) + warp * a.warp_bytes;
-    const unsigned char *scale = weights + QT_MOE_STRIPS * moe_strip_bytes<Format>();
-    const unsigned char *zero = scale + QT_MOE_STRIPS * a.stage_groups * 32;
-    Format words[QT_MOE_STRIPS];
+/* Accumulators of a warp. Few tokens: the sums of a group are multiplied by its scale and added to
+ * the total. Many tokens, to save registers: the total is kept in units of the scale of the current
+ * group, as in the mma.sync tile kernel. */
+template <int MT> struct moe_sums {
+    enum { UNITS = MT > 2 };
+    qt_accumulators<MT, QT_MOE_STRIPS> total;
+    float2 unit[QT_MOE_STRIPS];
+
+    /* The total is in units of these scales from now on. first: the total is 0. */
+    __device__ __forceinline__ void change_unit(const unsigned char *const scales[QT_MOE_STRIPS],
+                                                int at, bool first)
+    {
 #pragma unroll
-    for (int u = 0; u < QT_MOE_STRIPS; u++) {
-        const unsigned char *src[3];
-#pragma unroll
-        for (int p = 0; p < 3; p++) {
-            src[p] = weights + lane * qt_lane_width<Format>(p);
-            weights += 32 * qt_lane_width<Format>(p);
-        }
-        words[u].load(src, a.decode);
-    }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int before = block - (1 << a.log2_wk); /* the warp's last block */
-        const bool begins =
-            half ? a.stage_groups == 2
-                 : slot == 0 || block * 64 >> a.group_shift != before * 64 >> a.group_shift;
-        if (begins)
-#pragma unroll
-            for (int u = 0; u < QT_MOE_STRIPS; u++) {
-                const int group = u * a.stage_groups + half;
-                const float2 s =
-                    qt_scale_unit(*(const __half2 *)(scale + group * 32 + lane / 4 * 4));
-                const bool first = half == 0 && slot == 0;
-                const float2 f = make_float2(first ? 1 : __fdividef(unit[u].x, s.x),
-                                             first ? 1 : __fdividef(unit[u].y, s.y));
+        for (int u = 0; u < QT_MOE_STRIPS; u++) {
+            const float2 s = qt_scale_unit(*(const __half2 *)(scales[u] + at));
+            const float x = __fdividef(unit[u].x, s.x), y = __fdividef(unit[u].y, s.y);
+            unit[u] = s;
+            if (!first)
 #pragma unroll
                 for (int t = 0; t < MT; t++)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
-                        sums->v[u][t][i] *= i < 2 ? f.x : f.y;
-                unit[u] = s;
-            }
-        if (Format::ZEROS && (half == 0 || a.stage_groups == 2))
-#pragma unroll
-            for (int u = 0; u < QT_MOE_STRIPS; u++)
-                words[u].set_zeros(qt_lane_zeros<Format>(
-                    a.decode, zero + (u * a.stage_groups + half) * Format::ZEROS));
-        uint32_t x[MT][4];
-#pragma unroll
-        for (int t = 0; t < MT; t++)
-            ptx_ldmatrix_x4(x[t], x_at + t * 1024 + (half * 4 + lane / 8 ^ lane % 8) * 16);
-#pragma unroll
-        for (int s = 0; s < 2; s++)
-#pragma unroll
-            for (int u = 0; u < QT_MOE_STRIPS; u++) {
-                uint32_t fragment[4];
-                words[u].fragment(fragment, 2 * half + s, tables.lane[u]);
-#pragma unroll
-                for (int t = 0; t < MT; t++)
-                    ptx_mma_f16(sums->v[u][t], fragment, x[t][2 * s], x[t][2 * s + 1]);
-            }
+                        total.v[u][t][i] *= i < 2 ? x : y;
+        }
     }
+};
+
+/* The products of the warp's 128 columns of a stage. */
+template <class Format, int MT>
+static __device__ __forceinline__ void moe_multiply(const qt_moe_product_args &a,
+                                                    moe_sums<MT> *sums, const unsigned char *stage,
+                                                    int slot, const moe_tables<Format> &tables)
+{
+    constexpr bool units = moe_sums<MT>::UNITS, flush = Format::GROUPED && !units;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int wk = warp & ((1 << a.log2_wk) - 1), block = ((slot << a.log2_wk) + wk) * 2;
+    if (block >= a.blocks)
+        return;
+    const uint32_t x_at =
+        ptx_shared(stage) + (wk * MT * 16 + lane % 8) * 128 + (lane / 8 ^ lane % 8) * 16;
+    const unsigned char *weights = stage + (MT * 2048 << a.log2_wk) + warp * a.warp_bytes;
+    const unsigned char *scale = weights + QT_MOE_STRIPS * moe_strip_bytes<Format>();
+    const unsigned char *zero = scale + QT_MOE_STRIPS * a.slot_groups * 32;
+    const unsigned char *const scales[QT_MOE_STRIPS] = {scale + lane / 4 * 4,
+                                                        scale + a.slot_groups * 32 + lane / 4 * 4};
+    const int before = block - (2 << a.log2_wk); /* the warp's last block */
+    const bool begins = slot == 0 || block * 64 >> a.group_shift != before * 64 >> a.group_shift;
+    qt_accumulators<MT, QT_MOE_STRIPS> group = {}, *to = flush ? &group : &sums->total;
+#pragma unroll
+    for (int b = 0; b < 2; b++) {
+        if (b == 1 && block + 1 >= a.blocks)
+            break;
+        Format words[QT_MOE_STRIPS];
+#pragma unroll
+        for (int u = 0; u < QT_MOE_STRIPS; u++) {
+            const unsigned char *src[3], *at = weights + u * moe_strip_bytes<Format>();
+#pragma unroll
+            for (int p = 0; p < 3; p++) {
+                src[p] = at + (b * 32 + lane) * qt_lane_width<Format>(p);
+                at += 64 * qt_lane_width<Format>(p);
+            }
+            words[u].load(src, a.decode);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const bool first = b == 0 && half == 0;
+            const int at = a.slot_groups == 4 ? 2 * b + half : a.slot_groups == 2 ? b : 0;
+            if ((units && Format::GROUPED) || first)
+                if (!flush &&
+                    (first ? begins : a.slot_groups == 4 || (half == 0 && a.slot_groups == 2)))
+                    sums->change_unit(scales, at * 32, first && slot == 0);
+            if (Format::ZEROS && (half == 0 || a.slot_groups == 4))
+#pragma unroll
+                for (int u = 0; u < QT_MOE_STRIPS; u++)
+                    words[u].set_zeros(qt_lane_zeros<Format>(
+                        a.decode, zero + (u * a.slot_groups + at) * Format::ZEROS));
+            uint32_t x[MT][4];
+#pragma unroll
+            for (int t = 0; t < MT; t++)
+                ptx_ldmatrix_x4(x[t], (x_at ^ half * 64) + (b * MT + t) * 1024);
+#pragma unroll
+            for (int s = 0; s < 2; s++)
+#pragma unroll
+                for (int u = 0; u < QT_MOE_STRIPS; u++) {
+                    uint32_t fragment[4];
+                    words[u].fragment(fragment, 2 * half + s, tables.lane[u]);
+#pragma unroll
+                    for (int t = 0; t < MT; t++)
+                        ptx_mma_f16(to->v[u][t], fragment, x[t][2 * s], x[t][2 * s + 1]);
+                }
+            if (flush && half == 0 && a.slot_groups == 4)
+                qt_accumulators_flush<MT, QT_MOE_STRIPS>(&sums->total, to, scales, at * 32);
+        }
+        if (flush && b == 0 && a.slot_groups >= 2)
+            qt_accumulators_flush<MT, QT_MOE_STRIPS>(&sums->total, to, scales,
+                                                     a.slot_groups == 4 ? 32 : 0);
+    }
+    if (flush)
+        qt_accumulators_flush<MT, QT_MOE_STRIPS>(&sums->total, to, scales,
+                                                 32 * (a.slot_groups - 1));
 }
 
 template <class Format, int MT>
@@ -434,8 +475,7 @@ __global__ void __launch_bounds__(MOE_THREADS, MT <= 2 ? 2 : 1)
     ptx_wait_previous();
     moe_loader<Format, MT * 8> loader(*a.items * a.row_tiles);
     moe_tables<Format> tables;
-    qt_accumulators<MT, QT_MOE_STRIPS> sums;
-    float2 unit[QT_MOE_STRIPS];
+    moe_sums<MT> sums;
     moe_header header;
     int at = (int)blockIdx.x, slot = 0; /* the unit and its stage that are multiplied */
     int missing = a.stages - 1;         /* stages to be copied before the first is multiplied */
@@ -453,7 +493,7 @@ __global__ void __launch_bounds__(MOE_THREADS, MT <= 2 ? 2 : 1)
             continue;
         }
         if (slot == 0) {
-            const moe_header *h = (const moe_header *)(ring + get + (MT * 1024 << a.log2_wk) +
+            const moe_header *h = (const moe_header *)(ring + get + (MT * 2048 << a.log2_wk) +
                                                        QT_MOE_WARPS * a.warp_bytes);
             header.first = h->first;
             header.rows = h->rows;
@@ -461,24 +501,25 @@ __global__ void __launch_bounds__(MOE_THREADS, MT <= 2 ? 2 : 1)
             header.factor[0] = h->factor[0];
             header.factor[1] = h->factor[1];
             tables.start(h);
-            sums = {};
-            unit[0] = unit[1] = make_float2(1, 1);
+            sums.total = {};
+            sums.unit[0] = sums.unit[1] = make_float2(1, 1);
         }
-        moe_multiply<Format, MT>(a, &sums, unit, ring + get, slot, tables);
+        moe_multiply<Format, MT>(a, &sums, ring + get, slot, tables);
         get = get + a.stage_bytes == ring_bytes ? 0 : get + a.stage_bytes;
         if (++slot < a.slots)
             continue;
         slot = 0;
         at += (int)gridDim.x;
+        if (moe_sums<MT>::UNITS || !Format::GROUPED)
 #pragma unroll
-        for (int u = 0; u < QT_MOE_STRIPS; u++)
+            for (int u = 0; u < QT_MOE_STRIPS; u++)
 #pragma unroll
-            for (int t = 0; t < MT; t++)
+                for (int t = 0; t < MT; t++)
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    sums.v[u][t][i] *= i < 2 ? unit[u].x : unit[u].y;
-        if (moe_add_warps<MT>(a, &sums))
-            moe_store<MT>(a, header, sums);
+                    for (int i = 0; i < 4; i++)
+                        sums.total.v[u][t][i] *= i < 2 ? sums.unit[u].x : sums.unit[u].y;
+        if (moe_add_warps<MT>(a, &sums.total))
+            moe_store<MT>(a, header, sums.total);
     }
 }
 

@@ -102,7 +102,7 @@ class MoeLayer(Structure):
 
 class MoeOptions(Structure):
     _fields_ = [("dtype", c_int), ("device", c_int), ("activation", c_int), ("topk", c_size_t),
-                ("first_expert", c_size_t), ("dependent_launch", c_int)]
+                ("first_expert", c_size_t), ("same_tables", c_int), ("dependent_launch", c_int)]
 
 
 class MoePlan(Structure):
