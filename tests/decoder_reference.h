@@ -212,8 +212,43 @@ static inline void ref_activation(const struct qtool_decoder_activation *a)
             const double g = ref_half(a->gate, t * a->gate_stride + i) + ref_at(a->gate_bias, i);
             const double u =
                 a->up ? ref_half(a->up, t * a->up_stride + i) + ref_at(a->up_bias, i) : 1;
-            ref_store(a->out, t * a->n + i, ref_act(a->act, g, u));
+            const double z =
+                a->token_gate ? (double)a->token_gate[t * a->token_gate_stride] : INFINITY;
+            ref_store(a->out, t * a->n + i, ref_act(a->act, g, u) / (1 + exp(-z)));
         }
+}
+
+static inline void ref_route(const struct qtool_decoder_route *a)
+{
+    double *s = calloc(2 * a->experts, sizeof *s), *rank = s + a->experts;
+    for (size_t t = 0; t < a->m; t++) {
+        int *ids = a->ids + t * a->top_k;
+        float *weights = a->weights + t * a->top_k;
+        double most = -INFINITY, sum = 0, chosen = 0;
+        for (size_t e = 0; e < a->experts; e++) {
+            s[e] = (double)a->logits[t * a->stride + e] + ref_at(a->bias, e);
+            most = fmax(most, s[e]);
+        }
+        for (size_t e = 0; e < a->experts; e++)
+            sum += s[e] = a->sigmoid ? 1 / (1 + exp(-s[e])) : exp(s[e] - most);
+        for (size_t e = 0; e < a->experts; e++) {
+            s[e] /= a->sigmoid ? 1 : sum;
+            rank[e] = s[e] + ref_at(a->select_bias, e);
+        }
+        for (size_t c = 0; c < a->top_k; c++) {
+            size_t best = 0;
+            for (size_t e = 1; e < a->experts; e++)
+                best = rank[e] > rank[best] ? e : best;
+            rank[best] = -INFINITY;
+            chosen += s[best];
+            ids[c] = (int)best;
+            weights[c] = (float)s[best];
+        }
+        for (size_t c = 0; c < a->top_k; c++)
+            weights[c] = (float)((double)weights[c] * (double)a->scale /
+                                 (a->normalize ? chosen + (double)a->eps : 1));
+    }
+    free(s);
 }
 
 static inline void ref_next(const struct qtool_decoder_next *a)
@@ -263,6 +298,9 @@ static inline void ref_decode(const struct qtool_decoder_op *op)
         break;
     case QTOOL_DECODER_ACTIVATION:
         ref_activation(&op->activation);
+        break;
+    case QTOOL_DECODER_ROUTE:
+        ref_route(&op->route);
         break;
     case QTOOL_DECODER_NEXT:
         ref_next(&op->next);

@@ -1,8 +1,8 @@
 /*
  * The kernels of a decoder beside matrix products, for CUDA devices of compute capability 8.0 and
  * higher: embedding, residual add and norm, query and key heads with the append to a cache,
- * attention over an FP16 cache, activation, and the choice of the next token. Plain C; part of
- * libqtool_kernels. Status codes are those of qtool_kernels.h.
+ * attention over an FP16 cache, activation, the choice of experts, and that of the next token. Plain
+ * C; part of libqtool_kernels. Status codes are those of qtool_kernels.h.
  *
  *     qtool_decoder_run(&op, dependent_launch, stream)        enqueues one kernel
  *
@@ -122,6 +122,7 @@ struct qtool_decoder_attention {
     float scale, softcap; /* softcap 0: none */
     const float *sinks;   /* [heads], or NULL */
     size_t window;
+    int batch_invariant; /* not 0: the order of sums does not depend on `sequences` either */
 };
 
 /* CLAMPED needs `up`. */
@@ -135,14 +136,35 @@ enum qtool_decoder_act {
     QTOOL_DECODER_CLAMPED, /* g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up within -7, 7 */
 };
 
-/* out = act(gate + gate_bias) * (up + up_bias), [m][n]; without `up`: act(gate + gate_bias). */
+/* out = act(gate + gate_bias) * (up + up_bias), [m][n]; without `up`: act(gate + gate_bias). With
+ * `token_gate`, all values of a token are multiplied by the sigmoid of its entry. */
 struct qtool_decoder_activation {
     enum qtool_decoder_act act;
     size_t m, n;
     const void *gate, *up;            /* F16, 2-byte aligned; up: NULL without it */
     size_t gate_stride, up_stride;    /* elements from token to token */
     const float *gate_bias, *up_bias; /* [n], or NULL */
-    void *out;                        /* F16 [m][n] */
+    const float *token_gate;          /* entry of token i: [i * token_gate_stride]; NULL: none */
+    size_t token_gate_stride;
+    void *out; /* F16 [m][n] */
+};
+
+enum { QTOOL_DECODER_EXPERTS = 512 }; /* that a token can choose from */
+
+/*
+ * The experts of m tokens: with s = softmax(logits + bias) or sigmoid(logits + bias), the top_k
+ * experts of largest s + select_bias (ties: the lowest number), in this order, and their weights
+ * scale * s, with `normalize` divided by eps + the sum of the s of these experts.
+ */
+struct qtool_decoder_route {
+    size_t m, experts, top_k; /* experts: at most QTOOL_DECODER_EXPERTS; top_k: at most 32 */
+    const float *logits;      /* of token i: [i * stride] to [i * stride + experts - 1] */
+    size_t stride;
+    const float *bias, *select_bias; /* [experts], or NULL */
+    int sigmoid, normalize;
+    float eps, scale;
+    int *ids;       /* [m][top_k] */
+    float *weights; /* [m][top_k] */
 };
 
 /*
@@ -178,6 +200,7 @@ enum qtool_decoder_kind {
     QTOOL_DECODER_HEADS,
     QTOOL_DECODER_ATTENTION,
     QTOOL_DECODER_ACTIVATION,
+    QTOOL_DECODER_ROUTE,
     QTOOL_DECODER_NEXT,
 };
 
@@ -189,15 +212,16 @@ struct qtool_decoder_op {
         struct qtool_decoder_heads heads;
         struct qtool_decoder_attention attention;
         struct qtool_decoder_activation activation;
+        struct qtool_decoder_route route;
         struct qtool_decoder_next next;
     };
 };
 
 /*
  * Enqueues the kernel of `op`. dependent_launch: not 0: programmatic dependent launch, as in struct
- * qtool_matmul_options; only if qtool_kernels_compute gives 90. The kernels read nothing before the
- * preceding kernel has finished. Returns QTOOL_UNSUPPORTED, and enqueues nothing, for a size or
- * alignment that is not supported.
+ * qtool_matmul_options; only if qtool_kernels_compute gives 90. The kernels read nothing but the
+ * weights of norms before the preceding kernel has finished. Returns QTOOL_UNSUPPORTED, and
+ * enqueues nothing, for a size or alignment that is not supported.
  */
 int qtool_decoder_run(const struct qtool_decoder_op *op, int dependent_launch, void *stream);
 

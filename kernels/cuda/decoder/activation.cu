@@ -62,13 +62,14 @@ static __global__ void __launch_bounds__(ACT_THREADS) activation_kernel(activati
     load_act_values(g, (const __half *)a.gate + token * a.gate_stride, i, n, args.wide);
     if (a.up)
         load_act_values(u, (const __half *)a.up + token * a.up_stride, i, n, args.wide);
+    const float factor = a.token_gate ? sigmoid(a.token_gate[token * a.token_gate_stride]) : 1;
     uint32_t out[ACT_EACH / 2];
 #pragma unroll
     for (int j = 0; j < ACT_EACH; j++) {
         const bool in = i + j < n;
         const float gate = g[j] + (a.gate_bias && in ? a.gate_bias[i + j] : 0);
         const float up = a.up ? u[j] + (a.up_bias && in ? a.up_bias[i + j] : 0) : 1;
-        ((__half *)out)[j] = to_half(activate(a.act, gate, up));
+        ((__half *)out)[j] = to_half(factor * activate(a.act, gate, up));
     }
     __half *to = (__half *)a.out + token * n + i;
     if (args.wide)
@@ -91,6 +92,6 @@ int qt_decoder_activation(const struct qtool_decoder_activation *a, bool depende
     l.kernel = (const void *)activation_kernel;
     l.grid = dim3((unsigned)((a->n + each - 1) / each), (unsigned)a->m);
     l.threads = ACT_THREADS;
-    l.dependent = dependent;
+    l.dependent = l.most_smem = dependent; /* products that follow need much of it */
     return qt_launch_kernel(&l, &args, stream);
 }

@@ -216,6 +216,6 @@ int qt_attention_tile(const struct qtool_decoder_attention *a, bool dependent, v
     l.grid = dim3((unsigned)((a->queries + TILE_QUERIES - 1) / TILE_QUERIES), (unsigned)a->heads,
                   (unsigned)a->sequences);
     l.threads = TILE_THREADS;
-    l.dependent = dependent;
+    l.dependent = l.most_smem = dependent; /* products that follow need much of it */
     return qt_launch_kernel(&l, &args, stream);
 }

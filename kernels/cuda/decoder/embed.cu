@@ -26,6 +26,6 @@ int qt_decoder_embed(const struct qtool_decoder_embed *a, bool dependent, void *
     l.kernel = (const void *)embed_kernel;
     l.grid = dim3((unsigned)a->m);
     l.threads = 256;
-    l.dependent = dependent;
+    l.dependent = l.most_smem = dependent; /* products that follow need much of it */
     return qt_launch_kernel(&l, &args, stream);
 }

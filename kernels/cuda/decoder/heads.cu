@@ -136,6 +136,6 @@ int qt_decoder_heads(const struct qtool_decoder_heads *a, bool dependent, void *
     l.kernel = (const void *)heads_kernel;
     l.grid = dim3((unsigned)((heads + HEAD_WARPS - 1) / HEAD_WARPS), (unsigned)a->m);
     l.threads = HEAD_WARPS * 32;
-    l.dependent = dependent;
+    l.dependent = l.most_smem = dependent; /* products that follow need much of it */
     return qt_launch_kernel(&l, &args, stream);
 }

@@ -77,6 +77,6 @@ int qt_decoder_next(const struct qtool_decoder_next *a, bool dependent, void *st
     l.kernel = (const void *)next_kernel;
     l.grid = dim3((unsigned)a->sequences);
     l.threads = NEXT_THREADS;
-    l.dependent = dependent;
+    l.dependent = l.most_smem = dependent; /* products that follow need much of it */
     return qt_launch_kernel(&l, &args, stream);
 }

@@ -35,6 +35,8 @@ int qtool_decoder_run(const struct qtool_decoder_op *op, int dependent_launch, v
         return run_attention(&op->attention, dependent, stream);
     case QTOOL_DECODER_ACTIVATION:
         return qt_decoder_activation(&op->activation, dependent, stream);
+    case QTOOL_DECODER_ROUTE:
+        return qt_decoder_route(&op->route, dependent, stream);
     case QTOOL_DECODER_NEXT:
         return op->next.temperature > 0 ? qt_decoder_sample(&op->next, dependent, stream)
                                         : qt_decoder_next(&op->next, dependent, stream);

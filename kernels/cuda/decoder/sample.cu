@@ -245,6 +245,6 @@ int qt_decoder_sample(const struct qtool_decoder_next *a, bool dependent, void *
     l.kernel = (const void *)sample_kernel;
     l.grid = dim3((unsigned)a->sequences);
     l.threads = SAMPLE_THREADS;
-    l.dependent = dependent;
+    l.dependent = l.most_smem = dependent; /* products that follow need much of it */
     return qt_launch_kernel(&l, &args, stream);
 }
