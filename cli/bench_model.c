@@ -197,7 +197,7 @@ static const struct qt_runtime_shape *find_shape(const char *name)
 
 int bench_model(struct cli *cli, const struct bench_model_options *o, const struct qt_spec *specs,
                 const char *const *names, size_t nspecs, const size_t *batches, size_t nbatches,
-                int device, struct qt_err *err)
+                bool batch_invariant, int device, struct qt_err *err)
 {
     struct qt_bench_model_options opt = {.shape = find_shape(o->path),
                                          .specs = specs,
@@ -207,6 +207,7 @@ int bench_model(struct cli *cli, const struct bench_model_options *o, const stru
                                          .prompt = o->prompt,
                                          .tokens = o->tokens,
                                          .kv4 = o->kv != 0,
+                                         .batch_invariant = batch_invariant,
                                          .log = &cli->log};
     struct qt_bench_model_report report = {0};
     struct source source = {0};
@@ -214,10 +215,11 @@ int bench_model(struct cli *cli, const struct bench_model_options *o, const stru
     struct qt_gpu *gpu = NULL;
     int rc = QT_OK;
     if (!opt.shape && nspecs)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "--scheme needs a shape (--model 8b or 70b); quantize %s first and give the "
-                       "container",
-                       o->path);
+        return qt_fail(
+            err, QT_E_USAGE, NULL, NULL,
+            "--scheme needs a shape (--model 8b, 70b or qwen3-30b); quantize %s first and give the "
+            "container",
+            o->path);
     if (!opt.shape) {
         QT_TRY(source_open_whole(&source, o->path, cli, err));
         QT_TRY(qt_model_open(&model, &source.weights, err));

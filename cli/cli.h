@@ -442,7 +442,7 @@ struct bench_model_options {
 /* Measures a whole model on a GPU. names[nspecs]: the specs as given. */
 int bench_model(struct cli *cli, const struct bench_model_options *o, const struct qt_spec *specs,
                 const char *const *names, size_t nspecs, const size_t *batches, size_t nbatches,
-                int device, struct qt_err *err);
+                bool batch_invariant, int device, struct qt_err *err);
 
 /* ---- share.c -------------------------------------------------------------------------------- */
 

@@ -210,9 +210,10 @@ static int parse_model(struct request *r, const struct bench_options *o, struct 
 {
     int rc;
     if (o->shape.count || o->moe.count || o->m != default_m || o->length || o->dtype ||
-        o->compute || o->dependent || o->invariant)
+        o->compute || o->dependent)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "--model takes --scheme, --batch, --prompt, --tokens, --kv and --price");
+                       "--model takes --scheme, --batch, --prompt, --tokens, --kv, --invariant and "
+                       "--price");
     QT_TRY(parse_schemes(r, o->scheme.items, o->scheme.count, err));
     if (r->kv4)
         QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL,
@@ -588,7 +589,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL, "bench needs a GPU: use --device cuda[:N]"));
     if (o->whole.path)
         QT_TRY(bench_model(cli, &o->whole, request.specs, request.names, request.nspecs, request.m,
-                           request.nm, device_number(o->common.device), err));
+                           request.nm, o->invariant, device_number(o->common.device), err));
     else {
         QT_TRY(qt_gpu_open(&gpu, device_number(o->common.device), err));
         QT_TRY(measure(cli, &request, o, gpu, err));
@@ -668,8 +669,8 @@ static const struct opt opts[] = {
      .offset = offsetof(struct bench_options, whole.path),
      .metavar = "PATH",
      .help =
-         "measure a whole model: a checkpoint or container, or 8b or 70b, the shapes of Llama 3 "
-         "with random weights"},
+         "measure a whole model: a checkpoint or container, or a shape with random weights: 8b and "
+         "70b of Llama 3, qwen3-30b (experts)"},
     {.name = "batch",
      .kind = OPT_STRING,
      .offset = offsetof(struct bench_options, whole.batch),

@@ -118,7 +118,7 @@ struct qt_gpu {
                      enum qtool_dtype dtype, struct qt_err *err);
     int (*kv_plan)(struct qt_gpu *gpu, struct qtool_kv_plan *out,
                    const struct qtool_kv_cache *cache, const struct qtool_kv_options *opt,
-                   struct qt_err *err);
+                   size_t split_tokens, struct qt_err *err);
     int (*kv_run)(struct qt_gpu *gpu, const struct qtool_kv_plan *plan,
                   const struct qtool_kv_cache *cache, void *out, const void *q, const int *length,
                   void *workspace, struct qt_err *err);

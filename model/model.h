@@ -443,16 +443,33 @@ struct qt_part {
 /* The rotary embedding of a decoder layer: none, the model's, or that of layers with a window. */
 enum qt_rope_kind { QT_ROPE_NONE, QT_ROPE_FULL, QT_ROPE_LOCAL, QT_ROPES };
 
-/* A decoder layer with attention and a dense MLP: model/graph/internal.h has the drawing. */
+/*
+ * The routed experts of a decoder layer. With s = softmax or sigmoid of the router's logits, a token
+ * goes to the top_k experts with the largest s + select_bias; the weights of their outputs are
+ * scale * s, with `normalize` divided by eps + the sum of the s of these experts.
+ */
+struct qt_mixture {
+    size_t experts, top_k; /* experts 0: none */
+    struct qt_part router, select_bias;
+    struct qt_part shared_gate; /* the sigmoid of its output multiplies that of the shared expert */
+    bool sigmoid, normalize;
+    float eps, scale;
+};
+
+/* A decoder layer with attention and an MLP: model/graph/internal.h has the drawing. */
 struct qt_block {
-    struct qt_part attn_in, q, k, v, q_norm, k_norm, sinks, o, attn_out, mlp_in, gate, up, down;
-    struct qt_part mlp_out;
+    struct qt_part attn_in, q, k, v, q_norm, k_norm, sinks, o, attn_out, mlp_in, mlp_out;
+    struct qt_part gate, up, down; /* of the dense MLP, or of the shared expert; up.n 0: none */
+    struct qt_mixture mixture;
     size_t window; /* 0: none */
     enum qt_rope_kind rope;
 };
 /* QT_E_UNSUPPORTED: the layer has other parts. */
 int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t layer,
                    struct qt_err *err);
+/* Gate, up and down of a routed expert of a layer that qt_model_block describes. */
+void qt_model_expert_parts(struct qt_part out[3], const struct qt_model *model, size_t layer,
+                           size_t expert);
 
 /* The parts outside decoder layers, and what all layers share. */
 struct qt_outer {

@@ -148,7 +148,8 @@ enum { QT_DEVICE_TIMES = 3 };
 extern const size_t qt_device_times[QT_DEVICE_TIMES];
 
 struct qt_device_tensor {
-    const char *name, *spec; /* owned by the container */
+    const char *name, *spec; /* owned by the container; `name` of a layer of experts is `layer` */
+    char *layer;             /* or NULL */
     size_t n, k;
     char missing[200]; /* why no kernel takes the tensor; "": the fields below are filled */
     size_t runs;       /* products that were checked */
@@ -182,6 +183,11 @@ struct qt_device_report {
  *
  * w4ax: activations that the GPU quantizes must equal those of qt_act_apply_stored bit for bit;
  * products of these codes must match up to 1e-6 of the sum of absolute terms, and output rounding.
+ *
+ * Layers of experts (one entry each, after those of all tensors, with n and k of a gate matrix):
+ * tokens pass the grouped products of the layer; the relative error must be at most 6e-4 (BF16:
+ * 5e-3), that of each token four times that. Layers without grouped products (mix24, w4ax, experts
+ * of several schemes) have no entry; the log says why.
  *
  * KV cache (one entry at the end of out->tensors, with the numbers of heads and channels of the
  * model): appended tokens must equal those of qt_kv_apply bit for bit; attention must match FP64
@@ -292,7 +298,8 @@ void qt_bench_free(struct qt_bench_report *report);
  * Hidden states are FP32, activations FP16, sums FP32. From the second decode step on, a CUDA graph
  * is replayed.
  *
- * Supported are decoder layers with attention and a dense MLP (qt_model_block).
+ * Supported are decoder layers with attention and a dense MLP or, in containers, experts
+ * (qt_model_block).
  */
 struct qt_runtime;
 
@@ -307,6 +314,9 @@ struct qt_runtime_options {
     struct qt_sampling sampling;
     bool eager; /* without graphs */
     bool plain; /* without programmatic dependent launches */
+    /* The logits of a sequence have the same bits for every number of sequences, if `capacity` and
+     * the tokens of the prompt are the same. Slower; not for w4ax and mixtures. */
+    bool batch_invariant;
     const struct qt_log *log;
 };
 
@@ -373,6 +383,7 @@ int qt_verify_model(struct qt_model_check *out, const struct qt_container *c, st
 struct qt_runtime_shape {
     const char *name; /* "8b" */
     size_t layers, hidden, width, heads, kv_heads, head_dim, vocab;
+    size_t experts, top_k; /* experts 0: dense; `width` is that of an expert */
 };
 /* Entry i of the shapes with names; NULL past the end. */
 const struct qt_runtime_shape *qt_runtime_shape_at(size_t i);
@@ -396,6 +407,7 @@ struct qt_bench_model_options {
     size_t nbatches;
     size_t prompt, tokens; /* of each sequence: prefilled, then decoded and timed */
     bool kv4;              /* for all rows but FP16 */
+    bool batch_invariant;
     const struct qt_log *log;
 };
 

@@ -233,10 +233,10 @@ static int gpu_kv_append(struct qt_gpu *gpu, const struct qtool_kv_cache *cache,
 
 static int gpu_kv_plan(struct qt_gpu *gpu, struct qtool_kv_plan *out,
                        const struct qtool_kv_cache *cache, const struct qtool_kv_options *opt,
-                       struct qt_err *err)
+                       size_t split_tokens, struct qt_err *err)
 {
     (void)gpu;
-    return planned(qtool_kv_attention_plan(out, cache, opt, 0), out->reason, err);
+    return planned(qtool_kv_attention_plan(out, cache, opt, split_tokens), out->reason, err);
 }
 
 static int gpu_kv_run(struct qt_gpu *gpu, const struct qtool_kv_plan *plan,

@@ -57,6 +57,51 @@ int qt_model_outer(struct qt_outer *out, const struct qt_model *model, struct qt
     return QT_OK;
 }
 
+void qt_model_expert_parts(struct qt_part out[3], const struct qt_model *model, size_t layer,
+                           size_t expert)
+{
+    const struct layer_def *def = &model->layers[layer];
+    out[0] = part_of(def, part_at(expert, ROLE_GATE));
+    out[1] = part_of(def, part_at(expert, ROLE_UP));
+    out[2] = part_of(def, part_at(expert, ROLE_DOWN));
+}
+
+static int mixture_of(struct qt_mixture *out, const struct qt_model *model, size_t layer,
+                      struct qt_err *err)
+{
+    const struct config *cfg = &model->cfg;
+    const struct layer_def *def = &model->layers[layer];
+    const struct part *parts = def->parts;
+    struct qt_part expert[3];
+    qt_model_expert_parts(expert, model, layer, 0);
+    if (cfg->top_groups < cfg->groups)
+        return refuse("groups of experts", err);
+    if (cfg->arch->sparse_mixer || cfg->arch->scaled_inputs)
+        return refuse("a router of this kind", err);
+    if (parts[ROLE_ROUTER_NORM].weight || parts[ROLE_EXPERT_SCALE].weight ||
+        parts[ROLE_EXPERTS_IN].weight || parts[ROLE_EXPERTS_OUT].weight ||
+        parts[ROLE_SHARED_OUT].weight)
+        return refuse("norms or factors of their own for experts", err);
+    if (!expert[0].n || expert[0].bias || expert[1].bias || expert[2].bias)
+        return refuse("experts with biases or without a gate", err);
+    if (def->experts > cfg->routed + 1)
+        return refuse("several shared experts", err);
+    if (def->experts > cfg->routed && (cfg->parallel || parts[ROLE_MLP_OUT].weight))
+        return refuse("a shared expert in front of a norm, or parallel to attention", err);
+    *out = (struct qt_mixture){
+        .experts = cfg->routed,
+        .top_k = cfg->top_k,
+        .router = part_of(def, ROLE_ROUTER),
+        .select_bias = part_of(def, ROLE_SELECT_BIAS),
+        .shared_gate = part_of(def, ROLE_SHARED_GATE),
+        .sigmoid = cfg->arch->sigmoid_router,
+        .normalize = cfg->normalize_routing,
+        .eps = cfg->arch->routing_eps > 0 ? (float)cfg->arch->routing_eps : 1e-20f,
+        .scale = (float)cfg->routing_scale,
+    };
+    return QT_OK;
+}
+
 int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t layer,
                    struct qt_err *err)
 {
@@ -75,8 +120,6 @@ int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t la
         return refuse("state space models", err);
     if (cfg->arch->grouped_qkv)
         return refuse("queries, keys and values in groups of one tensor", err);
-    if (def->experts)
-        return refuse("mixtures of experts", err);
     if (cfg->arch->gated || def->parts[ROLE_ATTN_GATE].weight)
         return refuse("gated attention", err);
     if (def->heads.kv != cfg->info.kv_heads || def->heads.dim != cfg->info.head_dim ||
@@ -105,9 +148,6 @@ int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t la
         .o = part_of(def, ROLE_O),
         .attn_out = part_of(def, ROLE_ATTN_OUT),
         .mlp_in = part_of(def, ROLE_MLP_IN),
-        .gate = part_of(def, ROLE_GATE),
-        .up = part_of(def, ROLE_UP),
-        .down = part_of(def, ROLE_DOWN),
         .mlp_out = part_of(def, ROLE_MLP_OUT),
         .window = cfg->windows[layer],
         .rope = cfg->no_rope[layer] || !cfg->rope.inv_freq        ? QT_ROPE_NONE
@@ -116,7 +156,13 @@ int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t la
     };
     if (cfg->parallel && out->mlp_in.weight)
         return refuse("a norm of each parallel sublayer", err);
-    return QT_OK;
+    const size_t dense = def->experts ? cfg->routed : 0; /* number of the MLP or shared expert */
+    if (!def->experts || def->experts > cfg->routed) {
+        out->gate = part_of(def, part_at(dense, ROLE_GATE));
+        out->up = part_of(def, part_at(dense, ROLE_UP));
+        out->down = part_of(def, part_at(dense, ROLE_DOWN));
+    }
+    return def->experts ? mixture_of(&out->mixture, model, layer, err) : QT_OK;
 }
 
 void rope_fill(float *cos_out, float *sin_out, const struct config *cfg,

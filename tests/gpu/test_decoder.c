@@ -188,7 +188,8 @@ static void test_add_norm(void)
     char what[100];
     struct qtool_decoder_op op = {.kind = QTOOL_DECODER_ADD_NORM};
     struct qtool_decoder_add_norm *a = &op.add_norm;
-    const size_t m = 1 + random_below(5), n = 1 + random_below(coin() ? 200 : 10000);
+    const size_t m = 1 + random_below(5), any = 1 + random_below(coin() ? 200 : 10000);
+    const size_t n = coin() ? any : qt_round_up(any, 8);
     const size_t step = 1 + random_below(3), rows = 2 + m * step, adds = random_below(3);
     *a = (struct qtool_decoder_add_norm){.m = m,
                                          .n = n,
@@ -199,7 +200,7 @@ static void test_add_norm(void)
     for (size_t i = 0; i < adds; i++) {
         a->add[i].x = halves(rows * n, 1);
         a->add[i].bias = maybe(coin(), n, 1);
-        a->add[i].norm = random_norm(coin(), n);
+        a->add[i].norm = random_norm(random_below(4) == 0, n);
     }
     a->after = random_norm(random_below(4) == 0, n);
     a->norm = random_norm(random_below(4) != 0, n);
@@ -274,7 +275,7 @@ static void test_attention(void)
     const size_t dim = dims[random_below(COUNT(dims))], kv = 1 + random_below(2);
     const size_t heads = kv * (1 + random_below(4)), sequences = 1 + random_below(3);
     const size_t queries = coin() ? 1 + random_below(3) : 1 + random_below(200);
-    const size_t past = coin() ? 0 : random_below(150);
+    const size_t past = coin() ? 0 : random_below(coin() ? 150 : 1200);
     const size_t capacity = qt_round_up(past + queries, 64), m = sequences * queries;
     int *position = take(INTS, m);
     for (size_t i = 0; i < m; i++)
@@ -296,6 +297,7 @@ static void test_attention(void)
         .softcap = random_below(3) ? 0 : 5,
         .sinks = maybe(random_below(3) == 0, heads, 3),
         .window = random_below(3) ? 0 : 1 + random_below(past + queries + 10),
+        .batch_invariant = random_below(3) == 0,
     };
     /* What no query sees is not read. */
     for (size_t i = 0; i < sequences * kv; i++)
@@ -332,8 +334,43 @@ static void test_activation(void)
         a->up_stride = a->gate_stride;
         a->up_bias = maybe(coin(), n, 1);
     }
+    a->token_gate_stride = 1 + random_below(5);
+    a->token_gate = maybe(coin(), m * a->token_gate_stride, 5);
     snprintf(what, sizeof what, "activation %d m=%zu n=%zu", (int)a->act, m, n);
     check_op(&op, 1.1e-3, what);
+}
+
+/* Scores are equal, or far enough apart for FP32. */
+static void test_route(void)
+{
+    char what[100];
+    struct qtool_decoder_op op = {.kind = QTOOL_DECODER_ROUTE};
+    struct qtool_decoder_route *a = &op.route;
+    const size_t m = 1 + random_below(40), n = 1 + random_below(coin() ? 16 : 512);
+    const size_t stride = n + random_below(3), top = 1 + random_below(qt_min_size(n, 32));
+    float *logits = floats(m * stride, 1), *bias = maybe(coin(), n, 1);
+    float *select_bias = maybe(coin(), n, 1);
+    for (size_t i = 0; i < m * stride; i++)
+        logits[i] = rintf(logits[i] * 16) / 8;
+    for (size_t i = 0; bias && i < n; i++)
+        bias[i] = rintf(bias[i] * 16) / 8;
+    for (size_t i = 0; select_bias && i < n; i++) /* no ties, and more apart than scores */
+        select_bias[i] = (float)(i * 37 % 521);
+    *a = (struct qtool_decoder_route){.m = m,
+                                      .experts = n,
+                                      .top_k = top,
+                                      .logits = logits,
+                                      .stride = stride,
+                                      .bias = bias,
+                                      .select_bias = select_bias,
+                                      .sigmoid = coin(),
+                                      .normalize = coin(),
+                                      .eps = coin() ? 1e-20f : .01f,
+                                      .scale = coin() ? 1 : 2.5f,
+                                      .ids = ints(m * top, 9),
+                                      .weights = floats(m * top, 1)};
+    snprintf(what, sizeof what, "route m=%zu experts=%zu top=%zu", m, n, top);
+    check_op(&op, 1e-5, what);
 }
 
 static void test_next(void)
@@ -466,6 +503,59 @@ static void test_golden(void)
     free(names);
 }
 
+/* The first sequence alone, and with others; FP16 and packed, with plain and other attention. */
+static void test_batch_invariant(bool quick)
+{
+    static const struct {
+        const char *model, *scheme; /* scheme NULL: FP16 */
+        bool kv4;
+    } cases[] = {{"examples/nano-llama", "int4", false},
+                 {"examples/nano-llama", "nf4", true},
+                 {"examples/nano-llama", NULL, false},
+                 {"tests/golden/models/gemma2", NULL, false}};
+    static const size_t sequences[] = {1, 3, 20, 70};
+    for (size_t i = 0; i < (quick ? 1 : COUNT(cases)); i++) {
+        char dir[] = "/tmp/qtool-decoder-XXXXXX", path[64], text[2600];
+        struct qt_err err = {0};
+        uint32_t crc[COUNT(sequences)] = {0};
+        int rc = QT_OK;
+        result(mkdtemp(dir) != NULL, "a temporary directory");
+        snprintf(path, sizeof path, "%s/out", dir);
+        if (cases[i].scheme)
+            rc = runtime_quantize(path, cases[i].model, cases[i].scheme, NULL, 0, NULL, &err);
+        struct runtime_case c = {.gpu = gpu,
+                                 .path = cases[i].scheme ? path : cases[i].model,
+                                 .prompt = 9,
+                                 .steps = 4,
+                                 .kv4 = cases[i].kv4};
+        size_t equal = 0;
+        for (size_t j = 0; rc == QT_OK && j < (quick ? 2 : COUNT(sequences)); j++) {
+            rc = runtime_first(&crc[j], &c, sequences[j], &err);
+            equal += crc[j] == crc[0];
+        }
+        snprintf(text, sizeof text, "batch-invariant %s %s: %s, %zu equal", cases[i].model,
+                 cases[i].scheme ? cases[i].scheme : "FP16", rc < 0 ? err.reason : "ran", equal);
+        result(rc == QT_OK && equal == (quick ? 2 : COUNT(sequences)), text);
+        qt_dir_remove(path, NULL);
+        qt_dir_remove(dir, NULL);
+    }
+}
+
+static void test_mixture(size_t i)
+{
+    char dir[] = "/tmp/qtool-decoder-XXXXXX", from[200], path[64];
+    struct qt_err err = {0};
+    result(mkdtemp(dir) != NULL, "a temporary directory");
+    snprintf(path, sizeof path, "%s/%s", dir, runtime_mixtures[i].model);
+    snprintf(from, sizeof from, "tests/golden/models/%s", runtime_mixtures[i].model);
+    if (runtime_quantize(path, from, runtime_mixtures[i].scheme, NULL, 0, NULL, &err) < 0)
+        result(false, err.reason);
+    else
+        run_model(path, 12, 3, 5e-3, false);
+    qt_dir_remove(path, NULL);
+    qt_dir_remove(dir, NULL);
+}
+
 static void test_models(bool quick)
 {
     char *list = getenv("QT_RUNTIME_MODELS"), *state = NULL;
@@ -475,6 +565,9 @@ static void test_models(bool quick)
         return;
     }
     run_model("examples/nano-llama", 40, quick ? 3 : 70, .02, false);
+    for (size_t i = 0; i < (quick ? 1 : RUNTIME_MIXTURES); i++)
+        test_mixture(i);
+    test_batch_invariant(quick);
     if (!quick)
         test_golden();
     for (char *path = list ? strtok_r(list, " ", &state) : NULL; path;
@@ -489,7 +582,7 @@ int main(int argc, char **argv)
 {
     const bool quick = check_begin(argc, argv);
     void (*const kernels[])(void) = {test_embed,      test_add_norm, test_heads, test_attention,
-                                     test_activation, test_next,     test_sample};
+                                     test_activation, test_route,    test_next,  test_sample};
     if (!arena_open()) {
         printf("no memory\n");
         return 1;

@@ -173,24 +173,6 @@ static int bench_product(struct bench *b, const struct qt_bench_row *like,
     return bench_refused(row->why, rc, err);
 }
 
-/* Synthetic w4ax input: every fifth channel block has 8 bits; channels in random order. */
-static int make_act(struct qt_act *out, const struct qt_spec *spec, size_t k, struct qt_err *err)
-{
-    int rc = qt_act_new(out, k, 8, err);
-    if (rc < 0)
-        return rc;
-    qt_act_set_spec(out, spec);
-    for (size_t i = 0; i < qt_ceil_div(k, QT_ACT_BLOCK); i++)
-        if (i % 5 && out->scales != QT_ACT_SCALES_ROW)
-            out->bits[i] = 4;
-    for (size_t i = 0; i < k; i++) {
-        size_t j = gpu_random(3, i) % (i + 1);
-        out->order[i] = out->order[j];
-        out->order[j] = (uint32_t)i;
-    }
-    return rc;
-}
-
 static int bench_w4ax_product(struct bench *b, const struct qt_bench_row *like,
                               const struct gpu_copies *copies, const struct gpu_w4ax_input *in,
                               struct qt_err *err)
@@ -227,7 +209,7 @@ static int bench_w4ax(struct bench *b, struct qt_bench_row *row, struct gpu_copi
     struct gpu_w4ax_input in = {0};
     struct qt_act act = {0};
     int rc;
-    QT_TRY(make_act(&act, row->spec, row->shape->k, err));
+    QT_TRY(gpu_random_act(&act, row->spec, row->shape->k, err));
     QT_TRY(gpu_w4ax_input_new(&in, b->gpu, &act, false, err));
     in.in.dependent_launch = b->opt->matmul.dependent_launch;
     for (size_t i = 0; i < copies->count; i++)

@@ -191,7 +191,7 @@ static int time_cache(struct bench *b, struct qt_bench_cache_row *row, struct ca
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
                        "attention kernels cannot be chosen for another compute capability");
     QT_TRY(caches_new(c, b->gpu, row, err));
-    QT_TRY(b->gpu->kv_plan(b->gpu, &plan, &c->cache[0], &opt, err));
+    QT_TRY(b->gpu->kv_plan(b->gpu, &plan, &c->cache[0], &opt, 0, err));
     row->split_tokens = plan.split_tokens;
     QT_TRY(gpu_time_floor(&row->floor_us, b->gpu, &c->copies, err));
     QT_TRY(gpu_buffer_need(&b->operands.x, b->gpu, bytes, err));

@@ -86,6 +86,7 @@ static int open_runtime(struct bench_model *b, const struct qt_bench_model_row *
                                            .capacity = b->capacity,
                                            .prompt = o->prompt,
                                            .kv4 = o->kv4 && !row->fp16,
+                                           .batch_invariant = o->batch_invariant,
                                            .log = o->log};
     if (o->shape)
         return qt_runtime_open_random(&b->rt, b->gpu, o->shape, row->spec, &opt, err);

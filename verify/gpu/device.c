@@ -1,5 +1,5 @@
 /* verify --device: runs the tensors and the KV cache of a container through their kernels.
- * matmul.c, w4ax.c and kv.c have the checks. */
+ * matmul.c, w4ax.c, moe.c and kv.c have the checks. */
 #include "verify/gpu/device.h"
 
 #include <stdio.h>
@@ -36,6 +36,45 @@ done:
     return rc;
 }
 
+/* Appends the rows of layers of experts, after those of their tensors. Layers without grouped
+ * products have no row: there is a kernel for each of their tensors, or its row says why not. */
+static int check_layers(struct qt_device_report *out, struct device *d,
+                        const struct qt_container *c, const struct qt_log *log, struct qt_err *err)
+{
+    struct device_layer layer;
+    int rc = QT_OK;
+    for (size_t i = 0; i < qt_container_count(c); i++) {
+        const struct qt_entry *e = qt_container_entry(c, i);
+        if (!device_is_layer(&layer, c, e))
+            continue;
+        struct qt_device_tensor *t = &out->tensors[out->count];
+        *t = (struct qt_device_tensor){.spec = e->spec, .n = e->n, .k = e->k};
+        QT_TRY(qt_string_format(&t->layer, err, "%.*s", (int)layer.prefix - 1, e->name));
+        t->name = t->layer;
+        rc = device_experts(t, d, &layer, c, 1000 * i + 500, err);
+        if (rc == QT_E_UNSUPPORTED) {
+            qt_log_message(log, QT_LOG_INFO, "%s: no grouped product: %s", t->name, err->reason);
+            qt_free(t->layer);
+            rc = QT_OK;
+            continue;
+        }
+        out->count++;
+        QT_TRY(finish_row(out, t, rc, err));
+        qt_log_progress(log, "experts", (double)i + 1, (double)qt_container_count(c));
+    }
+done:
+    return rc;
+}
+
+static size_t count_layers(const struct qt_container *c)
+{
+    struct device_layer layer;
+    size_t n = 0;
+    for (size_t i = 0; i < qt_container_count(c); i++)
+        n += device_is_layer(&layer, c, qt_container_entry(c, i));
+    return n;
+}
+
 /* Appends the row of the cache. Its kernels take nothing from the container but the shape. */
 static int check_cache(struct qt_device_report *out, struct device *d, enum qt_kv_keys keys,
                        const struct qt_model_info *model, struct qt_err *err)
@@ -53,7 +92,8 @@ static int check_all(struct qt_device_report *out, struct device *d, const struc
     size_t count = qt_container_count(c);
     double done = 0, total = 0;
     int rc;
-    QT_TRY(qt_array_new(&out->tensors, count + (model ? 1 : 0), sizeof *out->tensors, err));
+    QT_TRY(qt_array_new(&out->tensors, count + count_layers(c) + (model ? 1 : 0),
+                        sizeof *out->tensors, err));
     for (size_t i = 0; i < count; i++)
         total += (double)qt_container_entry(c, i)->n * (double)qt_container_entry(c, i)->k;
     for (size_t i = 0; i < count; i++) {
@@ -62,6 +102,7 @@ static int check_all(struct qt_device_report *out, struct device *d, const struc
         done += (double)out->tensors[i].n * (double)out->tensors[i].k;
         qt_log_progress(log, "kernels", done, total);
     }
+    QT_TRY(check_layers(out, d, c, log, err));
     if (model)
         QT_TRY(check_cache(out, d, keys, model, err));
 done:
@@ -95,6 +136,8 @@ done:
 
 void qt_device_free(struct qt_device_report *report)
 {
+    for (size_t i = 0; i < report->count; i++)
+        qt_free(report->tensors[i].layer);
     qt_free(report->tensors);
     *report = (struct qt_device_report){0};
 }

@@ -83,4 +83,17 @@ int device_w4ax(struct qt_device_tensor *t, struct device *d, const struct qt_pa
 int device_cache(struct qt_device_tensor *t, struct device *d, enum qt_kv_keys keys,
                  const struct qt_model_info *model, struct qt_err *err);
 
+/* A layer of experts in a container. */
+struct device_layer {
+    const struct qt_entry *first; /* gate of expert 0 */
+    size_t prefix;                /* bytes of its name in front of the number */
+    const char *const *names;     /* gate, up, down: names behind the number */
+    size_t experts;
+};
+/* True if e is the gate of expert 0 of a layer. */
+bool device_is_layer(struct device_layer *out, const struct qt_container *c,
+                     const struct qt_entry *e);
+int device_experts(struct qt_device_tensor *t, struct device *d, const struct device_layer *of,
+                   const struct qt_container *c, uint64_t seed, struct qt_err *err);
+
 #endif

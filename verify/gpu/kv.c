@@ -421,7 +421,7 @@ static int check_case(struct check *c, bool paged, struct qt_err *err)
     QT_TRY(qt_array_new(&c->v, count, sizeof *c->v, err));
     QT_TRY(qt_array_new(&c->input, count > queries ? count : queries, sizeof *c->input, err));
     QT_TRY(make_cache(c, paged, err));
-    QT_TRY(c->d->gpu->kv_plan(c->d->gpu, &plan, &c->cache, &opt, err));
+    QT_TRY(c->d->gpu->kv_plan(c->d->gpu, &plan, &c->cache, &opt, 0, err));
     QT_TRY(append(c, err));
     compare_cache(c);
     QT_TRY(check_attention(c, &plan, err));

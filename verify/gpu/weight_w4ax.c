@@ -42,6 +42,23 @@ size_t gpu_w4ax_scales(const struct gpu_w4ax_input *in, size_t m)
     return in->in.scales == QTOOL_W4AX_BLOCK ? in->blocks * qt_round_up(m, 4) : m;
 }
 
+int gpu_random_act(struct qt_act *out, const struct qt_spec *spec, size_t k, struct qt_err *err)
+{
+    int rc = qt_act_new(out, k, 8, err);
+    if (rc < 0)
+        return rc;
+    qt_act_set_spec(out, spec);
+    for (size_t i = 0; i < qt_ceil_div(k, QT_ACT_BLOCK); i++)
+        if (i % 5 && out->scales != QT_ACT_SCALES_ROW)
+            out->bits[i] = 4;
+    for (size_t i = 0; i < k; i++) {
+        size_t j = gpu_random(3, i) % (i + 1);
+        out->order[i] = out->order[j];
+        out->order[j] = (uint32_t)i;
+    }
+    return rc;
+}
+
 /* ---- times ---------------------------------------------------------------------------------- */
 
 struct w4ax_work {

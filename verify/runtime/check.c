@@ -44,6 +44,11 @@ int qt_verify_model(struct qt_model_check *out, const struct qt_container *c, st
     uint32_t ids[PROMPT], next, chosen;
     int rc;
     *out = (struct qt_model_check){.tokens = 0};
+    if (w.fake_quant.input)
+        QT_TRY(
+            qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                    "w4ax: a value that FP16 rounds to another 4-bit code changes logits by more "
+                    "than the limit; eval --runtime fused measures the divergence"));
     QT_TRY(qt_model_open(&model, &w, err));
     const struct qt_model_info *info = qt_model_info(model);
     opt.capacity = qt_min_size(PROMPT + CHECKED, info->max_positions);

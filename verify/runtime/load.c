@@ -28,6 +28,7 @@ struct loader {
     struct qt_runtime *rt;
     const struct qt_weights *w;
     const struct qt_container *container;
+    const struct qt_model *model;
     float *values; /* host */
     uint16_t *halves;
     size_t values_capacity, halves_capacity;
@@ -43,9 +44,35 @@ done:
     return rc;
 }
 
+/* How a stored vector becomes that of the runtime. */
+struct adjust {
+    bool plus_1;
+    const struct qt_act *act;    /* a norm: of the linears behind it; NULL or k 0: none */
+    const struct qt_entry *rows; /* a bias: its w4ax matrix; NULL: none */
+};
+static const struct adjust unchanged = {.plus_1 = false};
+
+static int adjust_values(struct loader *l, const struct adjust *how, size_t count,
+                         struct qt_err *err)
+{
+    struct qt_packed packed = {.n = 0};
+    int rc = QT_OK;
+    for (size_t i = 0; how->plus_1 && i < count; i++)
+        l->values[i] += 1;
+    for (size_t i = 0; how->act && i < how->act->k; i++)
+        l->values[how->act->order[i]] *= how->act->factor[i];
+    if (how->rows) {
+        QT_TRY(qt_packed_open(&packed, l->container, how->rows, err));
+        QT_TRY(rt_arrange_rows(l->values, &packed, err));
+    }
+done:
+    qt_packed_free(&packed);
+    return rc;
+}
+
 /* A vector of FP32, or NULL if name is NULL. */
 static int load_vector(const float **out, struct loader *l, const char *name,
-                       const struct qt_part *part, bool plus_1, struct qt_err *err)
+                       const struct qt_part *part, const struct adjust *how, struct qt_err *err)
 {
     float *p = NULL;
     int rc = QT_OK;
@@ -53,8 +80,7 @@ static int load_vector(const float **out, struct loader *l, const char *name,
     if (!name)
         return QT_OK;
     QT_TRY(load_values(l, name, part->rows, err));
-    for (size_t i = 0; plus_1 && i < part->rows; i++)
-        l->values[i] += 1;
+    QT_TRY(adjust_values(l, how, part->rows, err));
     QT_TRY(rt_alloc(l->rt, &p, part->n, sizeof *p, err));
     QT_TRY(l->rt->gpu->upload(l->rt->gpu, p, l->values + part->first, part->n * sizeof *p, err));
     *out = p;
@@ -63,11 +89,12 @@ done:
 }
 
 static int load_norm(struct qtool_decoder_norm *out, struct loader *l, const struct qt_part *part,
-                     enum qt_norm_kind kind, struct qt_err *err)
+                     enum qt_norm_kind kind, const struct qt_act *act, struct qt_err *err)
 {
-    int rc = load_vector(&out->weight, l, part->weight, part, part->plus_1, err);
+    const struct adjust weight = {.plus_1 = part->plus_1, .act = act}, bias = {.act = act};
+    int rc = load_vector(&out->weight, l, part->weight, part, &weight, err);
     if (rc == QT_OK)
-        rc = load_vector(&out->bias, l, part->weight ? part->bias : NULL, part, false, err);
+        rc = load_vector(&out->bias, l, part->weight ? part->bias : NULL, part, &bias, err);
     out->kind = kind == QT_NORM_LAYER ? QTOOL_DECODER_LAYER_NORM : QTOOL_DECODER_RMS;
     out->eps = part->eps;
     return rc;
@@ -155,21 +182,15 @@ static bool can_follow(const struct qt_packed *a, const struct qt_packed *b)
         const struct qt_section *s = &a->section[i], *t = &b->section[i];
         if (strcmp(s->name, t->name) != 0)
             return false;
-        if (strcmp(s->name, "table") == 0 &&
-            (s->bytes != t->bytes || memcmp(s->data, t->data, s->bytes) != 0))
-            return false;
     }
-    return true;
+    return gpu_same_table(a, b);
 }
 
-/* Copies the rows of packed[count] into common sections. */
-static int upload_packed(struct rt_linear *out, struct qt_runtime *rt,
-                         const struct qt_packed *packed, size_t count, struct qt_err *err)
+int rt_upload_sections(const void **out, struct qt_runtime *rt, const struct qt_packed *packed,
+                       size_t count, size_t sections, struct qt_err *err)
 {
-    const void *sections[QT_MAX_SECTIONS] = {NULL};
-    size_t n = 0;
     int rc = QT_OK;
-    for (size_t s = 0; s < packed[0].nsections; s++) {
+    for (size_t s = 0; s < sections; s++) {
         const bool shared = strcmp(packed[0].section[s].name, "table") == 0;
         const size_t parts = shared ? 1 : count;
         size_t bytes = 0, at = 0;
@@ -183,8 +204,20 @@ static int upload_packed(struct rt_linear *out, struct qt_runtime *rt,
                                    packed[i].section[s].bytes, err));
             at += packed[i].section[s].bytes;
         }
-        sections[s] = p;
+        out[s] = p;
     }
+done:
+    return rc;
+}
+
+/* Copies the rows of packed[count] into common sections. */
+static int upload_packed(struct rt_linear *out, struct qt_runtime *rt,
+                         const struct qt_packed *packed, size_t count, struct qt_err *err)
+{
+    const void *sections[QT_MAX_SECTIONS] = {NULL};
+    size_t n = 0;
+    int rc;
+    QT_TRY(rt_upload_sections(sections, rt, packed, count, packed[0].nsections, err));
     QT_TRY(qt_gpu_weight(&out->weight, &packed[0], sections, err));
     for (size_t i = 0; i < count; i++)
         n += packed[i].n;
@@ -214,20 +247,18 @@ done:
     return rc;
 }
 
+/* act: of the input; NULL or k 0: not quantized. Linears with the same input are all w4ax, or none of them is. */
 static int load_packed_group(struct rt_group *out, struct loader *l,
                              const struct qt_entry *const *entries, size_t count,
-                             struct qt_err *err)
+                             const struct qt_act *act, struct qt_err *err)
 {
     struct qt_packed packed[RT_PARTS] = {{.n = 0}};
     int rc = QT_OK;
     QT_TRY(qt_stop_check(err));
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++)
         QT_TRY(qt_packed_open(&packed[i], l->container, entries[i], err));
-        if (gpu_is_w4ax(&packed[i]))
-            QT_TRY(qt_fail(err, QT_E_UNSUPPORTED, NULL, entries[i]->name,
-                           "the fused runtime does not support w4ax"));
-    }
-    QT_TRY(rt_pack_group(out, l->rt, packed, count, err));
+    QT_TRY(act && act->k ? rt_pack_w4ax(out, l->rt, packed, count, act, err)
+                         : rt_pack_group(out, l->rt, packed, count, err));
 done:
     for (size_t i = 0; i < count; i++)
         qt_packed_free(&packed[i]);
@@ -236,13 +267,13 @@ done:
 
 static const struct qt_entry *entry_of(const struct loader *l, const struct qt_part *part)
 {
-    return l->container ? qt_container_find(l->container, part->weight) : NULL;
+    return l->container && part->weight ? qt_container_find(l->container, part->weight) : NULL;
 }
 
 /* Loads the parts (row ranges of one tensor, or whole tensors). Where some are packed and others
  * are not, the packed ones are products of their own. */
 static int load_group(struct rt_group *out, struct loader *l, const struct qt_part *const *parts,
-                      size_t count, struct qt_err *err)
+                      size_t count, const struct qt_act *act, struct qt_err *err)
 {
     const struct qt_entry *entries[RT_PARTS] = {NULL};
     const bool one = count > 1 && strcmp(parts[0]->weight, parts[1]->weight) == 0;
@@ -255,16 +286,16 @@ static int load_group(struct rt_group *out, struct loader *l, const struct qt_pa
     if (!packed)
         return load_dense_group(out, l, parts, count, err);
     if (one) {
-        QT_TRY(load_packed_group(out, l, entries, 1, err));
+        QT_TRY(load_packed_group(out, l, entries, 1, act, err));
         for (size_t i = 0; i < count; i++)
             out->part[i].first = parts[i]->first;
         return QT_OK;
     }
     if (packed == count)
-        return load_packed_group(out, l, entries, count, err);
+        return load_packed_group(out, l, entries, count, act, err);
     for (size_t i = 0; i < count; i++) {
         struct rt_group single = {.linears = 0};
-        QT_TRY(entries[i] ? load_packed_group(&single, l, &entries[i], 1, err)
+        QT_TRY(entries[i] ? load_packed_group(&single, l, &entries[i], 1, NULL, err)
                           : load_dense_group(&single, l, &parts[i], 1, err));
         out->linear[i] = single.linear[0];
         out->part[i].linear = i;
@@ -274,23 +305,176 @@ done:
     return rc;
 }
 
+/* ---- experts -------------------------------------------------------------------------------- */
+
+static int open_expert(struct qt_packed *packed, struct loader *l, size_t layer, size_t expert,
+                       struct qt_err *err)
+{
+    struct qt_part parts[GPU_EXPERT_MATRICES];
+    int rc = QT_OK;
+    qt_model_expert_parts(parts, l->model, layer, expert);
+    for (int i = 0; i < GPU_EXPERT_MATRICES; i++) {
+        const struct qt_entry *entry = entry_of(l, &parts[i]);
+        if (!entry || parts[i].n < parts[i].rows)
+            return qt_fail(err, QT_E_UNSUPPORTED, NULL, parts[i].weight,
+                           "the fused runtime does not support models with experts %s",
+                           entry ? "whose gate and up are one tensor" : "that are not quantized");
+        QT_TRY(qt_packed_open(&packed[i], l->container, entry, err));
+    }
+done:
+    return rc;
+}
+
+int rt_place_experts(struct gpu_experts *e, struct qt_runtime *rt, bool upload, struct qt_err *err)
+{
+    char *memory;
+    int rc;
+    QT_TRY(rt_alloc(rt, &memory, gpu_experts_bytes(e), 1, err));
+    QT_TRY(gpu_experts_place(e, rt->gpu, memory, upload, err));
+done:
+    return rc;
+}
+
+static int load_experts(struct gpu_experts *e, struct loader *l, size_t layer, size_t count,
+                        struct qt_err *err)
+{
+    int rc;
+    QT_TRY(gpu_experts_new(e, count, err));
+    for (size_t i = 0; i < count; i++) {
+        QT_TRY(qt_stop_check(err));
+        QT_TRY(open_expert(&e->packed[i * GPU_EXPERT_MATRICES], l, layer, i, err));
+    }
+    QT_TRY(rt_place_experts(e, l->rt, true, err));
+done:
+    for (size_t i = 0; e->packed && i < count * GPU_EXPERT_MATRICES; i++)
+        qt_packed_free(&e->packed[i]);
+    qt_free(e->packed);
+    e->packed = NULL;
+    return rc;
+}
+
+/* Router and gate of the shared expert are the rows of one matrix. */
+static int load_mixture(struct rt_mixture *out, struct loader *l, const struct qt_mixture *m,
+                        size_t layer, struct qt_err *err)
+{
+    const size_t k = m->router.k, rows = m->router.n + m->shared_gate.n;
+    char *router;
+    int rc;
+    *out = (struct rt_mixture){.shared_gate = m->shared_gate.n != 0,
+                               .sigmoid = m->sigmoid,
+                               .normalize = m->normalize,
+                               .top_k = m->top_k,
+                               .eps = m->eps,
+                               .scale = m->scale};
+    if (l->rt->config.act != QTOOL_DECODER_SILU && l->rt->config.act != QTOOL_DECODER_GELU_TANH)
+        QT_TRY(qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "the fused runtime does not support models with experts of this "
+                       "activation"));
+    QT_TRY(load_experts(&out->experts, l, layer, m->experts, err));
+    QT_TRY(rt_alloc(l->rt, &router, rows * k, 2, err));
+    QT_TRY(upload_rows(router, l, &m->router, err));
+    if (out->shared_gate)
+        QT_TRY(upload_rows(router + m->router.n * k * 2, l, &m->shared_gate, err));
+    out->router = (struct rt_linear){.n = rows, .k = k, .dense = router};
+    QT_TRY(load_vector(&out->bias, l, m->router.bias, &m->router, &unchanged, err));
+    QT_TRY(
+        load_vector(&out->select_bias, l, m->select_bias.weight, &m->select_bias, &unchanged, err));
+done:
+    return rc;
+}
+
+/* ---- w4ax inputs ---------------------------------------------------------------------------- */
+
+/* The linear inputs of a layer; k 0: not quantized. */
+enum { INPUT_QKV, INPUT_O, INPUT_MLP, INPUT_DOWN, INPUTS };
+
+/* *out = the input of a linear, in the order of the source channels. */
+static int open_act(struct qt_act *out, struct loader *l, const struct qt_part *part,
+                    struct qt_err *err)
+{
+    const struct qt_entry *entry = part->n ? entry_of(l, part) : NULL;
+    struct qt_packed packed = {.n = 0};
+    int rc = QT_OK;
+    if (!entry)
+        return QT_OK;
+    QT_TRY(qt_packed_open(&packed, l->container, entry, err));
+    if (gpu_is_w4ax(&packed))
+        QT_TRY(rt_act_of(out, &packed, err));
+done:
+    qt_packed_free(&packed);
+    return rc;
+}
+
+/* Brings the input of a linear into the order of the rows of `part`, which compute it. */
+static int follow(struct qt_act *act, struct loader *l, const struct qt_part *part, size_t head,
+                  size_t repeat, struct qt_err *err)
+{
+    const struct qt_entry *entry = act->k ? entry_of(l, part) : NULL;
+    struct qt_packed packed = {.n = 0};
+    struct rt_rows rows = {.first = entry ? part->first : 0, .head = head, .repeat = repeat};
+    int rc = QT_OK;
+    if (!act->k)
+        return QT_OK;
+    if (entry) {
+        QT_TRY(qt_packed_open(&packed, l->container, entry, err));
+        rows.packed = &packed;
+    }
+    QT_TRY(rt_follow(act, &rows, err));
+done:
+    qt_packed_free(&packed);
+    return rc;
+}
+
+static int open_acts(struct qt_act acts[INPUTS], struct loader *l, const struct qt_block *b,
+                     struct qt_err *err)
+{
+    const struct rt_config *c = &l->rt->config;
+    const bool may = !c->norm_after && !c->parallel && !b->mixture.experts;
+    int rc;
+    QT_TRY(open_act(&acts[INPUT_QKV], l, &b->q, err));
+    QT_TRY(open_act(&acts[INPUT_O], l, &b->o, err));
+    QT_TRY(open_act(&acts[INPUT_MLP], l, &b->up, err));
+    QT_TRY(open_act(&acts[INPUT_DOWN], l, &b->down, err));
+    QT_TRY(rt_check_factors(&acts[INPUT_QKV], may && b->attn_in.weight, err));
+    QT_TRY(rt_check_factors(&acts[INPUT_MLP], may && b->mlp_in.weight, err));
+    QT_TRY(follow(&acts[INPUT_O], l, &b->v, c->head_dim, c->heads / c->kv_heads, err));
+    QT_TRY(follow(&acts[INPUT_DOWN], l, &b->up, b->up.n, 1, err));
+done:
+    return rc;
+}
+
 /* ---- the model ------------------------------------------------------------------------------ */
 
-static int load_layer(struct rt_layer *out, struct loader *l, const struct qt_block *b,
-                      enum qt_norm_kind kind, struct qt_err *err)
+static const struct qt_entry *w4ax_entry(const struct loader *l, const struct qt_part *part,
+                                         const struct qt_act *input)
 {
+    return input->k ? entry_of(l, part) : NULL;
+}
+
+static int load_layer(struct rt_layer *out, struct loader *l, const struct qt_block *b,
+                      size_t index, enum qt_norm_kind kind, struct qt_err *err)
+{
+    struct qt_act acts[INPUTS] = {{.k = 0}};
+    const struct qt_act *const in[INPUTS] = {&acts[0], &acts[1], &acts[2], &acts[3]};
     const struct {
         struct qtool_decoder_norm *to;
         const struct qt_part *part;
-    } norms[] = {{&out->attn_in, &b->attn_in}, {&out->q_norm, &b->q_norm},
-                 {&out->k_norm, &b->k_norm},   {&out->attn_out, &b->attn_out},
-                 {&out->mlp_in, &b->mlp_in},   {&out->mlp_out, &b->mlp_out}};
+        const struct qt_act *act;
+    } norms[] = {{&out->attn_in, &b->attn_in, in[INPUT_QKV]},
+                 {&out->q_norm, &b->q_norm, NULL},
+                 {&out->k_norm, &b->k_norm, NULL},
+                 {&out->attn_out, &b->attn_out, NULL},
+                 {&out->mlp_in, &b->mlp_in, in[INPUT_MLP]},
+                 {&out->mlp_out, &b->mlp_out, NULL}};
     const struct {
         const float **to;
         const struct qt_part *part;
-    } biases[] = {{&out->q_bias, &b->q},      {&out->k_bias, &b->k},       {&out->v_bias, &b->v},
-                  {&out->o_bias, &b->o},      {&out->gate_bias, &b->gate}, {&out->up_bias, &b->up},
-                  {&out->down_bias, &b->down}};
+        const struct qt_act *act;
+    } biases[] = {
+        {&out->q_bias, &b->q, in[INPUT_QKV]},       {&out->k_bias, &b->k, in[INPUT_QKV]},
+        {&out->v_bias, &b->v, in[INPUT_QKV]},       {&out->o_bias, &b->o, in[INPUT_O]},
+        {&out->gate_bias, &b->gate, in[INPUT_MLP]}, {&out->up_bias, &b->up, in[INPUT_MLP]},
+        {&out->down_bias, &b->down, in[INPUT_DOWN]}};
     const struct qt_part *const qkv[] = {&b->q, &b->k, &b->v}, *const o[] = {&b->o};
     const struct qt_part *const gate_up[] = {&b->gate, &b->up}, *const down[] = {&b->down};
     int rc = QT_OK;
@@ -298,16 +482,26 @@ static int load_layer(struct rt_layer *out, struct loader *l, const struct qt_bl
     out->width = b->up.n;
     out->window = b->window;
     out->rope = b->rope;
+    QT_TRY(open_acts(acts, l, b, err));
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++)
-        QT_TRY(load_norm(norms[i].to, l, norms[i].part, kind, err));
-    for (size_t i = 0; i < sizeof biases / sizeof *biases; i++)
-        QT_TRY(load_vector(biases[i].to, l, biases[i].part->bias, biases[i].part, false, err));
-    QT_TRY(load_vector(&out->sinks, l, b->sinks.weight, &b->sinks, false, err));
-    QT_TRY(load_group(&out->qkv, l, qkv, 3, err));
-    QT_TRY(load_group(&out->o, l, o, 1, err));
-    QT_TRY(load_group(&out->gate_up, l, gate_up + !out->gated, out->gated ? 2 : 1, err));
-    QT_TRY(load_group(&out->down, l, down, 1, err));
+        QT_TRY(load_norm(norms[i].to, l, norms[i].part, kind, norms[i].act, err));
+    for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) {
+        const struct adjust how = {.rows = w4ax_entry(l, biases[i].part, biases[i].act)};
+        QT_TRY(load_vector(biases[i].to, l, biases[i].part->bias, biases[i].part, &how, err));
+    }
+    QT_TRY(load_vector(&out->sinks, l, b->sinks.weight, &b->sinks, &unchanged, err));
+    QT_TRY(load_group(&out->qkv, l, qkv, 3, in[INPUT_QKV], err));
+    QT_TRY(load_group(&out->o, l, o, 1, in[INPUT_O], err));
+    if (out->width) {
+        QT_TRY(load_group(&out->gate_up, l, gate_up + !out->gated, out->gated ? 2 : 1,
+                          in[INPUT_MLP], err));
+        QT_TRY(load_group(&out->down, l, down, 1, in[INPUT_DOWN], err));
+    }
+    if (b->mixture.experts)
+        QT_TRY(load_mixture(&out->mixture, l, &b->mixture, index, err));
 done:
+    for (int i = 0; i < INPUTS; i++)
+        qt_act_free(&acts[i]);
     return rc;
 }
 
@@ -388,15 +582,15 @@ static int load_all(struct loader *l, const struct qt_model *model, struct qt_er
         QT_TRY(qt_model_block(&block, model, i, err));
     QT_TRY(load_table(&rt->embed, l, &outer.embed, err));
     QT_TRY(load_table(&rt->positions, l, &outer.positions, err));
-    rt->head = rt->embed;
+    rt->head = (struct rt_linear){.n = outer.head.n, .k = outer.head.k, .dense = rt->embed};
     if (outer.head.weight != outer.embed.weight)
-        QT_TRY(load_table(&rt->head, l, &outer.head, err));
-    QT_TRY(load_vector(&rt->head_bias, l, outer.head.bias, &outer.head, false, err));
-    QT_TRY(load_norm(&rt->final_norm, l, &outer.final_norm, outer.norm, err));
+        QT_TRY(load_table(&rt->head.dense, l, &outer.head, err));
+    QT_TRY(load_vector(&rt->head_bias, l, outer.head.bias, &outer.head, &unchanged, err));
+    QT_TRY(load_norm(&rt->final_norm, l, &outer.final_norm, outer.norm, NULL, err));
     for (size_t i = 0; i < layers; i++) {
         qt_log_progress(rt->opt.log, "load", (double)i, (double)layers);
         QT_TRY(qt_model_block(&block, model, i, err));
-        QT_TRY(load_layer(&rt->layers[i], l, &block, outer.norm, err));
+        QT_TRY(load_layer(&rt->layers[i], l, &block, i, outer.norm, err));
     }
     qt_log_progress(rt->opt.log, "load", (double)layers, (double)layers);
     for (int kind = 0; kind < QT_ROPES; kind++)
@@ -409,7 +603,7 @@ done:
 int rt_load(struct qt_runtime *rt, const struct qt_model *model, const struct qt_weights *w,
             const struct qt_container *container, struct qt_err *err)
 {
-    struct loader l = {.rt = rt, .w = w, .container = container};
+    struct loader l = {.rt = rt, .w = w, .container = container, .model = model};
     struct qt_model_details details;
     struct qt_outer outer;
     int rc;

@@ -3,6 +3,8 @@
  *
  *   x --> q k v products --> heads (bias, norm, rope, append) --> attention --> o product
  *     --> add + norm --> gate up products --> activation --> down product --> add + norm --> x
+ *
+ * With experts: router product --> choice --> grouped products, beside the MLP of the shared expert.
  */
 #include "verify/runtime/runtime.h"
 
@@ -35,6 +37,12 @@ void rt_program_free(struct rt_program *p)
     *p = (struct rt_program){0};
 }
 
+static int not_invariant(const char *what, struct qt_err *err)
+{
+    return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                   "the fused runtime has no batch-invariant products of %s", what);
+}
+
 /* ---- products ------------------------------------------------------------------------------- */
 
 static int append_product(struct rt_program *p, struct qt_runtime *rt,
@@ -45,6 +53,7 @@ static int append_product(struct rt_program *p, struct qt_runtime *rt,
     const struct qtool_matmul_options opt = {.dtype = QTOOL_F16,
                                              .device = gpu->device,
                                              .dependent_launch = !rt->opt.plain,
+                                             .batch_invariant = rt->opt.batch_invariant,
                                              .dense = gpu->dense,
                                              .dense_context = gpu->dense_context};
     struct rt_op *op;
@@ -62,14 +71,53 @@ done:
     return rc;
 }
 
+static int append_quantize(struct rt_program *p, struct qt_runtime *rt,
+                           const struct gpu_w4ax_input *in, const void *x, size_t m,
+                           struct qt_err *err)
+{
+    struct gpu_operands *o = &rt->operands;
+    struct rt_op *op;
+    int rc;
+    QT_TRY(append_op(&op, p, RT_QUANTIZE, QT_RUNTIME_PRODUCTS, err));
+    op->quantize.input = in;
+    op->quantize.x = x;
+    op->quantize.m = m;
+    QT_TRY(gpu_buffer_need(&o->codes, rt->gpu, m * in->token_bytes, err));
+    QT_TRY(gpu_buffer_need(&o->scale, rt->gpu, gpu_w4ax_scales(in, m) * sizeof(float), err));
+    QT_TRY(gpu_buffer_need(&o->sum, rt->gpu, m * sizeof(int), err));
+done:
+    return rc;
+}
+
+static int append_w4ax(struct rt_program *p, struct qt_runtime *rt, const struct rt_linear *linear,
+                       void *y, size_t m, struct qt_err *err)
+{
+    const struct qtool_w4ax_options opt = {
+        .output = QTOOL_W4AX_F16, .device = rt->gpu->device, .dependent_launch = !rt->opt.plain};
+    struct rt_op *op;
+    int rc;
+    if (rt->opt.batch_invariant)
+        return not_invariant("w4ax linears", err);
+    QT_TRY(append_op(&op, p, RT_W4AX, QT_RUNTIME_PRODUCTS, err));
+    op->w4ax.linear = linear;
+    op->w4ax.y = y;
+    QT_TRY(rt->gpu->w4ax_plan(rt->gpu, &op->w4ax.plan, &linear->w4ax, m, &opt, err));
+    QT_TRY(gpu_workspace_need(&rt->operands, rt->gpu, op->w4ax.plan.workspace_bytes, err));
+done:
+    return rc;
+}
+
 /* y: the outputs of the group's linears, one after the other. */
 static int append_group(struct rt_program *p, struct qt_runtime *rt, const struct rt_group *g,
                         void *y, const void *x, size_t m, struct qt_err *err)
 {
     char *at = y;
     int rc = QT_OK;
+    if (g->input.blocks)
+        QT_TRY(append_quantize(p, rt, &g->input, x, m, err));
     for (size_t i = 0; i < g->linears; i++) {
-        QT_TRY(append_product(p, rt, &g->linear[i], at, x, m, err));
+        QT_TRY(g->input.blocks ? append_w4ax(p, rt, &g->linear[i], at, m, err)
+                               : append_product(p, rt, &g->linear[i], at, x, m, err));
         at += m * g->linear[i].n * 2;
     }
 done:
@@ -194,11 +242,19 @@ static int append_cached(struct rt_program *p, struct qt_runtime *rt, const stru
                                          .dependent_launch = !rt->opt.plain};
     struct rt_op *op;
     int rc;
+    struct qtool_kv_options one = opt;
+    struct qtool_kv_plan plan_of_one;
+    size_t split_tokens = 0;
+    one.batch = 1;
+    if (rt->opt.batch_invariant) {
+        QT_TRY(rt->gpu->kv_plan(rt->gpu, &plan_of_one, &l->cache, &one, 0, err));
+        split_tokens = plan_of_one.split_tokens;
+    }
     QT_TRY(append_op(&op, p, RT_CACHED, QT_RUNTIME_ATTENTION, err));
     op->cached.cache = &l->cache;
     op->cached.out = rt->attended;
     op->cached.q = rt->q;
-    QT_TRY(rt->gpu->kv_plan(rt->gpu, &op->cached.plan, &l->cache, &opt, err));
+    QT_TRY(rt->gpu->kv_plan(rt->gpu, &op->cached.plan, &l->cache, &opt, split_tokens, err));
     QT_TRY(gpu_workspace_need(&rt->operands, rt->gpu, op->cached.plan.workspace_bytes, err));
 done:
     return rc;
@@ -230,6 +286,7 @@ static int append_attention(struct rt_program *p, struct qt_runtime *rt, const s
         .softcap = c->attn_softcap,
         .sinks = l->sinks,
         .window = l->window >= rt->opt.capacity ? 0 : l->window,
+        .batch_invariant = rt->opt.batch_invariant,
     };
     return append_kernel(p, QT_RUNTIME_ATTENTION, &op, err);
 }
@@ -249,10 +306,67 @@ done:
     return rc;
 }
 
+/* ---- experts -------------------------------------------------------------------------------- */
+
+static int append_router(struct rt_program *p, struct qt_runtime *rt, const struct rt_mixture *x,
+                         size_t m, struct qt_err *err)
+{
+    struct qtool_decoder_op op = {.kind = QTOOL_DECODER_ROUTE};
+    struct rt_op *logits;
+    int rc;
+    QT_TRY(append_op(&logits, p, RT_DENSE_F32, QT_RUNTIME_OTHER, err));
+    logits->product.linear = &x->router;
+    logits->product.y = rt->router;
+    logits->product.x = rt->x;
+    logits->product.m = m;
+    op.route = (struct qtool_decoder_route){.m = m,
+                                            .experts = x->experts.experts,
+                                            .top_k = x->top_k,
+                                            .logits = rt->router,
+                                            .stride = x->router.n,
+                                            .bias = x->bias,
+                                            .select_bias = x->select_bias,
+                                            .sigmoid = x->sigmoid,
+                                            .normalize = x->normalize,
+                                            .eps = x->eps,
+                                            .scale = x->scale,
+                                            .ids = rt->expert,
+                                            .weights = rt->expert_weight};
+    QT_TRY(append_kernel(p, QT_RUNTIME_OTHER, &op, err));
+done:
+    return rc;
+}
+
+static int append_experts(struct rt_program *p, struct qt_runtime *rt, const struct rt_mixture *x,
+                          size_t m, struct qt_err *err)
+{
+    const struct qtool_moe_layer layer = gpu_experts_layer(&x->experts);
+    const struct qtool_moe_options opt = {
+        .dtype = QTOOL_F16,
+        .device = rt->gpu->device,
+        .activation = rt->config.act == QTOOL_DECODER_SILU ? QTOOL_MOE_SILU : QTOOL_MOE_GELU_TANH,
+        .topk = x->top_k,
+        .same_tables = x->experts.same_tables,
+        .dependent_launch = !rt->opt.plain};
+    struct rt_op *op;
+    int rc;
+    if (rt->opt.batch_invariant)
+        return not_invariant("experts", err);
+    QT_TRY(append_op(&op, p, RT_EXPERTS, QT_RUNTIME_PRODUCTS, err));
+    op->experts.mixture = x;
+    op->experts.y = rt->down;
+    op->experts.x = rt->x;
+    QT_TRY(rt->gpu->moe_plan(rt->gpu, &op->experts.plan, &layer, m, &opt, err));
+    QT_TRY(gpu_workspace_need(&rt->operands, rt->gpu, op->experts.plan.workspace_bytes, err));
+done:
+    return rc;
+}
+
 /* ---- MLP and norms -------------------------------------------------------------------------- */
 
-static int append_mlp(struct rt_program *p, struct qt_runtime *rt, const struct rt_layer *l,
-                      size_t m, struct qt_err *err)
+/* y = the dense MLP or the shared expert. */
+static int append_dense(struct rt_program *p, struct qt_runtime *rt, const struct rt_layer *l,
+                        void *y, size_t m, struct qt_err *err)
 {
     struct qtool_decoder_op op = {.kind = QTOOL_DECODER_ACTIVATION};
     struct qtool_decoder_activation *a = &op.activation;
@@ -265,9 +379,28 @@ static int append_mlp(struct rt_program *p, struct qt_runtime *rt, const struct 
         a->up = part_of(&a->up_stride, &l->gate_up, 1, rt->gate_up, m);
         a->up_bias = l->up_bias;
     }
+    if (l->mixture.shared_gate) {
+        a->token_gate = rt->router + l->mixture.experts.experts;
+        a->token_gate_stride = l->mixture.router.n;
+    }
     QT_TRY(append_group(p, rt, &l->gate_up, rt->gate_up, rt->x, m, err));
     QT_TRY(append_kernel(p, QT_RUNTIME_ACTIVATION, &op, err));
-    QT_TRY(append_group(p, rt, &l->down, rt->down, rt->act, m, err));
+    QT_TRY(append_group(p, rt, &l->down, y, rt->act, m, err));
+done:
+    return rc;
+}
+
+static int append_mlp(struct rt_program *p, struct qt_runtime *rt, const struct rt_layer *l,
+                      size_t m, struct qt_err *err)
+{
+    const bool mixture = l->mixture.experts.experts > 0;
+    int rc = QT_OK;
+    if (mixture) {
+        QT_TRY(append_router(p, rt, &l->mixture, m, err));
+        QT_TRY(append_experts(p, rt, &l->mixture, m, err));
+    }
+    if (l->width)
+        QT_TRY(append_dense(p, rt, l, mixture ? rt->shared : rt->down, m, err));
 done:
     return rc;
 }
@@ -322,6 +455,8 @@ static int append_layer(struct rt_program *p, struct qt_runtime *rt, size_t i,
         QT_TRY(append_norm(p, rt, &middle, m, err));
     }
     QT_TRY(append_mlp(p, rt, l, m, err));
+    if (l->mixture.experts.experts && l->width) /* has neither bias nor norm */
+        end.add[1] = (struct qtool_decoder_addend){.x = rt->shared};
     if (c->norm_after)
         end.after = l->mlp_in;
     set_next_norm(&end, rt, i + 1, b);
@@ -360,7 +495,8 @@ int rt_add_head(struct rt_program *p, struct qt_runtime *rt, float *logits, size
     struct qtool_decoder_op op = {.kind = QTOOL_DECODER_NEXT};
     struct rt_op *head;
     int rc;
-    QT_TRY(append_op(&head, p, RT_HEAD, QT_RUNTIME_HEAD, err));
+    QT_TRY(append_op(&head, p, RT_DENSE_F32, QT_RUNTIME_HEAD, err));
+    head->product.linear = &rt->head;
     head->product.y = logits;
     head->product.x = (char *)rt->x + row * c->hidden * 2;
     head->product.m = m;
@@ -414,23 +550,50 @@ done:
 
 /* ---- execution ------------------------------------------------------------------------------ */
 
+/* cuBLAS chooses its kernel by the number of rows. Batch-invariant products have the same number
+ * always; the rows behind the last are not used. */
+static int enqueue_dense(struct qt_runtime *rt, const struct rt_op *op, struct qt_err *err)
+{
+    const struct rt_linear *l = op->product.linear;
+    const bool wide = op->type == RT_DENSE_F32;
+    const size_t rows = rt->opt.batch_invariant ? RT_INVARIANT_ROWS : op->product.m;
+    struct qt_gpu *gpu = rt->gpu;
+    int rc = QT_OK;
+    for (size_t at = 0; rc == QT_OK && at < op->product.m; at += rows) {
+        char *y = (char *)op->product.y + at * l->n * (wide ? 4 : 2);
+        const char *x = (const char *)op->product.x + at * l->k * 2;
+        rc = wide ? gpu->gemm_f32(gpu, (float *)(void *)y, x, l->dense, rows, l->n, l->k, err)
+                  : gpu->gemm(gpu, y, x, l->dense, rows, l->n, l->k, err);
+    }
+    return rc;
+}
+
 static int enqueue(struct qt_runtime *rt, const struct rt_op *op, bool dependent,
                    struct qt_err *err)
 {
     struct qt_gpu *gpu = rt->gpu;
     void *workspace = rt->operands.workspace.data;
+    const struct qtool_w4ax_acts acts = {rt->operands.codes.data, rt->operands.scale.data,
+                                         rt->operands.sum.data};
     switch (op->type) {
     case RT_KERNEL:
         return gpu->decode(gpu, &op->kernel, dependent, err);
     case RT_MATMUL:
         return gpu->run(gpu, &op->product.plan, &op->product.linear->weight, op->product.y,
                         op->product.x, workspace, err);
+    case RT_QUANTIZE:
+        return gpu->w4ax_quantize(gpu, &acts, &op->quantize.input->in, op->quantize.x,
+                                  op->quantize.m, QTOOL_F16, err);
+    case RT_W4AX:
+        return gpu->w4ax_run(gpu, &op->w4ax.plan, &op->w4ax.linear->w4ax, &acts, op->w4ax.y,
+                             workspace, err);
     case RT_DENSE:
-        return gpu->gemm(gpu, op->product.y, op->product.x, op->product.linear->dense,
-                         op->product.m, op->product.linear->n, op->product.linear->k, err);
-    case RT_HEAD:
-        return gpu->gemm_f32(gpu, op->product.y, op->product.x, rt->head, op->product.m,
-                             rt->config.vocab, rt->config.hidden, err);
+    case RT_DENSE_F32:
+        return enqueue_dense(rt, op, err);
+    case RT_EXPERTS:
+        return gpu->moe_run(gpu, &op->experts.plan, op->experts.mixture->experts.table,
+                            op->experts.y, op->experts.x, rt->expert, rt->expert_weight, workspace,
+                            err);
     case RT_APPEND:
         return gpu->kv_append(gpu, op->append.cache, op->append.k, op->append.v,
                               op->append.sequence, op->append.position, op->append.tokens,

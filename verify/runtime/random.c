@@ -1,9 +1,11 @@
-/* Llama models of random weights, for measurements: what is timed depends on shapes, not values. */
+/* Llama and Qwen3 MoE models of random weights, for measurements: what is timed depends on shapes, not
+ * values. */
 #include "verify/runtime/runtime.h"
 
 static const struct qt_runtime_shape shapes[] = {
-    {"8b", 32, 4096, 14336, 32, 8, 128, 128256},
-    {"70b", 80, 8192, 28672, 64, 8, 128, 128256},
+    {"8b", 32, 4096, 14336, 32, 8, 128, 128256, 0, 0},
+    {"70b", 80, 8192, 28672, 64, 8, 128, 128256, 0, 0},
+    {"qwen3-30b", 48, 2048, 768, 32, 4, 128, 151936, 128, 8},
 };
 
 const struct qt_runtime_shape *qt_runtime_shape_at(size_t i)
@@ -39,10 +41,27 @@ done:
     return rc;
 }
 
+/* gathers: the quantizer of w4ax has to gather the input, which comes from a norm. */
+static int random_w4ax(struct rt_group *out, struct qt_runtime *rt, const struct qt_packed *packed,
+                       size_t count, bool gathers, struct qt_err *err)
+{
+    struct qt_act act = {.k = 0};
+    int rc;
+    QT_TRY(gpu_random_act(&act, &packed->spec, packed->k, err));
+    for (size_t i = 0; i < act.k && !gathers; i++)
+        act.order[i] = (uint32_t)i;
+    QT_TRY(rt_pack_w4ax(out, rt, packed, count, &act, err));
+done:
+    qt_act_free(&act);
+    return rc;
+}
+
 static int random_group(struct rt_group *out, struct qt_runtime *rt, const struct qt_packed *packed,
                         const size_t *n, size_t count, size_t k, struct qt_err *err)
 {
     size_t rows = 0;
+    if (packed && gpu_is_w4ax(packed))
+        return random_w4ax(out, rt, packed, count, count > 1, err);
     if (packed)
         return rt_pack_group(out, rt, packed, count, err);
     for (size_t i = 0; i < count; i++) {
@@ -70,12 +89,53 @@ static void group_shapes(struct group_shape out[GROUPS], const struct qt_runtime
     out[3] = (struct group_shape){{s->hidden}, 1, s->width};
 }
 
+/* Experts in GPU memory that are those of the first layer; `wide`: gate and up. */
+static int random_experts(struct gpu_experts *e, struct qt_runtime *rt,
+                          const struct gpu_experts *first, const struct qt_runtime_shape *s,
+                          const struct qt_packed *wide, const struct qt_packed *narrow,
+                          struct qt_err *err)
+{
+    void *memory;
+    int rc;
+    QT_TRY(gpu_experts_new(e, s->experts, err));
+    for (size_t i = 0; i < s->experts * GPU_EXPERT_MATRICES; i++)
+        e->packed[i] = i % GPU_EXPERT_MATRICES == GPU_EXPERT_MATRICES - 1 ? *narrow : *wide;
+    const size_t bytes = gpu_experts_bytes(e);
+    QT_TRY(rt_alloc(rt, &memory, bytes, 1, err));
+    if (e != first)
+        QT_TRY(rt->gpu->copy(rt->gpu, memory, first->table, bytes, err));
+    QT_TRY(gpu_experts_place(e, rt->gpu, memory, e == first, err));
+done:
+    qt_free(e->packed);
+    e->packed = NULL;
+    return rc;
+}
+
+/* A router that chooses among all experts alike. */
+static int random_mixture(struct rt_mixture *x, struct qt_runtime *rt,
+                          const struct qt_runtime_shape *s, const struct qt_packed *wide,
+                          const struct qt_packed *narrow, struct qt_err *err)
+{
+    int rc;
+    *x = (struct rt_mixture){.router = {.n = s->experts, .k = s->hidden},
+                             .normalize = true,
+                             .top_k = s->top_k,
+                             .scale = 1};
+    QT_TRY(random_halves(&x->router.dense, rt, s->experts * s->hidden, .02f, err));
+    QT_TRY(random_experts(&x->experts, rt, &rt->layers[0].mixture.experts, s, wide, narrow, err));
+done:
+    return rc;
+}
+
 static int random_layers(struct qt_runtime *rt, const struct qt_runtime_shape *s,
                          const struct qt_spec *spec, struct qt_err *err)
 {
     struct qt_packed packed[GROUPS][RT_PARTS] = {{{.n = 0}}};
     struct group_shape g[GROUPS];
     int rc = QT_OK;
+    if (s->experts && !spec)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "the fused runtime has no products of experts that are not quantized");
     group_shapes(g, s);
     for (size_t j = 0; spec && j < GROUPS; j++)
         for (size_t i = 0; i < g[j].count; i++)
@@ -88,7 +148,11 @@ static int random_layers(struct qt_runtime *rt, const struct qt_runtime_shape *s
         *l = (struct rt_layer){.width = s->width, .gated = true, .rope = QT_ROPE_FULL};
         QT_TRY(ones(&l->attn_in, rt, s->hidden, err));
         QT_TRY(ones(&l->mlp_in, rt, s->hidden, err));
-        for (size_t j = 0; j < GROUPS; j++)
+        if (s->experts) {
+            l->width = 0;
+            QT_TRY(random_mixture(&l->mixture, rt, s, &packed[2][0], &packed[3][0], err));
+        }
+        for (size_t j = 0; j < (s->experts ? 2 : GROUPS); j++)
             QT_TRY(random_group(groups[j], rt, spec ? packed[j] : NULL, g[j].n, g[j].count, g[j].k,
                                 err));
     }
@@ -135,7 +199,8 @@ int rt_load_random(struct qt_runtime *rt, const struct qt_runtime_shape *shape,
                                     .logit_scale = 1};
     QT_TRY(qt_array_new(&rt->layers, shape->layers, sizeof *rt->layers, err));
     QT_TRY(random_halves(&rt->embed, rt, shape->vocab * shape->hidden, 1, err));
-    QT_TRY(random_halves(&rt->head, rt, shape->vocab * shape->hidden, .02f, err));
+    rt->head = (struct rt_linear){.n = shape->vocab, .k = shape->hidden};
+    QT_TRY(random_halves(&rt->head.dense, rt, shape->vocab * shape->hidden, .02f, err));
     QT_TRY(ones(&rt->final_norm, rt, shape->hidden, err));
     QT_TRY(no_rotation(rt, err));
     QT_TRY(random_layers(rt, shape, spec, err));

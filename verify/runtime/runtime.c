@@ -85,16 +85,25 @@ static size_t group_width(const struct rt_group *g)
     return n;
 }
 
+/* Further rows of activations, which products of a fixed number of rows write. */
+static size_t invariant_rows(const struct qt_runtime *rt)
+{
+    return rt->opt.batch_invariant ? RT_INVARIANT_ROWS : 0;
+}
+
 static int new_activations(struct qt_runtime *rt, struct qt_err *err)
 {
     const struct rt_config *c = &rt->config;
     const size_t rows = rt->rows, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    size_t qkv = 0, gate_up = 0, width = 0;
+    size_t qkv = 0, gate_up = 0, width = 0, router = 0, top_k = 0, shared = 0;
     int rc;
     for (size_t i = 0; i < c->layers; i++) {
         qkv = qt_max_size(qkv, group_width(&rt->layers[i].qkv));
         gate_up = qt_max_size(gate_up, group_width(&rt->layers[i].gate_up));
         width = qt_max_size(width, rt->layers[i].width);
+        router = qt_max_size(router, rt->layers[i].mixture.router.n);
+        top_k = qt_max_size(top_k, rt->layers[i].mixture.top_k);
+        shared = top_k && width ? c->hidden : 0;
     }
     QT_TRY(rt_alloc(rt, &rt->hidden, rows, c->hidden * sizeof *rt->hidden, err));
     QT_TRY(rt_alloc(rt, &rt->x, rows, c->hidden * 2, err));
@@ -105,11 +114,16 @@ static int new_activations(struct qt_runtime *rt, struct qt_err *err)
     QT_TRY(rt_alloc(rt, &rt->gate_up, rows, gate_up * 2, err));
     QT_TRY(rt_alloc(rt, &rt->act, rows, width * 2, err));
     QT_TRY(rt_alloc(rt, &rt->down, rows, c->hidden * 2, err));
+    QT_TRY(rt_alloc(rt, &rt->shared, rows, shared * 2, err));
+    QT_TRY(rt_alloc(rt, &rt->router, rows, router * sizeof *rt->router, err));
+    QT_TRY(rt_alloc(rt, &rt->expert, rows, top_k * sizeof *rt->expert, err));
+    QT_TRY(rt_alloc(rt, &rt->expert_weight, rows, top_k * sizeof *rt->expert_weight, err));
     if (rt->opt.kv4) {
         QT_TRY(rt_alloc(rt, &rt->row_k, rows, kv * 2, err));
         QT_TRY(rt_alloc(rt, &rt->row_v, rows, kv * 2, err));
     }
-    QT_TRY(rt_alloc(rt, &rt->logits, qt_max_size(rt->opt.sequences, RT_LOGIT_ROWS),
+    QT_TRY(rt_alloc(rt, &rt->logits,
+                    qt_max_size(rt->opt.sequences, RT_LOGIT_ROWS) + invariant_rows(rt),
                     c->vocab * sizeof *rt->logits, err));
     QT_TRY(rt_alloc(rt, &rt->ids, rows, sizeof *rt->ids, err));
     QT_TRY(rt_alloc(rt, &rt->position, rows, sizeof *rt->position, err));
@@ -147,7 +161,7 @@ int rt_prepare(struct qt_runtime *rt, struct qt_err *err)
     rt->page = qt_round_up(o->capacity, QTOOL_KV_GROUP);
     rt->group_most =
         qt_min_size(o->sequences, qt_max_size(1, RT_PROMPT_ROWS / qt_max_size(o->prompt, 1)));
-    rt->rows = qt_max_size(o->sequences, rt->group_most * o->prompt);
+    rt->rows = qt_max_size(o->sequences, rt->group_most * o->prompt) + invariant_rows(rt);
     QT_TRY(check_attention(rt, err));
     QT_TRY(new_caches(rt, err));
     QT_TRY(new_activations(rt, err));
@@ -265,6 +279,14 @@ void qt_runtime_close(struct qt_runtime *rt)
     if (!rt)
         return;
     release(rt, 0);
+    for (size_t i = 0; rt->layers && i < rt->config.layers; i++) {
+        struct rt_layer *l = &rt->layers[i];
+        gpu_experts_free(&l->mixture.experts);
+        gpu_w4ax_input_free(&l->qkv.input, rt->gpu);
+        gpu_w4ax_input_free(&l->o.input, rt->gpu);
+        gpu_w4ax_input_free(&l->gate_up.input, rt->gpu);
+        gpu_w4ax_input_free(&l->down.input, rt->gpu);
+    }
     qt_free(rt->memory.list);
     qt_free(rt->layers);
     qt_free(rt);
@@ -272,7 +294,8 @@ void qt_runtime_close(struct qt_runtime *rt)
 
 size_t qt_runtime_bytes(const struct qt_runtime *rt)
 {
-    return rt->memory.bytes + rt->operands.workspace.bytes;
+    const struct gpu_operands *o = &rt->operands;
+    return rt->memory.bytes + o->workspace.bytes + o->codes.bytes + o->scale.bytes + o->sum.bytes;
 }
 
 /* ---- prompts -------------------------------------------------------------------------------- */

@@ -20,8 +20,9 @@ enum { RT_PARTS = 3 };
 /* W[n][k]: FP16 for cuBLAS, or packed. */
 struct rt_linear {
     size_t n, k;
-    const void *dense; /* NULL: `weight` */
+    const void *dense; /* NULL: `weight`, or `w4ax` */
     struct qtool_matmul_weight weight;
+    struct qtool_w4ax_weight w4ax; /* plane NULL: none */
 };
 
 /* Linears with the same input: q, k and v; gate and up. Where their formats agree they are the rows
@@ -29,16 +30,31 @@ struct rt_linear {
 struct rt_group {
     struct rt_linear linear[RT_PARTS];
     size_t linears;
+    struct gpu_w4ax_input input; /* of w4ax linears; blocks 0: none */
     struct {
         size_t linear, first; /* the part's output: columns from `first` on of that linear's */
     } part[RT_PARTS];
 };
 
+/* The routed experts of a layer; experts.experts 0: none. */
+struct rt_mixture {
+    struct gpu_experts experts; /* without `packed` */
+    /* F16 [experts][hidden]; with shared_gate one more row, whose sigmoid multiplies the output of
+     * the shared expert. */
+    struct rt_linear router;
+    bool shared_gate, sigmoid, normalize;
+    const float *bias, *select_bias;
+    size_t top_k;
+    float eps, scale;
+};
+
 struct rt_layer {
     struct qtool_decoder_norm attn_in, q_norm, k_norm, attn_out, mlp_in, mlp_out;
-    struct rt_group qkv, o, gate_up, down; /* gate_up: gate, up; or up only */
+    /* gate_up: gate, up; or up only. gate_up and down: of the dense MLP or of the shared expert */
+    struct rt_group qkv, o, gate_up, down;
+    struct rt_mixture mixture;
     const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias, *sinks;
-    size_t width; /* channels of the input of down */
+    size_t width; /* channels of the input of down; 0: only routed experts */
     bool gated;
     size_t window;
     enum qt_rope_kind rope;
@@ -58,7 +74,17 @@ struct rt_rope {
     float *cos, *sin; /* [capacity][rotary / 2]; NULL: none */
 };
 
-enum rt_type { RT_KERNEL, RT_MATMUL, RT_DENSE, RT_HEAD, RT_APPEND, RT_CACHED };
+enum rt_type {
+    RT_KERNEL,
+    RT_MATMUL,
+    RT_QUANTIZE,
+    RT_W4AX,
+    RT_DENSE,
+    RT_DENSE_F32,
+    RT_EXPERTS,
+    RT_APPEND,
+    RT_CACHED
+};
 
 struct rt_op {
     enum rt_type type;
@@ -72,6 +98,22 @@ struct rt_op {
             size_t m;
             struct qtool_matmul_plan plan;
         } product;
+        struct {
+            const struct gpu_w4ax_input *input;
+            const void *x;
+            size_t m;
+        } quantize;
+        struct {
+            const struct rt_linear *linear;
+            void *y;
+            struct qtool_w4ax_plan plan;
+        } w4ax;
+        struct {
+            const struct rt_mixture *mixture;
+            void *y;
+            const void *x;
+            struct qtool_moe_plan plan;
+        } experts;
         struct {
             const struct qtool_kv_cache *cache;
             const void *k, *v;
@@ -100,7 +142,8 @@ struct qt_runtime {
     struct rt_memory memory;
     size_t weights; /* entries of `memory` that hold weights; the others follow */
     struct rt_rope rope[QT_ROPES], query_rope; /* query_rope: for QT_ROPE_FULL, if it differs */
-    const void *embed, *positions, *head;      /* F16 */
+    const void *embed, *positions;             /* F16 */
+    struct rt_linear head;                     /* F16 */
     const float *head_bias;
     struct qtool_decoder_norm final_norm;
     size_t page;       /* tokens of a sequence in the cache */
@@ -109,6 +152,9 @@ struct qt_runtime {
     /* Activations of `rows` tokens. */
     float *hidden;
     void *x, *qkv, *q, *attended, *o, *gate_up, *act, *down, *row_k, *row_v;
+    void *shared;                  /* output of the shared expert; `down` is that of the others */
+    float *router, *expert_weight; /* logits; weights of the chosen experts */
+    int *expert;                   /* numbers of these */
     struct qtool_kv_cache scratch; /* FP16 keys and values of a layer, for prompts; 4-bit cache */
     float *logits;                 /* [max(sequences, RT_LOGIT_ROWS)][vocab] */
     struct gpu_operands operands;  /* workspace */
@@ -121,7 +167,7 @@ struct qt_runtime {
     bool warm;                  /* `step` has run */
 };
 
-enum { RT_LOGIT_ROWS = 256, RT_PROMPT_ROWS = 8192 };
+enum { RT_LOGIT_ROWS = 256, RT_PROMPT_ROWS = 8192, RT_INVARIANT_ROWS = 16 };
 
 /* ---- load.c --------------------------------------------------------------------------------- */
 
@@ -129,9 +175,36 @@ int rt_alloc(struct qt_runtime *rt, void *out, size_t count, size_t size, struct
 /* Loads everything but the caches and activations. container NULL: all linears are FP16. */
 int rt_load(struct qt_runtime *rt, const struct qt_model *model, const struct qt_weights *w,
             const struct qt_container *container, struct qt_err *err);
+/* Copies the first `sections` sections of packed[count], which follow each other, to GPU memory. */
+int rt_upload_sections(const void **out, struct qt_runtime *rt, const struct qt_packed *packed,
+                       size_t count, size_t sections, struct qt_err *err);
 /* The linears of the rows of packed[count], copied to GPU memory, as one product if possible. */
 int rt_pack_group(struct rt_group *out, struct qt_runtime *rt, const struct qt_packed *packed,
                   size_t count, struct qt_err *err);
+/* ---- w4ax.c --------------------------------------------------------------------------------- */
+
+/* The same for w4ax linears; the caller has brought act into the order of the input. */
+int rt_pack_w4ax(struct rt_group *out, struct qt_runtime *rt, const struct qt_packed *packed,
+                 size_t count, const struct qt_act *act, struct qt_err *err);
+/* How the input of a w4ax matrix is quantized; the caller frees *out, also after an error. */
+int rt_act_of(struct qt_act *out, const struct qt_packed *p, struct qt_err *err);
+/* Brings values[p->n] of a bias into the order and scale of the rows of a w4ax matrix. */
+int rt_arrange_rows(float *values, const struct qt_packed *p, struct qt_err *err);
+/* QT_E_UNSUPPORTED: channels have factors, and !may. */
+int rt_check_factors(const struct qt_act *act, bool may, struct qt_err *err);
+
+/* The rows that compute an input: those of `packed` from `first` on; in attention those of the
+ * values, with heads of `head` rows that `repeat` query heads share. */
+struct rt_rows {
+    const struct qt_packed *packed; /* NULL: in source order */
+    size_t first, head, repeat;
+};
+/* Replaces the order of act, by source channels, by that of an input that such rows compute.
+ * QT_E_UNSUPPORTED: its factors are others. */
+int rt_follow(struct qt_act *act, const struct rt_rows *from, struct qt_err *err);
+
+/* Memory for the experts, whose `packed` is filled, and their table. */
+int rt_place_experts(struct gpu_experts *e, struct qt_runtime *rt, bool upload, struct qt_err *err);
 /* Random weights: those of one decoder layer, packed, and copies of them for the others. spec NULL:
  * FP16. */
 int rt_load_random(struct qt_runtime *rt, const struct qt_runtime_shape *shape,

@@ -1,0 +1,83 @@
+/* Layers of experts in GPU memory. */
+#include "verify/gpu/gpu.h"
+
+int gpu_experts_new(struct gpu_experts *out, size_t experts, struct qt_err *err)
+{
+    int rc;
+    *out = (struct gpu_experts){.experts = experts};
+    QT_TRY(qt_array_new(&out->packed, experts * GPU_EXPERT_MATRICES, sizeof *out->packed, err));
+    for (int i = 0; i < GPU_EXPERT_MATRICES; i++)
+        QT_TRY(qt_array_new(&out->weight[i], experts, sizeof *out->weight[i], err));
+done:
+    return rc;
+}
+
+void gpu_experts_free(struct gpu_experts *e)
+{
+    qt_free(e->packed);
+    for (int i = 0; i < GPU_EXPERT_MATRICES; i++)
+        qt_free(e->weight[i]);
+    *e = (struct gpu_experts){.experts = 0};
+}
+
+static size_t table_bytes(const struct gpu_experts *e)
+{
+    return qt_round_up(e->experts * QTOOL_MOE_TABLE_EXPERT, 256);
+}
+
+size_t gpu_experts_bytes(const struct gpu_experts *e)
+{
+    size_t bytes = table_bytes(e);
+    for (size_t i = 0; i < e->experts * GPU_EXPERT_MATRICES; i++)
+        for (size_t s = 0; s < gpu_sections(&e->packed[i]); s++)
+            bytes += gpu_section_stride(e->packed[i].section[s].bytes);
+    return bytes;
+}
+
+struct qtool_moe_layer gpu_experts_layer(const struct gpu_experts *e)
+{
+    return (struct qtool_moe_layer){e->experts, e->weight[0], e->weight[1], e->weight[2]};
+}
+
+/* Fills e->weight, and uploads the sections behind the table. */
+static int place_sections(struct gpu_experts *e, struct qt_gpu *gpu, char *memory, bool upload,
+                          struct qt_err *err)
+{
+    char *at = memory + table_bytes(e);
+    int rc = QT_OK;
+    for (size_t i = 0; i < e->experts * GPU_EXPERT_MATRICES; i++) {
+        const struct qt_packed *p = &e->packed[i];
+        const void *section[QT_MAX_SECTIONS] = {NULL};
+        for (size_t s = 0; s < gpu_sections(p); s++) {
+            section[s] = at;
+            if (upload)
+                QT_TRY(gpu->upload(gpu, at, p->section[s].data, p->section[s].bytes, err));
+            at += gpu_section_stride(p->section[s].bytes);
+        }
+        QT_TRY(qt_gpu_weight(&e->weight[i % GPU_EXPERT_MATRICES][i / GPU_EXPERT_MATRICES], p,
+                             section, err));
+    }
+done:
+    return rc;
+}
+
+int gpu_experts_place(struct gpu_experts *e, struct qt_gpu *gpu, void *memory, bool upload,
+                      struct qt_err *err)
+{
+    const struct qtool_moe_layer layer = gpu_experts_layer(e);
+    const size_t bytes = e->experts * QTOOL_MOE_TABLE_EXPERT;
+    void *table = NULL;
+    int rc;
+    e->table = memory;
+    e->same_tables = true;
+    for (size_t i = 0; i < e->experts; i++)
+        e->same_tables &= gpu_same_table(&e->packed[i * GPU_EXPERT_MATRICES],
+                                         &e->packed[i * GPU_EXPERT_MATRICES + 1]);
+    QT_TRY(place_sections(e, gpu, memory, upload, err));
+    QT_TRY(qt_array_new(&table, bytes, 1, err));
+    QT_TRY(gpu->moe_table(gpu, table, &layer, err));
+    QT_TRY(gpu->upload(gpu, memory, table, bytes, err));
+done:
+    qt_free(table);
+    return rc;
+}
