@@ -77,6 +77,8 @@ class QtoolQuantizer(HfQuantizer):
             except ValueError as e:
                 raise ContainerError(directory, path, e) from None
 
+        self._dtypes = {name: p.dtype for name, p in model.named_parameters()}
+
     def update_weight_conversions(self, weight_conversions, *args, **kwargs):
         """Keeps the names of experts' sections, which begin like the names of their weights."""
         for converter in weight_conversions:
@@ -86,6 +88,9 @@ class QtoolQuantizer(HfQuantizer):
         return super().update_weight_conversions(weight_conversions, *args, **kwargs)
 
     def _process_model_after_weight_loading(self, model, **kwargs):
+        for name, p in model.named_parameters():
+            # transformers 5.17 keeps the dtype of tensors that it has renamed
+            p.data = p.data.to(self._dtypes.get(name, p.dtype))
         for name, module in model.named_modules():
             if isinstance(module, (QtoolLinear, QtoolExperts)):
                 try:
