@@ -114,19 +114,57 @@ static void sums_free(struct sums *s)
     qt_free(s->items);
 }
 
-int qt_checksums_write(const char *dir, const json_t *omit, struct qt_err *err)
+struct qt_checksums {
+    struct sums sums;
+    char *path;
+    struct qt_behind *behind;
+};
+
+static int sum_files(void *ctx, struct qt_err *err)
 {
-    struct sums s = {0};
-    char *path = NULL;
-    int rc;
-    QT_TRY(qt_path_join(&path, dir, QT_CHECKSUMS_NAME, err));
-    QT_TRY(list_files(&s, dir, false, omit, err));
-    QT_TRY(qt_parallel(s.count, sum_file, &s, err));
-    QT_TRY(write_sums(&s, path, err));
+    struct sums *s = ctx;
+    return qt_parallel(s->count, sum_file, s, err);
+}
+
+static void drop_nothing(void *ctx)
+{
+    (void)ctx;
+}
+
+int qt_checksums_start(struct qt_checksums **out, const char *dir, const json_t *omit,
+                       struct qt_err *err)
+{
+    struct qt_checksums *c;
+    int rc = qt_array_new(out, 1, sizeof **out, err);
+    if (rc < 0)
+        return rc;
+    c = *out;
+    QT_TRY(qt_path_join(&c->path, dir, QT_CHECKSUMS_NAME, err));
+    QT_TRY(list_files(&c->sums, dir, false, omit, err));
+    QT_TRY(qt_behind_open(&c->behind, err));
+    rc = qt_behind_add(c->behind, &(struct qt_behind_job){sum_files, drop_nothing, &c->sums}, err);
 done:
-    sums_free(&s);
-    qt_free(path);
+    if (rc < 0) {
+        qt_checksums_close(c);
+        *out = NULL;
+    }
     return rc;
+}
+
+int qt_checksums_write(struct qt_checksums *c, struct qt_err *err)
+{
+    int rc = qt_behind_wait(c->behind, err);
+    return rc < 0 ? rc : write_sums(&c->sums, c->path, err);
+}
+
+void qt_checksums_close(struct qt_checksums *c)
+{
+    if (!c)
+        return;
+    qt_behind_close(c->behind);
+    sums_free(&c->sums);
+    qt_free(c->path);
+    qt_free(c);
 }
 
 /* Parses a line "HEX  NAME" or "HEX *NAME": sets *hex, moves *text past the line and returns the

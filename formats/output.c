@@ -170,15 +170,18 @@ int qt_output_copy(struct qt_output *o, const char *path, struct qt_err *err)
 int qt_output_finish(struct qt_output *o, const json_t *record, struct qt_err *err)
 {
     json_t *omit = json_pack("{s:b, s:b}", QT_JOURNAL_NAME, true, QT_CHECKSUMS_NAME, true);
+    struct qt_checksums *checksums = NULL;
     int rc;
     if (!omit)
         return no_memory(err, o->dir.dir);
     QT_TRY(qt_outdir_json(&o->dir, QT_EXPORT_NAME, record, err));
-    QT_TRY(qt_checksums_write(o->dir.partial, omit, err));
+    QT_TRY(qt_checksums_start(&checksums, o->dir.partial, omit, err));
+    QT_TRY(qt_checksums_write(checksums, err));
     QT_TRY(qt_dir_sync(o->dir.partial, err));
     QT_TRY(qt_outdir_publish(&o->dir, err));
     o->scrap = false;
 done:
+    qt_checksums_close(checksums);
     json_decref(omit);
     return rc;
 }

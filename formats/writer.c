@@ -794,20 +794,26 @@ done:
     return rc;
 }
 
-/* Opens and checks the container like a reader. Drops the cached pages first, so that the
- * comparison reads the disk if the kernel follows the advice. */
+/* Drops the cached pages, so that what follows reads the disk if the kernel follows the advice. */
+static int drop_cached(const struct qt_writer *w, struct qt_err *err)
+{
+    int fd, rc = QT_OK;
+    for (size_t i = 0; i < w->nshards && rc == QT_OK; i++) {
+        rc = qt_file_open(&fd, w->shards[i].path, err);
+        if (rc < 0)
+            break;
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        close(fd);
+    }
+    return rc;
+}
+
+/* Opens and checks the container like a reader. */
 static int read_back(const struct qt_writer *w, struct qt_err *err)
 {
     struct qt_container *c = NULL;
     struct qt_err why = {0};
-    int fd, rc;
-    for (size_t i = 0; i < w->nshards; i++) {
-        if ((rc = qt_file_open(&fd, w->shards[i].path, err)) < 0)
-            return rc;
-        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-        close(fd);
-    }
-    rc = qt_container_open(&c, w->out.partial, &why);
+    int rc = qt_container_open(&c, w->out.partial, &why);
     if (rc == QT_OK)
         rc = qt_container_check_crcs(c, &why);
     if (rc == QT_E_RESOURCE || rc == QT_E_INTERRUPTED) {
@@ -845,12 +851,16 @@ done:
 
 static int finish(struct qt_writer *w, struct qt_err *err)
 {
+    struct qt_checksums *checksums = NULL;
     int rc;
+    QT_TRY(drop_cached(w, err));
+    QT_TRY(qt_checksums_start(&checksums, w->out.partial, w->unlisted, err));
     QT_TRY(read_back(w, err));
-    QT_TRY(qt_checksums_write(w->out.partial, w->unlisted, err));
+    QT_TRY(qt_checksums_write(checksums, err));
     QT_TRY(qt_dir_sync(w->out.partial, err));
     QT_TRY(qt_outdir_publish(&w->out, err));
 done:
+    qt_checksums_close(checksums);
     return rc;
 }
 

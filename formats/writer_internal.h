@@ -52,8 +52,15 @@ void qt_outdir_discard(struct qt_outdir *o);
 
 /* ---- checksums.c ---------------------------------------------------------------------------- */
 
-/* Writes DIR/SHA256SUMS for all files of `dir` except the members of the object `omit`. */
-int qt_checksums_write(const char *dir, const json_t *omit, struct qt_err *err);
+/* The SHA-256 of all files of `dir` except the members of the object `omit`. start: a background
+ * thread computes them, while the caller only reads the files. */
+struct qt_checksums;
+int qt_checksums_start(struct qt_checksums **out, const char *dir, const json_t *omit,
+                       struct qt_err *err);
+/* Waits for them and writes DIR/SHA256SUMS. */
+int qt_checksums_write(struct qt_checksums *c, struct qt_err *err);
+/* Waits too. Accepts NULL. */
+void qt_checksums_close(struct qt_checksums *c);
 
 /* ---- journal.c ------------------------------------------------------------------------------ */
 
