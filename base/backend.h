@@ -214,9 +214,14 @@ struct qt_backend {
      * frees it with `free`, which accepts NULL. */
     int (*alloc)(struct qt_backend *be, void *out, size_t bytes, struct qt_err *err);
     void (*free)(struct qt_backend *be, void *p);
+    /* Bytes that can be allocated, approximately. NULL: unknown, as if `host`. */
+    size_t (*room)(struct qt_backend *be);
     /* Host to backend; on return the caller may change src. */
     int (*upload)(struct qt_backend *be, void *dst, const void *src, size_t bytes,
                   struct qt_err *err);
+    /* The same for x[count] in FP16 or BF16, which becomes FP32; NULL if `host`. */
+    int (*upload_narrow)(struct qt_backend *be, float *dst, const void *x, bool bf16, size_t count,
+                         struct qt_err *err);
     /* Backend to host; on return dst is complete. */
     int (*download)(struct qt_backend *be, void *dst, const void *src, size_t bytes,
                     struct qt_err *err);
@@ -353,6 +358,10 @@ struct qt_backend {
      * qt_act_apply in pack/. The arrays of `act` are host memory. */
     int (*round_inputs)(struct qt_backend *be, float *y, const float *x, size_t m,
                         const struct qt_act *act, struct qt_err *err);
+    /* y[m][k] = x[m][k] in packed order, scale and rotation; y is not x. act->bits is not read. Bit
+     * for bit the results of qt_act_arrange in pack/. */
+    int (*arrange_inputs)(struct qt_backend *be, float *y, const float *x, size_t m,
+                          const struct qt_act *act, struct qt_err *err);
 
     /* ---- rounding; NULL if not implemented: the scheme then rounds on the host ---- */
 

@@ -77,6 +77,8 @@ struct qt_gpu {
     /* Device memory, 256-byte aligned. */
     int (*alloc)(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err);
     void (*free)(struct qt_gpu *gpu, void *p);
+    /* Bytes that can be allocated, approximately. */
+    size_t (*room)(struct qt_gpu *gpu);
     int (*upload)(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes, struct qt_err *err);
     int (*download)(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
                     struct qt_err *err);

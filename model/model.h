@@ -163,6 +163,10 @@ struct qt_weights {
     bool (*shape)(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS]);
     /* Writes the whole tensor as FP32 to dst[count] in host memory. */
     int (*load)(void *ctx, const char *name, float *dst, struct qt_err *err);
+    /* Uploads the tensor to dst[count] in backend memory without a copy in FP32 on the host. Sets
+     * *done to false if that is not possible: then `load` is. NULL: never possible. */
+    int (*place)(void *ctx, struct qt_backend *be, const char *name, float *dst, bool *done,
+                 struct qt_err *err);
     /* True if the tensor is that of the source that these weights were made from; NULL: unknown. */
     bool (*unchanged)(void *ctx, const char *name);
     struct qt_fake_quant fake_quant; /* rounding that these weights need; members NULL: none */
@@ -357,6 +361,13 @@ int qt_layer_run(struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
 /* Runs only the sublayer that has this linear input: the mixer or the MLP. */
 int qt_layer_run_sublayer(struct qt_layer *layer, int input, float *hidden, size_t m, size_t seqlen,
                           const struct qt_hook *hook, struct qt_err *err);
+/* True if the sublayer with this linear input does nothing with the input but multiply it by its last
+ * linear. */
+bool qt_model_can_run_from(const struct qt_model *model, size_t layer, int input);
+/* The same as qt_layer_run_sublayer, from this linear input on: x[m][k] is what a hook received. The
+ * model can do that at this input. */
+int qt_layer_run_from(struct qt_layer *layer, int input, float *hidden, const float *x, size_t m,
+                      size_t seqlen, struct qt_err *err);
 /* Runs the sublayer up to this linear input: the hook gets this input only, and hidden does not
  * change. The linears with this input and later ones are not used. tokens: the tokens that the
  * expert with this input processes; NULL: those that choose the expert. input may also be that of

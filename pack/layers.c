@@ -89,57 +89,33 @@ done:
 
 /* ---- quantizing ----------------------------------------------------------------------------- */
 
-/* Sum of d^2 over the channels; over stored channels (ordered and scaled) if act is not NULL. */
-static double difference_energy(const struct qt_difference *difference, const struct qt_act *act)
+static double difference_energy(const struct qt_difference *difference)
 {
     double sum = 0;
-    for (size_t p = 0; p < difference->n; p++) {
-        double factor = act ? (double)act->factor[p] : 1;
-        sum += difference->square[act ? act->order[p] : p] * factor * factor;
-    }
+    for (size_t i = 0; i < difference->n; i++)
+        sum += difference->square[i];
     return sum;
 }
 
-/* act: order and factors of the stored channels; NULL: source order. */
 static int factor_new(struct qt_factor *f, const struct qt_observed *seen, size_t k,
-                      const struct qt_act *act, const struct qt_factor_options *opt,
-                      struct qt_err *err)
+                      const struct qt_factor_options *opt, struct qt_err *err)
 {
-    struct qt_observed stored = *seen;
-    double *h = NULL;
-    float *input = NULL, *state = NULL;
-    int rc = QT_OK;
-    if (act) {
-        QT_TRY(qt_array_new(&h, k, k * sizeof *h, err));
-        QT_TRY(qt_array_new(&input, seen->input.n, k * sizeof *input, err));
-        QT_TRY(qt_array_new(&state, seen->state.n, k * sizeof *state, err));
-        qt_arrange_gram(h, seen->h, act);
-        if (seen->input.n)
-            qt_arrange_cross(input, seen->input.cross, act);
-        qt_arrange_columns(state, seen->state.cross, seen->state.n, act);
-        stored.h = h;
-        stored.input.cross = input;
-        stored.state.cross = state;
-    }
-    QT_TRY(qt_factor_new(f, stored.h, k, opt, err));
+    int rc;
+    QT_TRY(qt_factor_new(f, seen->h, k, opt, err));
     if (seen->input.n)
-        QT_TRY(qt_factor_correct_input_error(
-            f, stored.input.cross, difference_energy(&seen->input, act), seen->tokens, err));
+        QT_TRY(qt_factor_correct_input_error(f, seen->input.cross, difference_energy(&seen->input),
+                                             seen->tokens, err));
     if (seen->state.n)
-        QT_TRY(qt_factor_correct_residual_error(f, stored.state.cross, seen->state.n,
-                                                difference_energy(&seen->state, NULL), seen->tokens,
+        QT_TRY(qt_factor_correct_residual_error(f, seen->state.cross, seen->state.n,
+                                                difference_energy(&seen->state), seen->tokens,
                                                 err));
 done:
-    qt_free(h);
-    qt_free(input);
-    qt_free(state);
     return rc;
 }
 
 /* f holds the factor of the previous linear, which is reused if the group size is the same. */
 static int factor_for(struct qt_factor *f, struct qt_backend *be, const struct qt_linear *linear,
-                      const struct qt_packed *p, const struct qt_observed *seen,
-                      const struct qt_act *act, struct qt_err *err)
+                      const struct qt_packed *p, const struct qt_observed *seen, struct qt_err *err)
 {
     struct qt_factor_options opt = {.damp = 0.01,
                                     .group = qt_packed_group(p),
@@ -148,7 +124,7 @@ static int factor_for(struct qt_factor *f, struct qt_backend *be, const struct q
     if (f->k && f->group_size == opt.group)
         return QT_OK;
     qt_factor_free(f);
-    return factor_new(f, seen, linear->k, act, &opt, err);
+    return factor_new(f, seen, linear->k, &opt, err);
 }
 
 /* True for the first of the linears with an input, whose entry describes the input. */
@@ -178,7 +154,7 @@ static int quantize_linear(bool *in_place, struct layer_run *l, struct qt_factor
     QT_TRY(qt_act_plan_arrange(&arrange, &l->run->acts, l->model, &l->linear[i], err));
     if (qt_spec_method(&item->packed->spec) == QT_METHOD_GPTQ) {
         rc = factor_for(f, l->run->opt->calibration->backend, &l->linear[i], item->packed, seen,
-                        arrange.input, &inner);
+                        &inner);
         if (rc == QT_OK)
             hessian.factor = f;
         else if (rc == QT_E_UNSUPPORTED)
@@ -330,7 +306,7 @@ done:
 static bool stays_on_backend(const struct layer_run *l, int input)
 {
     const struct qt_backend *be = l->run->opt->calibration->backend;
-    bool all = !be->host && !l->run->acts.act;
+    bool all = !be->host;
     for (size_t i = 0; i < l->count; i++) {
         const struct qt_plan_item *item = &l->run->plan.items[l->item[i]];
         if (l->linear[i].input == input && !item->copied)
@@ -405,7 +381,9 @@ static int quantize_and_advance(struct layer_run *l, struct qt_sequential *seq, 
     for (int input = 0; input <= end; input++) {
         struct qt_observed seen = {0};
         if (l->pending[input].with_hessian) {
-            QT_TRY(qt_sequential_observe(&seen, seq, input, stays_on_backend(l, input), err));
+            QT_TRY(qt_sequential_observe(&seen, seq, input,
+                                         qt_act_plan_find(&l->run->acts, layer, input),
+                                         stays_on_backend(l, input), err));
             count_undersampled(&seen, l, layer, input, seen.input.n, data->samples * data->seqlen);
         }
         if (l->pending[input].all) {

@@ -191,19 +191,45 @@ done:
 
 /* ---- rounding on a backend ------------------------------------------------------------------ */
 
+struct arrange_job {
+    float *rows;
+    const struct walk *walk;
+};
+
+static int arrange_strip(void *ctx, size_t item, int thread, struct qt_err *err)
+{
+    const struct arrange_job *job = ctx;
+    float *w, *q;
+    const struct qt_strip strip = walk_strip(job->walk, item, thread, &w, &q);
+    const size_t row0 = item * QT_FRAG_ROWS;
+    (void)err;
+    walk_arranged_rows(job->rows + row0 * job->walk->p->k, job->walk->p, job->walk->w, row0,
+                       strip.rows, 0, q);
+    return QT_OK;
+}
+
+/* rows[n][k] = the source weights in stored order. */
+static int arrange_all(float *rows, const struct walk *walk, struct qt_err *err)
+{
+    return qt_parallel(walk_strips(walk->p), arrange_strip, &(struct arrange_job){rows, walk}, err);
+}
+
 /* The source weights in stored order: t[n][k], backend memory. */
 static int load_weights(float *t, const struct walk *walk, struct qt_backend *be,
                         const struct qt_place *place, struct qt_err *err)
 {
     const struct qt_matrix *w = walk->w;
     const size_t bytes = w->n * w->k * sizeof *t;
+    const bool arranged = qt_is_arranged(walk->p);
     float *rows = NULL;
     int rc;
-    if (place && place->w && !qt_is_arranged(walk->p))
-        return be->copy(be, t, place->w, bytes, err);
+    if (place && place->w)
+        return arranged ? qt_arrange_on(be, t, place->w, walk->p, err)
+                        : be->copy(be, t, place->w, bytes, err);
+    if (be->upload_narrow && !arranged && (w->dtype == QT_F16 || w->dtype == QT_BF16))
+        return be->upload_narrow(be, t, w->data, w->dtype == QT_BF16, w->n * w->k, err);
     QT_TRY(qt_array_new(&rows, w->n * w->k, sizeof *rows, err));
-    walk_arranged_rows(rows, walk->p, w, 0, w->n, 0,
-                       (float *)(void *)(walk->scratch + walk->rows_offset));
+    QT_TRY(arrange_all(rows, walk, err));
     QT_TRY(be->upload(be, t, rows, bytes, err));
 done:
     qt_free(rows);
@@ -273,10 +299,15 @@ static int round_on_backend(struct qt_packed *out, struct walk *walk, struct qt_
                             const struct qt_factor *factor, const struct qt_place *place,
                             struct qt_solve_report *report, struct qt_err *err)
 {
-    struct qt_round job = {.importance = walk->importance,
-                           .rounded = place && !qt_is_arranged(out) ? place->rounded : NULL};
+    float *const wanted = place ? place->rounded : NULL;
+    const bool arranged = wanted && qt_is_arranged(out);
+    struct qt_round job = {.importance = walk->importance, .rounded = wanted};
     struct range range;
     int rc;
+    if (arranged) {
+        job.rounded = NULL;
+        QT_TRY(qt_backend_floats(&job.rounded, be, out->n, out->k, err));
+    }
     QT_TRY(qt_backend_floats(&job.w, be, out->n, out->k, err));
     QT_TRY(load_targets(job.w, &range, walk, be, factor, place, err));
     QT_TRY(prepare_on_host(walk, out, job.w, &range, be, err));
@@ -291,9 +322,13 @@ static int round_on_backend(struct qt_packed *out, struct walk *walk, struct qt_
     }
     QT_TRY(qt_codebook_codes_new(&out->codes, out, err));
     QT_TRY(qt_codebook_round_on(be, out->codes, out, &job, err));
+    if (arranged)
+        QT_TRY(qt_arrange_restore_on(be, wanted, job.rounded, out, err));
     if (report)
         *report = (struct qt_solve_report){job.before, job.after_compensation, job.after_descent};
 done:
+    if (arranged)
+        be->free(be, job.rounded);
     be->free(be, job.w);
     return rc;
 }
@@ -361,16 +396,16 @@ static void report_unscale(struct qt_solve_report *report, int exp2)
 }
 
 /* Targets of rounding, in stored order: rows[n][k]. Falls back to W if a target is not finite. */
-static int make_targets(float *rows, struct walk *walk, const struct qt_factor *factor,
+static int make_targets(float *rows, const struct walk *walk, const struct qt_factor *factor,
                         struct qt_err *err)
 {
     const struct qt_matrix *w = walk->w;
-    float *spare = (float *)(void *)(walk->scratch + walk->rows_offset);
     int rc;
-    walk_arranged_rows(rows, walk->p, w, 0, w->n, 0, spare);
-    rc = qt_factor_targets(rows, w->n, factor, err);
-    if (rc == QT_OK && qt_find_nonfinite(rows, w->n * w->k) < w->n * w->k)
-        walk_arranged_rows(rows, walk->p, w, 0, w->n, 0, spare);
+    QT_TRY(arrange_all(rows, walk, err));
+    QT_TRY(qt_factor_targets(rows, w->n, factor, err));
+    if (qt_find_nonfinite(rows, w->n * w->k) < w->n * w->k)
+        QT_TRY(arrange_all(rows, walk, err));
+done:
     return rc;
 }
 

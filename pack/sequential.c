@@ -17,6 +17,7 @@ struct qt_sequential {
     float *hidden;       /* backend, [tokens][width] */
     float *reference;    /* same, in the reference model */
     bool reference_done; /* reference is already behind the current sublayer */
+    float *last_input;   /* backend, [tokens][k]: in the quantized model; NULL: not kept */
     struct moe {
         size_t experts;          /* 0: not a mixture; the rest is unused */
         bool routed;             /* routing_weight is up to date */
@@ -27,6 +28,7 @@ struct qt_sequential {
     struct qt_layer *quantized_layer, *reference_layer; /* of the current layer */
     struct sums {
         int input_index; /* the linear input */
+        const struct qt_act *act;
         size_t k;
         double *gram, *h;                          /* backend; host */
         struct qt_channels inputs, inputs_on_host; /* backend: statistics of x */
@@ -42,6 +44,7 @@ struct qt_sequential {
         size_t reference_tokens, quantized_tokens; /* tokens of the chunk so far */
         float *weighted; /* backend, [chunk][k]: inputs of an expert times routing weights; else
                           * NULL */
+        float *arranged; /* backend, [chunk][k]: inputs as `act` arranges them; else NULL */
         size_t routed_tokens;
         double square, fourth; /* sums of powers of routing weights */
     } sums;
@@ -122,6 +125,12 @@ done:
     return rc;
 }
 
+static void forget_last_input(struct qt_sequential *s)
+{
+    s->be->free(s->be, s->last_input);
+    s->last_input = NULL;
+}
+
 /* Frees backend memory. */
 static void difference_release(struct difference *l, struct qt_backend *be)
 {
@@ -138,8 +147,9 @@ static void sums_release(struct qt_sequential *s)
     s->be->free(s->be, s->sums.gram);
     s->be->free(s->be, s->sums.weighted);
     qt_backend_channels_free(&s->sums.inputs, s->be);
+    s->be->free(s->be, s->sums.arranged);
     s->sums.gram = NULL;
-    s->sums.weighted = NULL;
+    s->sums.weighted = s->sums.arranged = NULL;
     difference_release(&s->sums.input, s->be);
     difference_release(&s->sums.state, s->be);
 }
@@ -161,6 +171,7 @@ void qt_sequential_close(struct qt_sequential *s)
     if (!s)
         return;
     sums_free(s);
+    forget_last_input(s);
     qt_layer_close(s->quantized_layer);
     qt_layer_close(s->reference_layer);
     s->be->free(s->be, s->hidden);
@@ -208,21 +219,24 @@ int qt_sequential_reload(struct qt_sequential *s, int input, const struct qt_wei
 
 int qt_sequential_advance(struct qt_sequential *s, int input, struct qt_err *err)
 {
-    const size_t step = chunk_tokens(s), seqlen = s->data->seqlen;
+    const size_t step = chunk_tokens(s), seqlen = s->data->seqlen, k = s->sums.k;
     int rc = QT_OK;
     s->be->half = true;
-    /* The same steps as observe, which may have moved the reference: results are the same bit for
-     * bit. */
+    /* The same steps as observe, which may have moved the reference or kept the last input: results
+     * are the same bit for bit. */
     for (size_t at = 0; at < s->tokens; at += step) {
         const size_t m = qt_min_size(step, s->tokens - at), row = at * s->width;
-        QT_TRY(qt_layer_run_sublayer(s->quantized_layer, input, s->hidden + row, m, seqlen, NULL,
-                                     err));
+        QT_TRY(s->last_input ? qt_layer_run_from(s->quantized_layer, input, s->hidden + row,
+                                                 s->last_input + at * k, m, seqlen, err)
+                             : qt_layer_run_sublayer(s->quantized_layer, input, s->hidden + row, m,
+                                                     seqlen, NULL, err));
         if (!s->reference_done)
             QT_TRY(qt_layer_run_sublayer(s->reference_layer, input, s->reference + row, m, seqlen,
                                          NULL, err));
     }
     s->reference_done = s->moe.routed = false;
 done:
+    forget_last_input(s);
     s->be->half = false;
     return rc;
 }
@@ -248,8 +262,9 @@ static int hook_reference(void *ctx, int input, const float *z, size_t m, size_t
         return QT_OK;
     s->sums.reference_tokens += m;
     float *reference = s->sums.input.reference + at * k;
-    return share ? s->be->gather_rows(s->be, reference, z, NULL, share, m, k, err)
-                 : s->be->copy(s->be, reference, z, m * k * sizeof *z, err);
+    return s->sums.act ? qt_act_arrange_on(s->be, reference, z, m, s->sums.act, err)
+           : share     ? s->be->gather_rows(s->be, reference, z, NULL, share, m, k, err)
+                       : s->be->copy(s->be, reference, z, m * k * sizeof *z, err);
 }
 
 /* Adds the sums for m tokens, `at` tokens into the chunk. here[m][n]: activations of the quantized
@@ -273,6 +288,7 @@ done:
 struct hook_state {
     struct qt_sequential *s;
     const float *hidden; /* of the chunk */
+    float *last_input;   /* of the chunk, or NULL */
 };
 
 static int hook_quantized(void *ctx, int input, const float *x, size_t m, size_t k,
@@ -286,9 +302,15 @@ static int hook_quantized(void *ctx, int input, const float *x, size_t m, size_t
     (void)input;
     u->quantized_tokens += m;
     QT_TRY(be->channels(be, &u->inputs, x, m, k, err));
+    if (a->last_input)
+        QT_TRY(be->copy(be, a->last_input + at * k, x, m * k * sizeof *x, err));
     if (u->weighted) {
         QT_TRY(be->gather_rows(be, u->weighted, x, NULL, share_of(a->s, at), m, k, err));
         x = u->weighted;
+    }
+    if (u->act) {
+        QT_TRY(qt_act_arrange_on(be, u->arranged, x, m, u->act, err));
+        x = u->arranged;
     }
     QT_TRY(be->gram(be, u->gram, x, m, k, err));
     QT_TRY(difference_add(&u->input, be, x, x, at, m, k, err));
@@ -324,7 +346,8 @@ done:
     return rc;
 }
 
-static int sums_new(struct qt_sequential *s, const struct qt_linear *linear, struct qt_err *err)
+static int sums_new(struct qt_sequential *s, const struct qt_linear *linear,
+                    const struct qt_act *act, struct qt_err *err)
 {
     struct sums *u = &s->sums;
     const float output_scale = qt_model_output_scale(s->model, s->layer, linear->input);
@@ -335,11 +358,14 @@ static int sums_new(struct qt_sequential *s, const struct qt_linear *linear, str
         return qt_fail(err, QT_E_RESOURCE, NULL, linear->weight, "out of memory");
     u->input_index = linear->input;
     u->k = k;
+    u->act = act;
     QT_TRY(s->be->alloc(s->be, &u->gram, bytes, err));
     QT_TRY(qt_backend_channels(&u->inputs, s->be, k, err));
     QT_TRY(difference_new(&u->input, s, k, k, 1, err));
     if (qt_model_expert(s->model, s->layer, linear->input) >= 0)
         QT_TRY(s->be->alloc(s->be, &u->weighted, chunk_tokens(s) * k * sizeof *u->weighted, err));
+    if (act)
+        QT_TRY(s->be->alloc(s->be, &u->arranged, chunk_tokens(s) * k * sizeof *u->arranged, err));
     if (output_scale > 0)
         QT_TRY(difference_new(&u->state, s, s->width, k, 1 / output_scale, err));
 done:
@@ -496,12 +522,14 @@ static int list_tokens(struct qt_sequential *s, size_t expert, struct qt_err *er
 }
 
 /* Observes tokens [at, at + m). For the last input of a sublayer the reference runs to the end of
- * the sublayer, because its state in front of it is not needed again. */
+ * the sublayer, because its state in front of it is not needed again. The quantized model cannot do
+ * that, but its last input is kept if there is memory. */
 static int observe_chunk(struct qt_sequential *s, int input, size_t at, size_t m,
                          struct qt_err *err)
 {
     float *hidden = s->hidden + at * s->width, *reference = s->reference + at * s->width;
-    struct hook_state hook_state = {s, hidden};
+    struct hook_state hook_state = {s, hidden,
+                                    s->last_input ? s->last_input + at * s->sums.k : NULL};
     const struct qt_hook reference_hook = {s, hook_reference};
     const struct qt_hook quantized_hook = {&hook_state, hook_quantized};
     const size_t seqlen = s->data->seqlen;
@@ -575,14 +603,37 @@ static int observe_all(struct qt_sequential *s, struct qt_err *err)
     return rc;
 }
 
+/* True if nothing runs behind this input any more. */
+static bool is_final(const struct qt_sequential *s, int input)
+{
+    return s->layer + 1 == qt_model_info(s->model)->layers &&
+           input + 1 == (int)qt_model_inputs(s->model, s->layer);
+}
+
+/* Makes room for the inputs of all tokens if that leaves the solver SOLVER bytes per value of H. */
+static void keep_last_input(struct qt_sequential *s, int input)
+{
+    enum { SOLVER = 64 };
+    const size_t k = s->sums.k;
+    size_t bytes, solver;
+    if (!s->be->room || is_final(s, input) || !qt_model_can_run_from(s->model, s->layer, input) ||
+        qt_mul_overflow(&bytes, s->tokens, k * sizeof *s->last_input) ||
+        qt_mul_overflow(&solver, k * SOLVER, k) || s->be->room(s->be) < bytes ||
+        s->be->room(s->be) - bytes < solver)
+        return;
+    if (s->be->alloc(s->be, &s->last_input, bytes, NULL) < 0)
+        s->last_input = NULL; /* the sublayer is run twice */
+}
+
 int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int input,
-                          bool on_backend, struct qt_err *err)
+                          const struct qt_act *act, bool on_backend, struct qt_err *err)
 {
     int rc;
-    QT_TRY(sums_new(s, linear_with(s, input), err));
+    QT_TRY(sums_new(s, linear_with(s, input), act, err));
     if (s->sums.weighted)
         QT_TRY(list_tokens(s, (size_t)qt_model_expert(s->model, s->layer, input), err));
-    s->reference_done = qt_model_ends_sublayer(s->model, s->layer, input);
+    s->reference_done = qt_model_ends_sublayer(s->model, s->layer, input) && !is_final(s, input);
+    keep_last_input(s, input);
     s->be->half = true;
     QT_TRY(observe_all(s, err));
     QT_TRY(sums_finish(out, s, on_backend, err));

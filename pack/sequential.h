@@ -12,7 +12,7 @@
 #ifndef QT_PACK_SEQUENTIAL_H
 #define QT_PACK_SEQUENTIAL_H
 
-#include "pack/pack.h"
+#include "pack/activations/plan.h"
 
 struct qt_sequential;
 
@@ -52,10 +52,11 @@ struct qt_observed {
     const struct qt_channels *channels;
 };
 /* Observes a linear input of the sublayer that the hidden states are in front of. Inputs are
- * observed in order, each at most once. on_backend: h and cross stay in backend memory. *out is
- * valid until the next call. */
+ * observed in order, each at most once. act: x is brought to this order, scale and rotation first;
+ * NULL: to none. on_backend: h and cross stay in backend memory. *out is valid until the next
+ * call. */
 int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int input,
-                          bool on_backend, struct qt_err *err);
+                          const struct qt_act *act, bool on_backend, struct qt_err *err);
 /* Where the weights of a linear of this layer are in both models. */
 struct qt_place qt_sequential_place(const struct qt_sequential *s, const char *weight);
 /* Reloads the linears with this input after they were quantized, unless all of them were rounded in

@@ -172,7 +172,7 @@ static int observe_layer(struct sample *s, const struct qt_calibration *data, st
     for (int input = 0; input <= end; input++) {
         struct qt_observed seen;
         start = processor_seconds();
-        QT_TRY(qt_sequential_observe(&seen, seq, input, false, err));
+        QT_TRY(qt_sequential_observe(&seen, seq, input, NULL, false, err));
         s->layer_time += processor_seconds() - start;
         for (size_t i = 0; i < s->linears; i++)
             if (s->linear[i].input == input)

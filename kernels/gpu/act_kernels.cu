@@ -131,9 +131,36 @@ static __global__ void __launch_bounds__(THREADS) round_inputs_kernel(gpu_input 
     }
 }
 
+static __global__ void __launch_bounds__(THREADS) arrange_inputs_kernel(gpu_input a)
+{
+    const size_t token = blockIdx.x * (size_t)(THREADS / 32) + threadIdx.x / 32;
+    const int lane = (int)threadIdx.x % 32;
+    if (token >= a.m)
+        return;
+    for (size_t at = 0; at < a.k; at += BLOCK) {
+        const channel_block v = load(a, a.x + token * a.k, at);
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++) {
+            const size_t p = at + 32 * i + lane;
+            if (p < a.k)
+                a.y[token * a.k + p] = v.v[i];
+        }
+    }
+}
+
+static unsigned blocks_of(const gpu_input *a)
+{
+    return (unsigned)((a->m + THREADS / 32 - 1) / (THREADS / 32));
+}
+
 int gpu_round_inputs(const struct gpu_input *a, void *stream)
 {
-    const unsigned blocks = (unsigned)((a->m + THREADS / 32 - 1) / (THREADS / 32));
-    round_inputs_kernel<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(*a);
+    round_inputs_kernel<<<blocks_of(a), THREADS, 0, (cudaStream_t)stream>>>(*a);
+    return cudaGetLastError();
+}
+
+int gpu_arrange_inputs(const struct gpu_input *a, void *stream)
+{
+    arrange_inputs_kernel<<<blocks_of(a), THREADS, 0, (cudaStream_t)stream>>>(*a);
     return cudaGetLastError();
 }

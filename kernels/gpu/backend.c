@@ -68,11 +68,32 @@ static void cuda_free(struct qt_backend *be, void *p)
         gpu->free(gpu, p);
 }
 
+static size_t cuda_room(struct qt_backend *be)
+{
+    struct qt_gpu *gpu = self(be)->gpu;
+    return gpu->room(gpu);
+}
+
 static int cuda_upload(struct qt_backend *be, void *dst, const void *src, size_t bytes,
                        struct qt_err *err)
 {
     struct qt_gpu *gpu = self(be)->gpu;
     return bytes ? gpu->upload(gpu, dst, src, bytes, err) : QT_OK;
+}
+
+static int cuda_upload_narrow(struct qt_backend *be, float *dst, const void *x, bool bf16,
+                              size_t count, struct qt_err *err)
+{
+    enum { BYTES = 2 };
+    struct cuda *g = self(be);
+    int rc = QT_OK;
+    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, count, BYTES, err));
+    QT_TRY(cuda_upload(be, g->scratch.p, x, count * BYTES, err));
+    if (count)
+        QT_TRY(gpu_check_launch(gpu_math_widen(dst, g->scratch.p, bf16, count, g->stream),
+                                "conversion to FP32", err));
+done:
+    return rc;
 }
 
 static int cuda_download(struct qt_backend *be, void *dst, const void *src, size_t bytes,
@@ -426,8 +447,10 @@ static int cuda_scale(struct qt_backend *be, float *y, float factor, size_t coun
 
 /* ---- quantized activations ------------------------------------------------------------------ */
 
-static int cuda_round_inputs(struct qt_backend *be, float *y, const float *x, size_t m,
-                             const struct qt_act *act, struct qt_err *err)
+/* Calls `launch` with the arrays of `act` in device memory. */
+static int launch_inputs(struct qt_backend *be, float *y, const float *x, size_t m,
+                         const struct qt_act *act,
+                         int (*launch)(const struct gpu_input *a, void *stream), struct qt_err *err)
 {
     struct cuda *g = self(be);
     const size_t k = act->k, blocks = qt_ceil_div(k, QT_ACT_BLOCK);
@@ -451,10 +474,23 @@ static int cuda_round_inputs(struct qt_backend *be, float *y, const float *x, si
     a.bits = bits = (uint8_t *)(factor + k);
     QT_TRY(cuda_upload(be, order, act->order, k * sizeof *order, err));
     QT_TRY(cuda_upload(be, factor, act->factor, k * sizeof *factor, err));
-    QT_TRY(cuda_upload(be, bits, act->bits, blocks, err));
-    QT_TRY(gpu_check_launch(gpu_round_inputs(&a, g->stream), "quantizer", err));
+    if (act->bits)
+        QT_TRY(cuda_upload(be, bits, act->bits, blocks, err));
+    QT_TRY(gpu_check_launch(launch(&a, g->stream), "quantizer", err));
 done:
     return rc;
+}
+
+static int cuda_round_inputs(struct qt_backend *be, float *y, const float *x, size_t m,
+                             const struct qt_act *act, struct qt_err *err)
+{
+    return launch_inputs(be, y, x, m, act, gpu_round_inputs, err);
+}
+
+static int cuda_arrange_inputs(struct qt_backend *be, float *y, const float *x, size_t m,
+                               const struct qt_act *act, struct qt_err *err)
+{
+    return launch_inputs(be, y, x, m, act, gpu_arrange_inputs, err);
 }
 
 /* ---- score ---------------------------------------------------------------------------------- */
@@ -868,7 +904,9 @@ static void cuda_close(struct qt_backend *be)
 static const struct qt_backend functions = {
     .alloc = cuda_alloc,
     .free = cuda_free,
+    .room = cuda_room,
     .upload = cuda_upload,
+    .upload_narrow = cuda_upload_narrow,
     .download = cuda_download,
     .pin = cuda_pin,
     .unpin = cuda_unpin,
@@ -900,6 +938,7 @@ static const struct qt_backend functions = {
     .loss_grad = cuda_loss_grad,
     .square_grad = cuda_square_grad,
     .round_inputs = cuda_round_inputs,
+    .arrange_inputs = cuda_arrange_inputs,
     .factor = cuda_factor,
     .regress = cuda_regress,
     .round = cuda_round,

@@ -88,6 +88,23 @@ static void gpu_free(struct qt_gpu *gpu, void *p)
         cudaFree(p);
 }
 
+static size_t gpu_room(struct qt_gpu *gpu)
+{
+    const struct gpu *g = self(gpu);
+    uint64_t reserved = 0, used = 0;
+    size_t room, total;
+    if (cudaMemGetInfo(&room, &total) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    if (g->pool &&
+        cudaMemPoolGetAttribute(g->pool, cudaMemPoolAttrReservedMemCurrent, &reserved) ==
+            cudaSuccess &&
+        cudaMemPoolGetAttribute(g->pool, cudaMemPoolAttrUsedMemCurrent, &used) == cudaSuccess)
+        room += reserved - used;
+    return room;
+}
+
 static int gpu_upload(struct qt_gpu *gpu, void *dst, const void *src, size_t bytes,
                       struct qt_err *err)
 {
@@ -582,6 +599,7 @@ static void gpu_close(struct qt_gpu *gpu)
 static const struct qt_gpu functions = {
     .alloc = gpu_alloc,
     .free = gpu_free,
+    .room = gpu_room,
     .upload = gpu_upload,
     .download = gpu_download,
     .copy = gpu_copy,

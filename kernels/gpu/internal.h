@@ -127,6 +127,8 @@ struct gpu_input {
     float clip, clip_by_7; /* clip_by_7: clip / 7, divided in FP64 */
 };
 int gpu_round_inputs(const struct gpu_input *a, void *stream);
+/* For the function arrange_inputs; bits and clips are not used. */
+int gpu_arrange_inputs(const struct gpu_input *a, void *stream);
 
 /* ---- math.cu: kernels of the CUDA backend --------------------------------------------------- */
 
@@ -151,6 +153,8 @@ struct gpu_score {
 
 int gpu_math_bias(float *y, const float *bias, size_t m, size_t n, void *stream);
 int gpu_math_add(float *y, const float *x, size_t count, void *stream);
+/* y[count] = x[count], which is FP16 or BF16. */
+int gpu_math_widen(float *y, const void *x, bool bf16, size_t count, void *stream);
 int gpu_math_add_f64(double *y, const double *x, size_t count, void *stream);
 /* The functions gather_rows and scatter_rows of struct qt_backend. */
 int gpu_math_gather(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,

@@ -455,6 +455,12 @@ static __global__ void to_half_kernel(__half *z, const uint32_t *largest, const 
     z[i] = __float2half_rn(x[k == ld ? i : i / k * ld + i % k] * scale);
 }
 
+static __global__ void widen_kernel(float *y, const uint16_t *x, bool bf16, size_t count)
+{
+    FOR_ELEMENTS(i, count)
+    y[i] = bf16 ? __uint_as_float((uint32_t)x[i] << 16) : __half2float(__ushort_as_half(x[i]));
+}
+
 static __global__ void half_factors_kernel(float *factors, const uint32_t *largest_a,
                                            const uint32_t *largest_b, float alpha, float beta)
 {
@@ -640,6 +646,12 @@ int gpu_math_to_half(void *z, uint32_t *largest, const float *x, size_t rows, si
     return e != cudaSuccess ? (int)e
                             : LAUNCH(to_half_kernel, blocks, THREADS, stream, (__half *)z, largest,
                                      x, count, k, ld);
+}
+
+int gpu_math_widen(float *y, const void *x, bool bf16, size_t count, void *stream)
+{
+    return LAUNCH(widen_kernel, blocks_for(count), THREADS, stream, y, (const uint16_t *)x, bf16,
+                  count);
 }
 
 int gpu_math_half_factors(float *factors, const uint32_t *largest_a, const uint32_t *largest_b,

@@ -196,8 +196,8 @@ static void set_change(struct rounding *s, struct span span, size_t at)
 }
 
 /* g of positions [from, to) += changes of positions [at, at + columns) times these rows of m. The
- * factors are rounded to FP16: an error of 2^-12 of what a change adds to g is far smaller than a
- * step of the values. */
+ * factors are cut off to TF32: an error of 2^-10 of what a change adds to g is far smaller than a
+ * step of the values, and the factors need no conversion. */
 static int spread(struct rounding *s, const float *m, struct span span, size_t at, size_t columns,
                   size_t from, size_t to, struct qt_err *err)
 {
@@ -210,17 +210,12 @@ static int spread(struct rounding *s, const float *m, struct span span, size_t a
                                   .a = s->r.d + (at - span.first),
                                   .b = m + at * k + from,
                                   .c = s->r.g + from,
+                                  .tf32 = true,
                                   .lda = (int)(span.end - span.first),
                                   .ldb = (int)k,
                                   .ldc = (int)k,
                                   .count = 1};
-    const bool half = s->products->half;
-    if (from >= to)
-        return QT_OK;
-    s->products->half = true;
-    int rc = gpu_product(s->products, &p, err);
-    s->products->half = half;
-    return rc;
+    return from < to ? gpu_check_cublas(gpu_cublas_product(gpu_cublas_of(s->gpu), &p), err) : QT_OK;
 }
 
 /* Runs error compensation, or a round of descent, on all column blocks. */
@@ -249,24 +244,25 @@ done:
     return rc;
 }
 
-/* out[n][k] = x h, for the symmetric h. */
-static int times_h(struct rounding *s, float *out, const float *x, struct qt_err *err)
+/* out[n][k] = x h, for the symmetric h; with the factors cut off to TF32 if `rough`. */
+static int times_h(struct rounding *s, float *out, const float *x, bool rough, struct qt_err *err)
 {
     const int k = (int)s->r.k;
-    return gpu_product(s->products,
-                       &(struct gpu_product){.m = (int)s->r.n,
-                                             .n = k,
-                                             .k = k,
-                                             .alpha = 1,
-                                             .a = x,
-                                             .b = s->job->h,
-                                             .c = out,
-                                             .b_transposed = true,
-                                             .lda = k,
-                                             .ldb = k,
-                                             .ldc = k,
-                                             .count = 1},
-                       err);
+    const struct gpu_product p = {.m = (int)s->r.n,
+                                  .n = k,
+                                  .k = k,
+                                  .alpha = 1,
+                                  .a = x,
+                                  .b = s->job->h,
+                                  .c = out,
+                                  .b_transposed = true,
+                                  .tf32 = rough,
+                                  .lda = k,
+                                  .ldb = k,
+                                  .ldc = k,
+                                  .count = 1};
+    return rough ? gpu_check_cublas(gpu_cublas_product(gpu_cublas_of(s->gpu), &p), err)
+                 : gpu_product(s->products, &p, err);
 }
 
 /* error[panel] = sum over the rows of the panel. Returns the total. */
@@ -284,13 +280,13 @@ static int download_sums(double *total, struct rounding *s, struct qt_err *err)
     return rc;
 }
 
-/* Computes g = H (w - q) and the objective. */
-static int start_sums(double *total, struct rounding *s, struct qt_err *err)
+/* Computes g = H (w - q) and the objective. rough: as for times_h. */
+static int start_sums(double *total, struct rounding *s, bool rough, struct qt_err *err)
 {
     void *stream = gpu_stream_of(s->gpu);
     int rc;
     QT_TRY(launched(gpu_round_errors(&s->r, stream), err));
-    QT_TRY(times_h(s, s->r.g, s->r.d, err));
+    QT_TRY(times_h(s, s->r.g, s->r.d, rough, err));
     QT_TRY(launched(gpu_round_objective(&s->r, stream), err));
     QT_TRY(download_sums(total, s, err));
 done:
@@ -309,13 +305,13 @@ done:
     return rc;
 }
 
-/* The objective of rounding to nearest. */
+/* The objective of rounding to nearest, which is only reported. */
 static int measure_before(struct rounding *s, struct qt_err *err)
 {
     int rc;
     QT_TRY(fit(s, s->job->h, false, err));
     QT_TRY(launched(gpu_round_assign(&s->r, gpu_stream_of(s->gpu)), err));
-    QT_TRY(start_sums(&s->job->before, s, err));
+    QT_TRY(start_sums(&s->job->before, s, true, err));
 done:
     return rc;
 }
@@ -371,8 +367,8 @@ static int solve(struct rounding *s, struct qt_err *err)
     if (job->descent_rounds > 0) {
         QT_TRY(s->gpu->fill(s->gpu, s->r.skip, 0, job->n, err));
         if (s->r.hw)
-            QT_TRY(times_h(s, s->r.hw, s->r.w, err));
-        QT_TRY(start_sums(&job->after_descent, s, err));
+            QT_TRY(times_h(s, s->r.hw, s->r.w, false, err));
+        QT_TRY(start_sums(&job->after_descent, s, false, err));
     }
     for (int round = 0; round < job->descent_rounds && active; round++) {
         QT_TRY(qt_stop_check(err));

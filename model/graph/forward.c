@@ -30,19 +30,29 @@ done:
     return rc;
 }
 
+/* The output of the last linear of a sublayer, in layer->work.x. */
+static int run_last_linear(const struct layer_run *r, struct qt_err *err)
+{
+    return layer_linear(r, r->last, r->layer->work.x, r->last_input, err);
+}
+
 static int run_mixer(const struct layer_run *r, struct qt_err *err)
 {
     struct qt_layer *l = r->layer;
     const float *x;
-    bool stop;
+    bool stop = false;
     const bool laurel = l->model->cfg.laurel && r->stop < 0;
     int rc = QT_OK;
     if (l->model->cfg.altup)
         QT_TRY(altup_predict(r, err));
-    QT_TRY(sublayer_input(&x, r, ROLE_ATTN_IN, err));
-    if (laurel)
-        QT_TRY(altup_laurel(r, x, err));
-    QT_TRY(mixer_of(l)->run(&stop, l->work.x, x, r, err));
+    if (r->last_input)
+        QT_TRY(run_last_linear(r, err));
+    else {
+        QT_TRY(sublayer_input(&x, r, ROLE_ATTN_IN, err));
+        if (laurel)
+            QT_TRY(altup_laurel(r, x, err));
+        QT_TRY(mixer_of(l)->run(&stop, l->work.x, x, r, err));
+    }
     if (!stop)
         QT_TRY(sublayer_output(r, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
     if (laurel)
@@ -55,11 +65,15 @@ static int run_mlp(const struct layer_run *r, struct qt_err *err)
 {
     struct qt_layer *l = r->layer;
     const float *x;
-    bool stop;
+    bool stop = false;
     int rc = QT_OK;
-    QT_TRY(sublayer_input(&x, r, ROLE_MLP_IN, err));
-    QT_TRY(l->def->experts ? experts_run(&stop, l->work.x, x, r, err)
-                           : layer_mlp(&stop, l->work.x, x, r, 0, err));
+    if (r->last_input)
+        QT_TRY(run_last_linear(r, err));
+    else {
+        QT_TRY(sublayer_input(&x, r, ROLE_MLP_IN, err));
+        QT_TRY(l->def->experts ? experts_run(&stop, l->work.x, x, r, err)
+                               : layer_mlp(&stop, l->work.x, x, r, 0, err));
+    }
     if (!stop)
         QT_TRY(sublayer_output(r, ROLE_MLP_IN, ROLE_MLP_OUT, err));
 done:
@@ -75,7 +89,7 @@ static int run_last(const struct layer_run *r, struct qt_err *err)
     if (l->model->cfg.altup) {
         QT_TRY(altup_correct(&stop, r, err));
     } else if (l->model->cfg.per_layer) {
-        QT_TRY(per_layer_run(&stop, l->work.x, r, err));
+        QT_TRY(r->last_input ? run_last_linear(r, err) : per_layer_run(&stop, l->work.x, r, err));
         if (!stop)
             QT_TRY(sublayer_output(r, ROLE_PER_LAYER_NORM, ROLE_PER_LAYER_NORM, err));
     }
@@ -176,6 +190,8 @@ static int run_sublayers(struct sublayers sublayers, const struct layer_run *all
         r.state += at * all->layer->model->cfg.info.state;
         r.m = qt_min_size(rows, m - at);
         r.first_token = at;
+        if (r.last_input)
+            r.last_input += at * r.layer->def->parts[r.last].k;
         QT_TRY(run_chunk(&sublayers, &r, err));
     }
 done:
@@ -214,6 +230,20 @@ int qt_layer_run_sublayer(struct qt_layer *layer, int input, float *hidden, size
         &(struct layer_run){
             .layer = layer, .state = hidden, .m = m, .seqlen = seqlen, .hook = hook, .stop = -1},
         err);
+}
+
+int qt_layer_run_from(struct qt_layer *layer, int input, float *hidden, const float *x, size_t m,
+                      size_t seqlen, struct qt_err *err)
+{
+    return run_sublayers(one_of(layer, input),
+                         &(struct layer_run){.layer = layer,
+                                             .state = hidden,
+                                             .m = m,
+                                             .seqlen = seqlen,
+                                             .stop = -1,
+                                             .last_input = x,
+                                             .last = layer_part_with(layer, input)},
+                         err);
 }
 
 int qt_layer_run_to(struct qt_layer *layer, int input, float *hidden, size_t m, size_t seqlen,

@@ -29,8 +29,13 @@ static int load_tensor(float **out, const char *name, size_t count, const struct
 {
     int rc;
     QT_TRY(qt_stop_check(err));
+    bool placed = false;
     if (!*out)
         QT_TRY(qt_backend_floats(out, be, count, 1, err));
+    if (w->place && !(changed && (changed->plus_1 || changed->unit)))
+        QT_TRY(w->place(w->ctx, be, name, *out, &placed, err));
+    if (placed)
+        return qt_stop_check(err);
     QT_TRY(w->load(w->ctx, name, staging, err));
     for (size_t i = 0; changed && changed->plus_1 && i < count; i++)
         staging[i] += 1;
@@ -90,6 +95,14 @@ const struct qt_linear *layer_linear_of(const struct layer_def *def, size_t part
 static bool is_linear_of(const struct layer_def *def, size_t part, int input)
 {
     return def->parts[part].linear && layer_linear_of(def, part)->input == input;
+}
+
+size_t layer_part_with(const struct qt_layer *l, int input)
+{
+    size_t part = 0;
+    while (!is_linear_of(l->def, part, input))
+        part++;
+    return part;
 }
 
 /* Points the parts that are row ranges into the memory of their fused part. */

@@ -119,6 +119,8 @@ struct layer_run {
     const struct qt_tokens *tokens; /* tokens of the expert with input `stop`; NULL: the router's */
     size_t first_token;             /* number of the chunk's first token */
     float *weights;                 /* result of qt_layer_route, for all tokens */
+    const float *last_input; /* input of `last`, the last linear of the sublayer; NULL: not known */
+    size_t last;             /* part */
 };
 
 /* ---- layer.c -------------------------------------------------------------------------------- */
@@ -143,6 +145,8 @@ const struct rotary *layer_rotary(const struct qt_layer *l);
 const struct rope *layer_rope(const struct qt_layer *l, bool queries);
 /* The linear of a part, or of the fused part that contains it. */
 const struct qt_linear *layer_linear_of(const struct layer_def *l, size_t part);
+/* The first part that is a linear with this input. */
+size_t layer_part_with(const struct qt_layer *l, int input);
 /* QT_E_USAGE: seqlen exceeds max_positions. QT_E_INTERNAL: m is not a multiple of seqlen. */
 int layer_check_length(const struct qt_model *model, size_t m, size_t seqlen, struct qt_err *err);
 /* Allocates working memory for chunks of up to `rows` tokens, and the rotary tables (rows = 0: only

@@ -827,6 +827,15 @@ bool qt_model_ends_sublayer(const struct qt_model *model, size_t layer, int inpu
            (input >= mlp && (input - mlp) % 2 && !model->layers[layer].experts);
 }
 
+bool qt_model_can_run_from(const struct qt_model *model, size_t layer, int input)
+{
+    const struct layer_def *def = &model->layers[layer];
+    const bool of_mixer = input < def->mixer_inputs;
+    const bool apart = def->mixer != MIXER_SSM_ATTENTION && !def->heads.kept;
+    return qt_model_ends_sublayer(model, layer, input) && !model->cfg.parallel &&
+           !model->cfg.altup && (!of_mixer || apart);
+}
+
 float qt_model_output_scale(const struct qt_model *model, size_t layer, int input)
 {
     const bool mlp = input >= qt_model_mlp_input(model, layer);

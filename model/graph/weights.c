@@ -37,6 +37,26 @@ static int ckpt_load(void *ctx, const char *name, float *dst, struct qt_err *err
     return QT_OK;
 }
 
+/* Values that are not finite are left to ckpt_load, which names them. */
+static int ckpt_place(void *ctx, struct qt_backend *be, const char *name, float *dst, bool *done,
+                      struct qt_err *err)
+{
+    const struct qt_tensor *t = find(ctx, name);
+    struct qt_blob blob;
+    *done = false;
+    if (!t || !be->upload_narrow || (t->dtype != QT_F16 && t->dtype != QT_BF16))
+        return QT_OK;
+    int rc = qt_ckpt_read(&blob, ctx, t, err);
+    if (rc < 0)
+        return rc;
+    if (qt_count_nonfinite(blob.data, t->dtype, t->count) == 0) {
+        rc = be->upload_narrow(be, dst, blob.data, t->dtype == QT_BF16, t->count, err);
+        *done = rc == QT_OK;
+    }
+    qt_blob_free(&blob);
+    return rc;
+}
+
 struct qt_weights qt_weights_of_ckpt(const struct qt_ckpt *ckpt)
 {
     /* The callbacks only read through ctx. */
@@ -45,5 +65,6 @@ struct qt_weights qt_weights_of_ckpt(const struct qt_ckpt *ckpt)
                                .ctx = ctx,
                                .quantization = qt_ckpt_quantization(ckpt),
                                .shape = ckpt_shape,
-                               .load = ckpt_load};
+                               .load = ckpt_load,
+                               .place = ckpt_place};
 }

@@ -176,6 +176,13 @@ int qt_act_apply_on(struct qt_backend *be, float *y, const float *x, size_t m,
     return be->round_inputs ? be->round_inputs(be, y, x, m, a, err) : qt_act_apply(y, x, m, a, err);
 }
 
+int qt_act_arrange_on(struct qt_backend *be, float *y, const float *x, size_t m,
+                      const struct qt_act *a, struct qt_err *err)
+{
+    return be->arrange_inputs ? be->arrange_inputs(be, y, x, m, a, err)
+                              : qt_act_arrange(y, x, m, a, err);
+}
+
 /* ---- containers ----------------------------------------------------------------------------- */
 
 static const struct qt_tensor *find_section(const struct qt_entry *e, const char *name)

@@ -142,34 +142,82 @@ void qt_arrange_restore_row(float *dst, const struct qt_packed *p, float *src, s
         dst[order[i]] = scaled(src[i], row_exp2 - exp2[i]);
 }
 
-void qt_arrange_gram(double *dst, const double *h, const struct qt_act *a)
+/* ---- in backend memory ---------------------------------------------------------------------- */
+
+/* One side of a matrix: element i comes from element order[i] and is multiplied by factor[i]. */
+struct side {
+    uint32_t *order;
+    float *factor;
+};
+
+static void side_free(struct side *s)
 {
-    size_t k = a->k;
-    for (size_t p = 0; p < k; p++)
-        for (size_t q = 0; q < k; q++) {
-            size_t i = a->order[p], j = a->order[q];
-            dst[p * k + q] =
-                (i >= j ? h[i * k + j] : h[j * k + i]) * (double)(a->factor[p] * a->factor[q]);
-        }
-    if (a->rotate)
-        qt_rotate_gram(dst, k);
+    qt_free(s->order);
+    qt_free(s->factor);
 }
 
-void qt_arrange_cross(float *dst, const float *c, const struct qt_act *a)
+/* sign: of the stored exponents, for the way to the stored order; `back`: the inverse of that. */
+static int side_new(struct side *out, const struct qt_packed *p, const char *order_name,
+                    const char *exp2_name, int sign, bool back, struct qt_err *err)
 {
-    size_t k = a->k;
-    for (size_t p = 0; p < k; p++)
-        for (size_t q = 0; q < k; q++)
-            dst[p * k + q] = c[a->order[p] * k + a->order[q]] * (a->factor[p] * a->factor[q]);
-    if (a->rotate)
-        qt_rotate_cross(dst, k, k, true);
+    const struct qt_section *o = qt_packed_section(p, order_name);
+    const int8_t *exp2 = exponents(qt_packed_section(p, exp2_name));
+    const size_t count = o->shape[0];
+    int rc;
+    *out = (struct side){0};
+    QT_TRY(qt_array_new(&out->order, count, sizeof *out->order, err));
+    QT_TRY(qt_array_new(&out->factor, count, sizeof *out->factor, err));
+    for (size_t i = 0; i < count; i++) {
+        const uint32_t from = orders(o)[i];
+        out->order[back ? from : i] = back ? (uint32_t)i : from;
+        out->factor[back ? from : i] = ldexpf(1, (back ? -sign : sign) * exp2[i]);
+    }
+done:
+    return rc;
 }
 
-void qt_arrange_columns(float *dst, const float *c, size_t n, const struct qt_act *a)
+int qt_arrange_on(struct qt_backend *be, float *t, const float *w, const struct qt_packed *p,
+                  struct qt_err *err)
 {
-    for (size_t r = 0; r < n; r++)
-        for (size_t q = 0; q < a->k; q++)
-            dst[r * a->k + q] = c[r * a->k + a->order[q]] * a->factor[q];
-    if (a->rotate)
-        qt_rotate_cross(dst, n, a->k, false);
+    struct side columns = {0}, rows = {0};
+    float *gathered = NULL;
+    int rc;
+    QT_TRY(side_new(&columns, p, "col_order", "col_exp2", 1, false, err));
+    QT_TRY(side_new(&rows, p, "row_order", "row_exp2", -1, false, err));
+    QT_TRY(qt_backend_floats(&gathered, be, p->n, p->k, err));
+    QT_TRY(be->gather_rows(be, gathered, w, rows.order, rows.factor, p->n, p->k, err));
+    const struct qt_act act = {
+        .k = p->k, .order = columns.order, .factor = columns.factor, .rotate = is_rotated(p)};
+    QT_TRY(be->arrange_inputs(be, t, gathered, p->n, &act, err));
+done:
+    be->free(be, gathered);
+    side_free(&columns);
+    side_free(&rows);
+    return rc;
+}
+
+int qt_arrange_restore_on(struct qt_backend *be, float *w, const float *t,
+                          const struct qt_packed *p, struct qt_err *err)
+{
+    struct side columns = {0}, rows = {0};
+    struct qt_act rotation = {0};
+    float *from[2] = {NULL, NULL};
+    int rc;
+    QT_TRY(side_new(&columns, p, "col_order", "col_exp2", 1, true, err));
+    QT_TRY(side_new(&rows, p, "row_order", "row_exp2", -1, true, err));
+    QT_TRY(qt_act_new(&rotation, p->k, 4, err)); /* the identity */
+    rotation.rotate = is_rotated(p);
+    const struct qt_act back = {.k = p->k, .order = columns.order, .factor = columns.factor};
+    for (int i = 0; i < 2; i++)
+        QT_TRY(qt_backend_floats(&from[i], be, p->n, p->k, err));
+    QT_TRY(be->arrange_inputs(be, from[0], t, p->n, &rotation, err));
+    QT_TRY(be->arrange_inputs(be, from[1], from[0], p->n, &back, err));
+    QT_TRY(be->gather_rows(be, w, from[1], rows.order, rows.factor, p->n, p->k, err));
+done:
+    be->free(be, from[0]);
+    be->free(be, from[1]);
+    qt_act_free(&rotation);
+    side_free(&columns);
+    side_free(&rows);
+    return rc;
 }

@@ -168,6 +168,7 @@ int qt_act_measure_sensitivity(struct qt_act_planner *p, struct qt_err *err)
     for (size_t v = 0; v < p->out->layers * QT_INPUTS; v++)
         if (p->out->act[v].k)
             memset(p->out->act[v].bits, 4, qt_ceil_div(p->out->act[v].k, QT_ACT_BLOCK));
+    p->be->half = true;
     for (size_t w = 0; w < windows; w++) {
         QT_TRY(qt_embed_tokens(s->head, variants, p->data->ids + w * tokens, tokens, tokens, err));
         for (size_t l = 0; l < p->out->layers; l++)
@@ -175,6 +176,7 @@ int qt_act_measure_sensitivity(struct qt_act_planner *p, struct qt_err *err)
         QT_TRY(score_variants(p, s, variants, err));
     }
 done:
+    p->be->half = false;
     sensitivity_close(s, p);
     p->be->free(p->be, variants);
     return rc;

@@ -60,6 +60,22 @@ static int load_weights(float **w, const struct arranger *a, const struct qt_lin
     return rc < 0 ? rc : a->p->source.load(a->p->source.ctx, linear->weight, *w, err);
 }
 
+struct square_job {
+    struct arranger *a;
+    const float *w;
+    size_t n;
+};
+
+/* Adds the squares of a channel block. */
+static void add_squares(void *ctx, size_t b)
+{
+    const struct square_job *job = ctx;
+    const size_t k = job->a->k, at = b * QT_ACT_BLOCK, end = qt_min_size(at + QT_ACT_BLOCK, k);
+    for (size_t r = 0; r < job->n; r++)
+        for (size_t c = at; c < end; c++)
+            job->a->weights2[c] += (double)job->w[r * k + c] * (double)job->w[r * k + c];
+}
+
 static int sum_weights2(struct arranger *a, struct qt_err *err)
 {
     const struct qt_linear *linear;
@@ -67,9 +83,8 @@ static int sum_weights2(struct arranger *a, struct qt_err *err)
     for (size_t l = 0; rc == QT_OK && (linear = next_linear(a, &l));) {
         float *w = NULL;
         rc = load_weights(&w, a, linear, err);
-        for (size_t r = 0; rc == QT_OK && r < linear->n; r++)
-            for (size_t c = 0; c < a->k; c++)
-                a->weights2[c] += (double)w[r * a->k + c] * (double)w[r * a->k + c];
+        if (rc == QT_OK)
+            qt_parallel_for(a->blocks, add_squares, &(struct square_job){a, w, linear->n});
         qt_free(w);
     }
     return rc;
@@ -132,6 +147,9 @@ static int error_block(void *ctx, size_t b, int thread, struct qt_err *err)
     float *ee = scratch_of(a, thread);
     double sum = 0;
     (void)err;
+    for (size_t t = 0; t < a->m; t++) /* from rounded values to errors */
+        for (size_t j = t * a->k + at; j < t * a->k + at + width; j++)
+            a->e[j] -= a->stored[j];
     cblas_ssyrk(CblasRowMajor, CblasLower, CblasTrans, (int)width, (int)a->m, 1, a->e + at,
                 (int)a->k, 0, ee, QT_ACT_BLOCK);
     for (size_t i = 0; i < width; i++)
@@ -151,8 +169,6 @@ static int measure(double *total, struct arranger *a, struct qt_act *act, unsign
     act->clip = clip;
     *total = 0;
     QT_TRY(qt_act_round(a->e, a->stored, a->m, act, err));
-    for (size_t j = 0; j < a->m * a->k; j++)
-        a->e[j] -= a->stored[j];
     QT_TRY(qt_parallel(a->blocks, error_block, a, err));
     for (size_t b = 0; b < a->blocks; b++)
         *total += a->d[b];
@@ -164,7 +180,8 @@ done:
 
 struct product_job {
     const struct arranger *a;
-    const float *errors; /* [n][k] of the weights */
+    const float *w; /* [n][k] */
+    float *q;       /* [n][k] rounded weights, then their errors */
     size_t n, m;
     double *part; /* per piece */
 };
@@ -178,8 +195,10 @@ static int product_piece(void *ctx, size_t item, int thread, struct qt_err *err)
     const size_t k = job->a->k, r0 = item * PIECE_ROWS, n = qt_min_size(PIECE_ROWS, job->n - r0);
     float *y = scratch_of(job->a, thread);
     (void)err;
+    for (size_t j = r0 * k; j < (r0 + n) * k; j++)
+        job->q[j] -= job->w[j];
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)job->m, (int)n, (int)k, 1, job->a->x,
-                (int)k, job->errors + r0 * k, (int)k, 0, y, (int)n);
+                (int)k, job->q + r0 * k, (int)k, 0, y, (int)n);
     for (size_t j = 0; j < job->m * n; j++)
         job->part[item] += (double)y[j] * (double)y[j];
     return QT_OK;
@@ -208,9 +227,8 @@ static int add_weight_error(double *sum, const struct arranger *a, const struct 
                                      .name = linear->weight};
     QT_TRY(qt_packed_quantize(&packed, &spec, &matrix, NULL, NULL, err));
     QT_TRY(qt_packed_decode(q, &packed, 0, n, err)); /* rows are in source order */
-    for (size_t j = 0; j < n * k; j++)
-        q[j] -= w[j];
-    job.errors = q;
+    job.w = w;
+    job.q = q;
     QT_TRY(qt_parallel(pieces, product_piece, &job, err));
     for (size_t i = 0; i < pieces; i++)
         *sum += job.part[i] * (double)a->m / (double)job.m;

@@ -171,7 +171,11 @@ static int plan_layer(struct qt_act_planner *p, size_t layer, float *hidden, siz
     int rc;
     QT_TRY(observe_begin(p, layer, err));
     QT_TRY(qt_layer_open(&handle, p->model, layer, &p->source, p->be, err));
-    QT_TRY(qt_layer_run(handle, hidden, tokens, p->data->seqlen, &hook, err));
+    p->be->half = true;
+    rc = qt_layer_run(handle, hidden, tokens, p->data->seqlen, &hook, err);
+    p->be->half = false;
+    if (rc < 0)
+        goto done;
     QT_TRY(qt_act_advance(p, tokens, err));
     for (int i = 0; i < QT_INPUTS; i++) {
         struct qt_act_input *in = qt_act_input_at(p, layer, i);

@@ -68,6 +68,9 @@ bool qt_act_same_params(const struct qt_spec *a, const struct qt_spec *b);
 
 /* act.c: the steps of qt_act_apply_stored. Host memory; y may be x. */
 int qt_act_arrange(float *y, const float *x, size_t m, const struct qt_act *a, struct qt_err *err);
+/* qt_act_arrange in backend memory; y is not x. */
+int qt_act_arrange_on(struct qt_backend *be, float *y, const float *x, size_t m,
+                      const struct qt_act *a, struct qt_err *err);
 int qt_act_round(float *y, const float *x, size_t m, const struct qt_act *a, struct qt_err *err);
 
 /* act.c: reads a section of a container's tensor into dst; QT_E_INPUT if the section is missing or

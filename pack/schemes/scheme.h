@@ -148,19 +148,15 @@ bool qt_is_arranged(const struct qt_packed *p);
  * src. */
 void qt_arrange_row(float *dst, const struct qt_packed *p, const float *src, size_t r);
 void qt_arrange_restore_row(float *dst, const struct qt_packed *p, float *src, size_t r);
-/* Converts sums over tokens of channel products to stored channels: dst[k][k]. gram reads the lower
- * triangle of the symmetric h and writes all of dst; cross reads all of c. */
-void qt_arrange_gram(double *dst, const double *h, const struct qt_act *a);
-void qt_arrange_cross(float *dst, const float *c, const struct qt_act *a);
-/* Converts only the columns of c[n][k]. */
-void qt_arrange_columns(float *dst, const float *c, size_t n, const struct qt_act *a);
+/* The same for all rows in backend memory, with the row order: t[n][k] are the stored rows of
+ * w[n][k], and back. */
+int qt_arrange_on(struct qt_backend *be, float *t, const float *w, const struct qt_packed *p,
+                  struct qt_err *err);
+int qt_arrange_restore_on(struct qt_backend *be, float *w, const float *t,
+                          const struct qt_packed *p, struct qt_err *err);
 
 /* activations/rotate.c: rotates the channel blocks of x[k]; a second call restores x. */
 void qt_rotate(float *x, size_t k);
-/* Same for the rows of c[n][k] and, if `both`, for its columns too (then n = k). */
-void qt_rotate_cross(float *c, size_t n, size_t k, bool both);
-/* Same for rows and columns of the symmetric h[k][k]. */
-void qt_rotate_gram(double *h, size_t k);
 
 /* activations/act.c: divisors of stored rows [first, first + n) of a weight, 1 if there are none:
  * factor[n], in source order. */

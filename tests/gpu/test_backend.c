@@ -7,6 +7,7 @@
  */
 #include "hessian/hessian.h"
 #include "kernels/kernels.h"
+#include "pack/activations/plan.h"
 #include "pack/schemes/scheme.h"
 #include "tests/gpu/check.h"
 
@@ -455,10 +456,35 @@ static void test_round_inputs(size_t m, size_t k)
         snprintf(what, sizeof what, "round_inputs, %zu x %zu, scales %d, rotated %d", m, k, i % 3,
                  act.rotate);
         compare(&y, 0, what);
+        must(qt_act_arrange(y.cpu, values, m, &act, &err), &err, "qt_act_arrange");
+        must(gpu->arrange_inputs(gpu, y.gpu, x.gpu, m, &act, &err), &err, "arrange_inputs");
+        snprintf(what, sizeof what, "arrange_inputs, %zu x %zu, rotated %d", m, k, act.rotate);
+        compare(&y, 0, what);
     }
     free(values);
     qt_act_free(&act);
     array_free(&x), array_free(&y);
+}
+
+/* FP16 and BF16 become the FP32 values of the host, bit for bit. */
+static void test_upload_narrow(size_t count)
+{
+    struct array y = zeros(count * sizeof(float));
+    uint16_t *x = malloc(count * sizeof *x);
+    struct qt_err err = {0};
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        char what[80];
+        for (size_t i = 0; i < count; i++)
+            do
+                x[i] = (uint16_t)random_below(1 << 16);
+            while (qt_count_nonfinite(&x[i], bf16 ? QT_BF16 : QT_F16, 1));
+        qt_to_f32(y.cpu, x, bf16 ? QT_BF16 : QT_F16, count);
+        must(gpu->upload_narrow(gpu, y.gpu, x, bf16, count, &err), &err, "upload_narrow");
+        snprintf(what, sizeof what, "upload_narrow, %zu, BF16 %d", count, bf16);
+        compare(&y, 0, what);
+    }
+    free(x);
+    array_free(&y);
 }
 
 static void test_score(size_t m, size_t vocab, float softcap)
@@ -789,6 +815,7 @@ int main(int argc, char **argv)
     for (size_t k = 1; k < 5000; k = 2 * k + random_below(30))
         test_round_inputs(1 + random_below(40), k);
     test_round_inputs(100, 576);
+    test_upload_narrow(1 + random_below(300000));
     for (int i = 0; i < 4; i++)
         test_score(1 + random_below(30), 2 + random_below(i % 2 ? 40000 : 300), i < 2 ? 0 : 30);
     test_statistics(1, 3);

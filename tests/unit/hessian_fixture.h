@@ -146,11 +146,18 @@ static inline int regress_elsewhere(struct qt_backend *be, float *s, double *exp
     return QT_OK;
 }
 
+static inline size_t room_elsewhere(struct qt_backend *be)
+{
+    (void)be;
+    return SIZE_MAX;
+}
+
 /* A CPU backend with host = false: the solver processes all rows together. */
 static inline struct qt_backend elsewhere(const struct qt_backend *cpu)
 {
     struct qt_backend other = *cpu;
     other.host = false;
+    other.room = room_elsewhere;
     other.factor = factor_elsewhere;
     other.regress = regress_elsewhere;
     return other;

@@ -421,7 +421,7 @@ static void sums_cover_the_experts_tokens(void **state)
         const size_t chose = qt_tokens_of_expert(&some, weights, TOKENS, f->experts, expert, 0);
         struct kept x = input_of(f, here, input, hidden, &all);
         struct kept z = input_of(f, there, input, f->hidden, &all);
-        expect_ok("observe", qt_sequential_observe(&seen, s, input, false, &f->err), &f->err);
+        expect_ok("observe", qt_sequential_observe(&seen, s, input, NULL, false, &f->err), &f->err);
         assert_int_equal(seen.routed_tokens, chose);
         assert_true(chose > QT_MIN_TOKENS_PER_CHANNEL * x.k); /* enough: no tokens are added */
         compare(&seen, &x, &z, &some);
@@ -462,7 +462,7 @@ static void tokens_are_added_to_small_experts(void **state)
     for (int input = 2; input < 2 + 2 * (int)f->experts; input += 2) {
         struct kept x = input_of(f, layer, input, f->hidden, &all);
         const size_t expert = (size_t)qt_model_expert(f->model, 0, input), least = 4 * x.k;
-        expect_ok("observe", qt_sequential_observe(&seen, s, input, false, &f->err), &f->err);
+        expect_ok("observe", qt_sequential_observe(&seen, s, input, NULL, false, &f->err), &f->err);
         assert_int_equal(seen.routed_tokens,
                          qt_tokens_of_expert(&some, weights, FEW, f->experts, expert, least));
         compare(&seen, &x, &x, &some);
@@ -494,7 +494,7 @@ static void allocation_failures(void **state)
         qt_mem_fail_after(n);
         QT_TRY(qt_sequential_open(&s, &f->source, &f->source, &data, NULL, &f->err));
         QT_TRY(qt_sequential_enter(s, 0, &f->source, &f->err));
-        QT_TRY(qt_sequential_observe(&seen, s, 5, false, &f->err));
+        QT_TRY(qt_sequential_observe(&seen, s, 5, NULL, false, &f->err));
         QT_TRY(qt_sequential_advance(s, 5, &f->err));
         for (size_t layer = 1; layer < layers; layer++)
             QT_TRY(qt_sequential_enter(s, layer, &f->source, &f->err));

@@ -187,9 +187,19 @@ static void compare(const struct qt_observed *got, struct fixture *f, int input,
 
 /* ---- cases ---------------------------------------------------------------------------------- */
 
+static size_t rooms;
+
+static size_t room(struct qt_backend *be)
+{
+    (void)be;
+    rooms++;
+    return SIZE_MAX;
+}
+
 /* scale: output multiplier of the sublayers; 0: a norm follows the last linear. skipped: an input
- * that is not observed (as if it was finished before). */
-static void model_case(const char *dir, float scale, int skipped)
+ * that is not observed (as if it was finished before). apart: with a backend whose memory is not the
+ * host's, where the last inputs of sublayers are kept. */
+static void model_case(const char *dir, float scale, int skipped, bool apart)
 {
     struct fixture *f = calloc(1, sizeof *f);
     struct qt_sequential *s;
@@ -215,6 +225,9 @@ static void model_case(const char *dir, float scale, int skipped)
         "embed",
         qt_model_embed(reference, f->model, &f->source, f->be, f->ids, TOKENS, SEQLEN, &f->err),
         &f->err);
+    f->be->host = !apart;
+    f->be->room = apart ? room : NULL;
+    rooms = 0;
     expect_ok("open", qt_sequential_open(&s, &f->source, &now, &data, NULL, &f->err), &f->err);
     for (size_t layer = 0; layer < qt_model_info(f->model)->layers; layer++) {
         struct changing all = {f->source, f->model, layer, QT_INPUTS};
@@ -230,7 +243,7 @@ static void model_case(const char *dir, float scale, int skipped)
             struct qt_observed seen;
             assert_true(qt_model_output_scale(f->model, 0, input) == (input % 2 ? scale : 0));
             if (input != skipped) {
-                expect_ok("observe", qt_sequential_observe(&seen, s, input, false, &f->err),
+                expect_ok("observe", qt_sequential_observe(&seen, s, input, NULL, false, &f->err),
                           &f->err);
                 compare(&seen, f, input, &rounded, &exact);
             }
@@ -242,6 +255,7 @@ static void model_case(const char *dir, float scale, int skipped)
         forget(&rounded);
         forget(&exact);
     }
+    assert_true(apart == (rooms > 0));
     qt_sequential_close(s);
     qt_model_close(f->model);
     qt_ckpt_close(f->ckpt);
@@ -254,21 +268,93 @@ static void model_case(const char *dir, float scale, int skipped)
 static void sums_are_of_the_moment(void **state)
 {
     (void)state;
-    model_case("tests/golden/models/llama", 1, -1);
-    model_case("tests/golden/models/qwen3", 1, 1);
-    model_case("tests/golden/models/opt", 1, 3);
-    model_case("tests/golden/models/opt_norm_after", 1, 0);
-    model_case("tests/golden/models/granite", 0.4f, -1);
+    model_case("tests/golden/models/llama", 1, -1, false);
+    model_case("tests/golden/models/qwen3", 1, 1, false);
+    model_case("tests/golden/models/opt", 1, 3, false);
+    model_case("tests/golden/models/opt_norm_after", 1, 0, false);
+    model_case("tests/golden/models/granite", 0.4f, -1, false);
+    model_case("tests/golden/models/granite", 0.4f, -1, true);
+    model_case("tests/golden/models/opt_norm_after", 1, 0, true);
+}
+
+/* Brings all rows of m[n][k] to the stored order, scale and rotation. */
+static float *arranged_rows(const double *m, size_t n, size_t k, bool transposed,
+                            const struct qt_act *act)
+{
+    struct qt_err err = {0};
+    float *x = malloc(n * k * sizeof *x), *y = malloc(n * k * sizeof *y);
+    for (size_t i = 0; i < n * k; i++)
+        x[i] = (float)m[transposed ? i % k * n + i / k : i];
+    expect_ok("arrange", qt_act_arrange(y, x, n, act, &err), &err);
+    free(x);
+    return y;
+}
+
+/* Sums of arranged inputs are the arranged sums. */
+static void arranged_inputs(void **state)
+{
+    struct fixture *f = calloc(1, sizeof *f);
+    struct qt_act act;
+    double *h = NULL;
+    (void)state;
+    expect_ok("ckpt", qt_ckpt_open(&f->ckpt, "tests/golden/models/llama", &f->err), &f->err);
+    expect_ok("backend", qt_backend_cpu_open(&f->be, &f->err), &f->err);
+    f->source = qt_weights_of_ckpt(f->ckpt);
+    for (size_t i = 0; i < TOKENS; i++)
+        f->ids[i] = random_u32() % VOCAB;
+    const struct qt_calibration data = {
+        .ids = f->ids, .samples = 20, .seqlen = SEQLEN, .backend = f->be};
+    for (int with = 0; with < 2; with++) {
+        struct qt_sequential *s;
+        struct qt_observed seen;
+        expect_ok("open", qt_sequential_open(&s, &f->source, &f->source, &data, NULL, &f->err),
+                  &f->err);
+        expect_ok("enter", qt_sequential_enter(s, 0, &f->source, &f->err), &f->err);
+        expect_ok("observe", qt_sequential_observe(&seen, s, 3, with ? &act : NULL, false, &f->err),
+                  &f->err);
+        const size_t k = seen.input.n;
+        if (!with) {
+            expect_ok("act", qt_act_new(&act, k, 4, &f->err), &f->err);
+            act.rotate = true;
+            for (size_t i = 0; i < k; i++) {
+                act.order[i] = (uint32_t)(k - 1 - i);
+                act.factor[i] = ldexpf(1, (int)(random_u32() % 5) - 2);
+            }
+            h = malloc(k * k * sizeof *h);
+            for (size_t i = 0; i < k * k; i++)
+                h[i] = seen.h[i / k < i % k ? i % k * k + i / k : i];
+        } else {
+            float *rows = arranged_rows(h, k, k, false, &act);
+            for (size_t i = 0; i < k * k; i++)
+                h[i] = (double)rows[i];
+            float *both = arranged_rows(h, k, k, true, &act); /* of the symmetric result */
+            for (size_t i = 0; i < k; i++)
+                for (size_t j = 0; j <= i; j++)
+                    expect_near("H", seen.h[i * k + j], (double)both[i * k + j],
+                                sqrt(seen.h[i * k + i] * seen.h[j * k + j]));
+            for (size_t i = 0; i < k; i++) /* both models are the same: no differences */
+                assert_true(seen.input.square[i] == 0);
+            free(rows);
+            free(both);
+        }
+        qt_sequential_close(s);
+    }
+    free(h);
+    qt_act_free(&act);
+    qt_ckpt_close(f->ckpt);
+    f->be->close(f->be);
+    free(f);
 }
 
 /* With a norm between the linear and the hidden states there is no residual error correction. */
 static void norms_behind_sublayers(void **state)
 {
     (void)state;
-    model_case("tests/golden/models/gemma2", 0, -1);
-    model_case("tests/golden/models/gemma3", 0, -1); /* and two kinds of rotary embeddings */
-    model_case("tests/golden/models/olmo2", 0, -1);  /* and no norms in front */
-    model_case("tests/golden/models/glm4", 0, -1);   /* and gate and up in one tensor */
+    model_case("tests/golden/models/gemma2", 0, -1, false);
+    model_case("tests/golden/models/gemma3", 0, -1, false); /* and two kinds of rotary embeddings */
+    model_case("tests/golden/models/gemma2", 0, 3, true);
+    model_case("tests/golden/models/olmo2", 0, -1, false); /* and no norms in front */
+    model_case("tests/golden/models/glm4", 0, -1, false);  /* and gate and up in one tensor */
 }
 
 static void allocation_failures(void **state)
@@ -288,7 +374,7 @@ static void allocation_failures(void **state)
         qt_mem_fail_after(n);
         QT_TRY(qt_sequential_open(&s, &f->source, &f->source, &data, NULL, &f->err));
         QT_TRY(qt_sequential_enter(s, 0, &f->source, &f->err));
-        QT_TRY(qt_sequential_observe(&seen, s, 1, false, &f->err));
+        QT_TRY(qt_sequential_observe(&seen, s, 1, NULL, false, &f->err));
         QT_TRY(qt_sequential_advance(s, 1, &f->err));
     done:
         qt_mem_fail_after(-1);
@@ -308,6 +394,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_are_of_the_moment),
         cmocka_unit_test(norms_behind_sublayers),
+        cmocka_unit_test(arranged_inputs),
         cmocka_unit_test(allocation_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
