@@ -263,9 +263,8 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
 /* What a backend already has, and what it shall keep, of a matrix [n][k] in source order; NULL, or
  * in its memory. */
 struct qt_place {
-    const float *w; /* the source weights */
-    float *rounded; /* receives the weights that qt_packed_weights would return, unless the scheme
-                     * stores an order of channels (w4ax) */
+    const float *w; /* the source weights; if they are finite, those of the host are not read */
+    float *rounded; /* receives the weights that qt_packed_weights would return */
 };
 /*
  * qt_packed_quantize_on or, with a factor, qt_packed_solve in two steps. qt_packed_round uses the

@@ -498,8 +498,7 @@ static bool quantizes_on(const struct qt_spec *spec, const struct qt_matrix *w,
                          const struct qt_backend *be)
 {
     struct qt_packed p;
-    return !spec->arrange && qt_packed_describe(&p, spec, w->n, w->k, NULL) == QT_OK &&
-           qt_packed_rounds_on(&p, be);
+    return qt_packed_describe(&p, spec, w->n, w->k, NULL) == QT_OK && qt_packed_rounds_on(&p, be);
 }
 
 int qt_packed_round(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,

@@ -288,7 +288,7 @@ static int time_choice(double *seconds, struct qt_act_planner *p, struct qt_err 
         weights += choice_weights(p, i);
     in->scale = false;
     const double start = processor_seconds();
-    QT_TRY(qt_act_choose(p, 0, 0, err));
+    QT_TRY(qt_act_choose(p, 0, 0, NULL, err));
     *seconds = (processor_seconds() - start) * weights / choice_weights(p, 0);
 done:
     p->be->free(p->be, p->sample[0]);

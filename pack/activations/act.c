@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { TOKENS = 64 }; /* per item of a parallel loop */
+enum { TOKENS = 16 }; /* per item of a parallel loop */
 
 /* ---- description ---------------------------------------------------------------------------- */
 

@@ -29,13 +29,15 @@ struct arranger {
     enum qt_act_precision precision;
     size_t layer, k, blocks, m;
     int i;
-    float *x;         /* [m][k] sampled tokens */
-    double *weights2; /* [k] sums of squared weights over the linears */
-    float *g;         /* [blocks][128][128] Gram matrices of the stored weights, lower triangles */
-    float *stored;    /* [m][k] x in packed order, scale and rotation */
-    float *e;         /* [m][k] its rounding errors */
-    double *d;        /* [blocks] */
-    float *scratch;   /* [threads][scratch_floats] */
+    const struct qt_layer *on; /* holds the weights of the linears, and its backend rounds them; or
+                                * NULL */
+    float *x;                  /* [m][k] sampled tokens */
+    double *weights2;          /* [k] sums of squared weights over the linears */
+    float *g;       /* [blocks][128][128] Gram matrices of the stored weights, lower triangles */
+    float *stored;  /* [m][k] x in packed order, scale and rotation */
+    float *e;       /* [m][k] its rounding errors */
+    double *d;      /* [blocks] */
+    float *scratch; /* [threads][scratch_floats] */
     size_t scratch_floats;
 };
 
@@ -76,10 +78,29 @@ static void add_squares(void *ctx, size_t b)
             job->a->weights2[c] += (double)job->w[r * k + c] * (double)job->w[r * k + c];
 }
 
+/* In the memory of a backend that is not the host. */
+static int sum_weights2_on(struct arranger *a, struct qt_err *err)
+{
+    struct qt_backend *be = a->p->be;
+    struct qt_channels c = {0};
+    const struct qt_linear *linear;
+    int rc = QT_OK;
+    QT_TRY(be->alloc(be, &c.absmax, a->k * sizeof *c.absmax, err));
+    QT_TRY(be->alloc(be, &c.sum2, a->k * sizeof *c.sum2, err));
+    for (size_t l = 0; (linear = next_linear(a, &l));)
+        QT_TRY(be->channels(be, &c, qt_layer_weight(a->on, linear->weight), linear->n, a->k, err));
+    QT_TRY(be->download(be, a->weights2, c.sum2, a->k * sizeof *c.sum2, err));
+done:
+    qt_backend_channels_free(&c, be);
+    return rc;
+}
+
 static int sum_weights2(struct arranger *a, struct qt_err *err)
 {
     const struct qt_linear *linear;
     int rc = QT_OK;
+    if (a->on)
+        return sum_weights2_on(a, err);
     for (size_t l = 0; rc == QT_OK && (linear = next_linear(a, &l));) {
         float *w = NULL;
         rc = load_weights(&w, a, linear, err);
@@ -122,10 +143,61 @@ static int gram_block(void *ctx, size_t b, int thread, struct qt_err *err)
     return QT_OK;
 }
 
+/* g[blocks][128][128] in backend memory += W_b^T W_b of the stored weights t[n][k]. block[n][128] is
+ * 0 beyond the columns of the last channel block. */
+static int add_grams_on(float *g, float *block, const float *t, const struct arranger *a, size_t n,
+                        struct qt_err *err)
+{
+    struct qt_backend *be = a->p->be;
+    int rc = QT_OK;
+    for (size_t b = 0, at = 0; at < a->k; b++, at += QT_ACT_BLOCK) {
+        const size_t width = qt_min_size(QT_ACT_BLOCK, a->k - at);
+        if (width < QT_ACT_BLOCK)
+            QT_TRY(be->zero(be, block, n * QT_ACT_BLOCK * sizeof *block, err));
+        QT_TRY(be->copy_columns(be, block, QT_ACT_BLOCK, t + at, a->k, width, n, err));
+        QT_TRY(be->linear_grad_w(be, g + b * BLOCK2, block, block, n, QT_ACT_BLOCK, QT_ACT_BLOCK,
+                                 err));
+    }
+done:
+    return rc;
+}
+
+static int make_grams_on(struct arranger *a, const struct qt_act *act, struct qt_err *err)
+{
+    struct qt_backend *be = a->p->be;
+    struct qt_act inverse = {.k = a->k, .order = act->order, .rotate = act->rotate};
+    const struct qt_linear *linear;
+    float *g = NULL, *t = NULL, *block = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&inverse.factor, a->k, sizeof *inverse.factor, err));
+    for (size_t i = 0; i < a->k; i++)
+        inverse.factor[i] = 1 / act->factor[i];
+    QT_TRY(qt_backend_floats(&g, be, a->blocks, BLOCK2, err));
+    for (size_t l = 0; (linear = next_linear(a, &l));) {
+        be->free(be, t);
+        be->free(be, block);
+        t = block = NULL;
+        QT_TRY(qt_backend_floats(&t, be, linear->n, a->k, err));
+        QT_TRY(qt_backend_floats(&block, be, linear->n, QT_ACT_BLOCK, err));
+        QT_TRY(qt_act_arrange_on(be, t, qt_layer_weight(a->on, linear->weight), linear->n, &inverse,
+                                 err));
+        QT_TRY(add_grams_on(g, block, t, a, linear->n, err));
+    }
+    QT_TRY(be->download(be, a->g, g, a->blocks * BLOCK2 * sizeof *g, err));
+done:
+    be->free(be, g);
+    be->free(be, t);
+    be->free(be, block);
+    qt_free(inverse.factor);
+    return rc;
+}
+
 static int make_grams(struct arranger *a, const struct qt_act *act, struct qt_err *err)
 {
     struct gram_job job = {.a = a, .act = act};
     int rc = QT_OK;
+    if (a->on)
+        return make_grams_on(a, act, err);
     memset(a->g, 0, a->blocks * BLOCK2 * sizeof *a->g);
     for (size_t l = 0; rc == QT_OK && (job.linear = next_linear(a, &l));) {
         float *w = NULL;
@@ -240,6 +312,42 @@ done:
     return rc;
 }
 
+/* The same where the weights are. */
+static int add_weight_error_on(double *sum, const struct arranger *a, const struct qt_act *act,
+                               const struct qt_linear *linear, struct qt_err *err)
+{
+    struct qt_backend *be = a->p->be;
+    const size_t n = linear->n, k = a->k, m = qt_min_size(a->m, WEIGHT_TOKENS);
+    const struct qt_arrange arrange = {.input = act};
+    const struct qt_matrix matrix = {
+        .dtype = QT_F32, .n = n, .k = k, .file = a->p->source.dir, .name = linear->weight};
+    struct qt_place place = {.w = qt_layer_weight(a->on, linear->weight)};
+    struct qt_spec spec = *a->p->spec;
+    struct qt_packed packed = {0};
+    float *y = NULL, *host = NULL;
+    double part = 0;
+    int rc;
+    qt_spec_set_method(&spec, QT_METHOD_RTN);
+    spec.arrange = &arrange;
+    QT_TRY(qt_backend_floats(&place.rounded, be, n, k, err));
+    QT_TRY(qt_packed_round(&packed, &spec, &matrix, NULL, be, &place, NULL, err));
+    QT_TRY(be->scale(be, place.rounded, -1, n * k, err));
+    QT_TRY(be->add(be, place.rounded, place.w, n * k, err));
+    QT_TRY(qt_backend_floats(&y, be, m, n, err));
+    QT_TRY(be->linear(be, y, a->p->sample[a->i], place.rounded, NULL, m, n, k, err));
+    QT_TRY(qt_array_new(&host, m, n * sizeof *host, err));
+    QT_TRY(be->download(be, host, y, m * n * sizeof *host, err));
+    for (size_t j = 0; j < m * n; j++)
+        part += (double)host[j] * (double)host[j];
+    *sum += part * (double)a->m / (double)m;
+done:
+    be->free(be, place.rounded);
+    be->free(be, y);
+    qt_packed_free(&packed);
+    qt_free(host);
+    return rc;
+}
+
 static int weight_error(double *sum, const struct arranger *a, const struct qt_act *act,
                         struct qt_err *err)
 {
@@ -247,7 +355,8 @@ static int weight_error(double *sum, const struct arranger *a, const struct qt_a
     int rc = QT_OK;
     *sum = 0;
     for (size_t l = 0; rc == QT_OK && (linear = next_linear(a, &l));)
-        rc = add_weight_error(sum, a, act, linear, err);
+        rc = a->on ? add_weight_error_on(sum, a, act, linear, err)
+                   : add_weight_error(sum, a, act, linear, err);
     return rc;
 }
 
@@ -348,7 +457,20 @@ static int choose(struct qt_act_candidate *best, struct arranger *a, bool sorted
     return QT_OK;
 }
 
-int qt_act_choose(struct qt_act_planner *p, size_t layer, int i, struct qt_err *err)
+/* True if the linears of the input are rounded on the planner's backend, apart from the host. */
+static bool rounds_there(const struct arranger *a)
+{
+    struct qt_packed packed;
+    const struct qt_linear *linear;
+    bool all = !a->p->be->host;
+    for (size_t l = 0; all && (linear = next_linear(a, &l));)
+        all = qt_packed_describe(&packed, a->p->spec, linear->n, linear->k, NULL) == QT_OK &&
+              qt_packed_rounds_on(&packed, a->p->be);
+    return all;
+}
+
+int qt_act_choose(struct qt_act_planner *p, size_t layer, int i, const struct qt_layer *handle,
+                  struct qt_err *err)
 {
     struct qt_act_input *in = qt_act_input_at(p, layer, i);
     struct arranger a = {
@@ -364,6 +486,7 @@ int qt_act_choose(struct qt_act_planner *p, size_t layer, int i, struct qt_err *
     const bool sorts = in->reorder && qt_spec_value(p->spec, "order") != 0;
     int rc = QT_OK;
     openblas_set_num_threads(1);
+    a.on = rounds_there(&a) ? handle : NULL;
     QT_TRY(qt_array_new(&a.weights2, a.k, sizeof *a.weights2, err));
     QT_TRY(qt_array_new(&a.g, a.blocks, BLOCK2 * sizeof *a.g, err));
     QT_TRY(qt_array_new(&a.x, a.m, a.k * sizeof *a.x, err));

@@ -181,7 +181,7 @@ static int plan_layer(struct qt_act_planner *p, size_t layer, float *hidden, siz
         struct qt_act_input *in = qt_act_input_at(p, layer, i);
         if (!in->k)
             continue;
-        QT_TRY(qt_act_choose(p, layer, i, err));
+        QT_TRY(qt_act_choose(p, layer, i, handle, err));
         *qt_act_planned(p, layer, i) = in->chosen.act;
         in->chosen.act = (struct qt_act){0};
         QT_TRY(qt_act_advance(p, 0, err));

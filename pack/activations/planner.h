@@ -86,8 +86,10 @@ static inline struct qt_act *qt_act_planned(const struct qt_act_planner *p, size
 int qt_act_order(struct qt_act *act, const struct qt_act_planner *p, size_t layer, int i,
                  const double *weights2, bool sorted, bool smoothed, struct qt_err *err);
 
-/* error.c: sets in->chosen and in->even of input i from the sampled tokens. */
-int qt_act_choose(struct qt_act_planner *p, size_t layer, int i, struct qt_err *err);
+/* error.c: sets in->chosen and in->even of input i from the sampled tokens. handle: the layer in the
+ * backend's memory. */
+int qt_act_choose(struct qt_act_planner *p, size_t layer, int i, const struct qt_layer *handle,
+                  struct qt_err *err);
 
 /* budget.c: sets the sensitivity of all inputs. */
 int qt_act_measure_sensitivity(struct qt_act_planner *p, struct qt_err *err);
