@@ -354,7 +354,7 @@ static int run_shared_block(void *ctx, size_t block, void *const *into, struct q
 }
 
 /* Gives all ranks the routing weights of all tokens, so that they choose the same for an expert. */
-static int route(struct run *r, struct qt_err *err)
+static int route(struct run *r, size_t layer, struct qt_err *err)
 {
     const size_t size = qt_comm_size(r->opt->comm), experts = qt_model_info(r->model)->experts;
     size_t *end, first;
@@ -365,7 +365,8 @@ static int route(struct run *r, struct qt_err *err)
                  sizeof *r->experts.weights;
     if (r->tokens)
         QT_TRY(qt_layer_route(r->experts.weights + block_start(r, r->first) * experts, r->layer,
-                              r->hidden, r->tokens, r->seqlen, err));
+                              qt_model_mlp_input(r->model, layer), r->hidden, r->tokens, r->seqlen,
+                              err));
     rc = qt_comm_join(r->opt->comm, r->experts.weights, end, err);
 done:
     qt_free(end);
@@ -378,7 +379,7 @@ static int run_experts(struct run *r, size_t layer, struct qt_err *err)
     const int first = qt_model_mlp_input(r->model, layer);
     const int shared = qt_model_experts_input(r->model, layer);
     int rc;
-    QT_TRY(route(r, err));
+    QT_TRY(route(r, layer, err));
     for (int input = first; input < shared; input++)
         QT_TRY(run_expert_input(r, layer, input, err));
     QT_TRY(new_inputs(r, layer, (size_t)shared, 1, err));

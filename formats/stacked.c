@@ -36,15 +36,18 @@ static const struct kind {
     const char *other; /* what replaces `end` in the name of the down (or gate and up) projection */
     const char *between; /* precedes the number of the expert */
     size_t kept;         /* bytes of `end` that stay in front of it */
+    const char *name;    /* of the matrices; NULL: the family's */
 } kinds[] = {
-    {".experts.gate_up_proj", GATE_UP, ".experts.down_proj", "", 9},
-    {".experts.down_proj", DOWN, ".experts.gate_up_proj", "", 9},
-    {".experts.gate_proj", GATE, ".experts.down_proj", "", 9},
-    {".experts.up_proj", UP, ".experts.down_proj", "", 9},
-    {"moe.input_linear", GATE_UP, "moe.output_linear", "experts.", 4},
-    {"moe.output_linear", DOWN, "moe.input_linear", "experts.", 4},
-    {"mlp.input_linear", GATE_UP, "mlp.output_linear", "experts.", 4},
-    {"mlp.output_linear", DOWN, "mlp.input_linear", "experts.", 4},
+    {".experts.gate_up_proj", GATE_UP, ".experts.down_proj", "", 9, NULL},
+    {".experts.down_proj", DOWN, ".experts.gate_up_proj", "", 9, NULL},
+    {".experts.gate_proj", GATE, ".experts.down_proj", "", 9, NULL},
+    {".experts.up_proj", UP, ".experts.down_proj", "", 9, NULL},
+    {"moe.input_linear", GATE_UP, "moe.output_linear", "experts.", 4, NULL},
+    {"moe.output_linear", DOWN, "moe.input_linear", "experts.", 4, NULL},
+    {"mlp.input_linear", GATE_UP, "mlp.output_linear", "experts.", 4, NULL},
+    {"mlp.output_linear", DOWN, "mlp.input_linear", "experts.", 4, NULL},
+    {"attention.experts.input_linear", UP, "attention.experts.output_linear", "", 18, "q_proj"},
+    {"attention.experts.output_linear", DOWN, "attention.experts.input_linear", "", 18, "o_proj"},
 };
 
 static bool is_type(const struct qt_source *source, const char *type)
@@ -175,7 +178,10 @@ static void split_stack(struct qt_pieces *out, const struct qt_source *source,
         return;
     out->experts = t->shape[0];
     out->count = sets;
-    out->name[0] = kind->role == DOWN ? names->down : kind->role == UP ? names->up : names->gate;
+    out->name[0] = kind->name           ? kind->name
+                   : kind->role == DOWN ? names->down
+                   : kind->role == UP   ? names->up
+                                        : names->gate;
     out->name[1] = names->up;
     out->ending = bias ? ".bias" : ".weight";
     out->prefix = stem - strlen(kind->end) + kind->kept;

@@ -121,8 +121,9 @@ struct qt_linear {
     size_t n, k, layer;
     /* In order of use. The mixer (attention) has its input, 0, and at last the input of the output
      * projection; latent attention has the latent states of queries (if any) and keys in between.
-     * Then M = qt_model_mlp_input, the MLP input, and M + 1, the input of the down projection;
-     * M + 2e and M + 1 + 2e for expert e. */
+     * A mixture of attention heads has 1 + 2e and 2 + 2e for Q and O of expert e. Then M =
+     * qt_model_mlp_input, the MLP input, and M + 1, the input of the down projection; M + 2e and
+     * M + 1 + 2e for expert e. */
     int input;
     /* Index of the later linear input that is computed from the outputs of this linear, elementwise
      * or through attention: if the rows of this linear are permuted, the channels of that input are
@@ -254,8 +255,8 @@ int qt_model_mlp_input(const struct qt_model *model, size_t layer);
 /* The number that hooks and qt_layer_run_to give to the input of all routed experts of a layer, before
  * it is divided among them; -1: a layer without experts. It follows the linear inputs. */
 int qt_model_experts_input(const struct qt_model *model, size_t layer);
-/* True if the linear with this input is the last one of a sublayer without experts. If mixer and
- * MLP read the same input, the whole layer is one sublayer. */
+/* True if the linear with this input is the last one of the mixer, or of an MLP without experts. If
+ * mixer and MLP read the same input, the whole layer is one sublayer. */
 bool qt_model_ends_sublayer(const struct qt_model *model, size_t layer, int input);
 /* The expert that has this linear input; -1 if it does not belong to an expert. */
 int qt_model_expert(const struct qt_model *model, size_t layer, int input);
@@ -290,15 +291,16 @@ float qt_model_output_scale(const struct qt_model *model, size_t layer, int inpu
 
 /*
  * Computes the routing weights of m tokens, weights[m][experts] in host memory, from
- * hidden[m][info.hidden] (backend memory, not changed): the hidden states before the MLP sublayer.
+ * hidden[m][info.hidden] (backend memory, not changed): the hidden states before the sublayer that
+ * has the linear input `input`.
  * A chosen expert has a positive weight. An expert that is not chosen has minus the weight that it
  * would have. With a selection bias (ROLE_SELECT_BIAS) it has -max(0, w - (r - s)) instead, where w
  * is the weight and r the biased score of the last chosen expert, and s the biased score of the
  * expert itself. QT_E_INPUT naming the router if its scores are not finite.
  */
 struct qt_layer;
-int qt_layer_route(float *weights, struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
-                   struct qt_err *err);
+int qt_layer_route(float *weights, struct qt_layer *layer, int input, float *hidden, size_t m,
+                   size_t seqlen, struct qt_err *err);
 /* The tokens that an expert processes. */
 struct qt_tokens {
     size_t count;

@@ -495,7 +495,7 @@ static int route(struct qt_sequential *s, struct qt_err *err)
         return QT_OK;
     for (size_t at = 0; at < s->tokens; at += step)
         QT_TRY(qt_layer_route(s->moe.routing_weight + (first_token(s) + at) * experts,
-                              s->quantized_layer, s->hidden + at * s->width,
+                              s->quantized_layer, s->sums.input_index, s->hidden + at * s->width,
                               qt_min_size(step, s->tokens - at), s->data->seqlen, err));
     QT_TRY(join_weights(s, err));
     s->moe.routed = true;
@@ -632,7 +632,8 @@ int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int 
     QT_TRY(sums_new(s, linear_with(s, input), act, err));
     if (s->sums.weighted)
         QT_TRY(list_tokens(s, (size_t)qt_model_expert(s->model, s->layer, input), err));
-    s->reference_done = qt_model_ends_sublayer(s->model, s->layer, input) && !is_final(s, input);
+    s->reference_done = !s->sums.weighted && !is_final(s, input) &&
+                        qt_model_ends_sublayer(s->model, s->layer, input);
     keep_last_input(s, input);
     s->be->half = true;
     QT_TRY(observe_all(s, err));

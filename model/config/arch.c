@@ -253,6 +253,9 @@ static const struct arch_alias chatglm_keys[] = {{"num_hidden_layers", "num_laye
     [ROLE_O] = "self_attention.dense", [ROLE_MLP_IN] = "post_attention_layernorm",                 \
     [ROLE_UP] = "mlp.dense_h_to_4h", [ROLE_DOWN] = "mlp.dense_4h_to_h"
 
+static const struct arch_alias jetmoe_keys[] = {
+    {"head_dim", "kv_channels"}, {"hidden_act", "activation_function"}, {0}};
+
 static const struct arch_alias internlm3_keys[] = {
     {"attention_bias", "qkv_bias"}, {"mlp_bias", "bias"}, {0}};
 
@@ -1012,6 +1015,33 @@ static const struct arch table[] = {
         .qkv_bias = {"attention_bias", false},
         .o_bias = {"attention_bias", false},
         .read = config_read_multipliers,
+    },
+    {
+        .family = "jetmoe",
+        .aliases = jetmoe_keys,
+        LLAMA_COMMON,
+        .vocab = 32000,
+        .max_positions = 4096,
+        .kv_heads = 16,
+        .head_dim = 128,
+        .parts = {[ROLE_ATTN_IN] = "input_layernorm",
+                  [ROLE_QKV] = "self_attention.kv_proj",
+                  [ROLE_HEADS_ROUTER] = "self_attention.experts.router.layer",
+                  [ROLE_HEADS_BIAS] = "self_attention.experts.bias",
+                  [ROLE_EXPERT_Q] = "q_proj",
+                  [ROLE_EXPERT_O] = "o_proj",
+                  [ROLE_MLP_IN] = "post_attention_layernorm",
+                  [ROLE_ROUTER] = "mlp.router.layer",
+                  [ROLE_EXPERTS_BIAS] = "mlp.bias",
+                  [ROLE_GATE] = "gate_proj",
+                  [ROLE_UP] = "up_proj",
+                  [ROLE_DOWN] = "down_proj"},
+        .experts = "mlp.experts.",
+        .head_experts = "self_attention.experts.",
+        .normalize_routing = {NULL, true},
+        .tied = {"tie_word_embeddings", true},
+        .layer_eps = 1e-6f,
+        .adapt = config_adapt_jetmoe,
     },
     {
         .family = "granitemoeshared",
@@ -2103,6 +2133,8 @@ const char *arch_cannot(const struct arch *arch, bool experts, bool ssm, enum qt
     const bool changes = use == QT_USE_LEARN || use == QT_USE_W4AX;
     if (arch->altup_in)
         return "inputs of single layers";
+    if (arch->head_experts)
+        return "mixtures of attention heads";
     if (use == QT_USE_CALIB_FILE) /* layers may lack inputs */
         return ssm && arch->ssm == SSM_BLOCKS ? "layers of a single sublayer" : NULL;
     if (arch->both_ways)
@@ -2138,10 +2170,11 @@ bool qt_model_family(struct qt_family *out, size_t i)
     *out = (struct qt_family){
         .type = type,
         .decoder = decoder,
-        .attention = arch->both_ways    ? "attention to both sides"
-                     : arch->latent     ? "latent attention"
-                     : arch->delta      ? "gated DeltaNet and attention"
-                     : arch->short_conv ? "short convolution and attention"
+        .attention = arch->both_ways      ? "attention to both sides"
+                     : arch->head_experts ? "mixture of attention heads"
+                     : arch->latent       ? "latent attention"
+                     : arch->delta        ? "gated DeltaNet and attention"
+                     : arch->short_conv   ? "short convolution and attention"
                      : arch->ssm ? arch->parts[ROLE_O] ? "state space and attention" : "state space"
                                  : "attention",
         .experts = arch->experts != NULL};

@@ -151,7 +151,9 @@ static int read_mixers(struct config *cfg, const struct source *src, struct qt_e
     int rc = qt_array_new(&cfg->mixers, cfg->info.layers, sizeof *cfg->mixers, err);
     cfg->o_width = cfg->info.heads * cfg->info.head_dim;
     for (size_t i = 0; rc == QT_OK && i < cfg->info.layers; i++)
-        cfg->mixers[i] = cfg->arch->latent ? MIXER_LATENT : MIXER_ATTENTION;
+        cfg->mixers[i] = cfg->arch->latent         ? MIXER_LATENT
+                         : cfg->arch->head_experts ? MIXER_HEAD_EXPERTS
+                                                   : MIXER_ATTENTION;
     return rc < 0                  ? rc
            : cfg->arch->latent     ? read_latent(cfg, src, err)
            : cfg->arch->delta      ? read_delta(cfg, src, err)

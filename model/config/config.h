@@ -38,6 +38,7 @@ int config_adapt_multi_query(json_t *out, const struct source *src, struct qt_er
 int config_adapt_baichuan(json_t *out, const struct source *src, struct qt_err *err);
 int config_adapt_qwen(json_t *out, const struct source *src, struct qt_err *err);
 int config_adapt_chatglm(json_t *out, const struct source *src, struct qt_err *err);
+int config_adapt_jetmoe(json_t *out, const struct source *src, struct qt_err *err);
 int config_adapt_gemma3n(json_t *out, const struct source *src, struct qt_err *err);
 int config_adapt_mimo(json_t *out, const struct source *src, struct qt_err *err);
 int config_adapt_minimax_m3(json_t *out, const struct source *src, struct qt_err *err);

@@ -66,6 +66,18 @@ done:
     return rc;
 }
 
+/* There are as many queries per key as a token has experts. */
+int config_adapt_jetmoe(json_t *out, const struct source *src, struct qt_err *err)
+{
+    size_t kv_heads = 16, chosen = 2;
+    int rc;
+    QT_TRY(config_read_size(&kv_heads, src, "num_key_value_heads", CONFIG_WIDTH, err));
+    QT_TRY(config_read_size(&chosen, src, "num_experts_per_tok", CONFIG_WIDTH, err));
+    QT_TRY(put(out, "num_attention_heads", json_integer((json_int_t)(kv_heads * chosen)), err));
+done:
+    return rc;
+}
+
 int config_adapt_chatglm(json_t *out, const struct source *src, struct qt_err *err)
 {
     bool biased = false, qkv_biased = false, groups = false;

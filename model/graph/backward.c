@@ -169,8 +169,9 @@ static bool norm_follows(const struct chunk *c)
 static int experts_forward(struct chunk *c, const float *in, struct qt_err *err)
 {
     bool stop;
-    return norm_follows(c) ? experts_run(&stop, c->w->down_raw, in, &c->run, err)
-                           : experts_route(c->run.layer->work.experts.weights, &c->run, in, err);
+    return norm_follows(c)
+               ? experts_run(&stop, c->w->down_raw, in, &c->run, err)
+               : experts_route(c->run.layer->work.experts.weights, ROLE_ROUTER, &c->run, in, err);
 }
 
 /* Runs up to the activation; runs DOWN too if a norm follows it. */

@@ -40,7 +40,8 @@ static struct recurrence recurrence_of(const struct config *cfg, enum mixer_kind
 
 static bool has_keys(enum mixer_kind mixer)
 {
-    return mixer == MIXER_ATTENTION || mixer == MIXER_LATENT || mixer == MIXER_SSM_ATTENTION;
+    return mixer == MIXER_ATTENTION || mixer == MIXER_LATENT || mixer == MIXER_SSM_ATTENTION ||
+           mixer == MIXER_HEAD_EXPERTS;
 }
 
 int cache_open(struct layer_cache *out, const struct qt_model *model, size_t layer,

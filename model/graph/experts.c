@@ -157,7 +157,8 @@ done:
     return rc;
 }
 
-int experts_route(float *weights, const struct layer_run *r, const float *x, struct qt_err *err)
+int experts_route(float *weights, enum role router, const struct layer_run *r, const float *x,
+                  struct qt_err *err)
 {
     struct qt_layer *l = r->layer;
     struct layer_experts *e = &l->work.experts;
@@ -173,7 +174,7 @@ int experts_route(float *weights, const struct layer_run *r, const float *x, str
         QT_TRY(l->be->scale(l->be, e->normed, (float)(1 / sqrt((double)cfg->info.hidden)),
                             r->m * cfg->info.hidden, err));
     }
-    QT_TRY(scores_of(e->scores, cfg->routed, ROLE_ROUTER, r, normed ? e->normed : x, err));
+    QT_TRY(scores_of(e->scores, cfg->routed, router, r, normed ? e->normed : x, err));
     if (gated)
         QT_TRY(scores_of(e->gate, 1, ROLE_SHARED_GATE, r, x, err));
     if (select_bias)
@@ -301,6 +302,23 @@ done:
     return rc;
 }
 
+int experts_begin(const struct layer_run *r, enum role bias, struct qt_err *err)
+{
+    const size_t hidden = r->layer->model->cfg.info.hidden;
+    const float *from = r->layer->parts[bias].weight;
+    struct qt_backend *be = r->layer->be;
+    float *sum = r->layer->work.experts.sum;
+    uint32_t *first = NULL; /* row 0 for every token */
+    int rc;
+    if (!from)
+        return be->zero(be, sum, r->m * hidden * sizeof *sum, err);
+    QT_TRY(qt_array_new(&first, r->m, sizeof *first, err));
+    QT_TRY(be->gather_rows(be, sum, from, first, NULL, r->m, hidden, err));
+done:
+    qt_free(first);
+    return rc;
+}
+
 int experts_run(bool *stop, float *y, const float *x, const struct layer_run *r, struct qt_err *err)
 {
     const struct qt_model_info *info = &r->layer->model->cfg.info;
@@ -317,9 +335,9 @@ int experts_run(bool *stop, float *y, const float *x, const struct layer_run *r,
         return r->hook->fn(r->hook->ctx, r->stop, routed_x, r->m, info->hidden, err);
     }
     if (!r->tokens)
-        QT_TRY(experts_route(e->weights, r, x, err));
+        QT_TRY(experts_route(e->weights, ROLE_ROUTER, r, x, err));
     if (!*stop)
-        QT_TRY(r->layer->be->zero(r->layer->be, e->sum, bytes, err));
+        QT_TRY(experts_begin(r, ROLE_EXPERTS_BIAS, err));
     QT_TRY(prepare_routed(&routed_x, r, x, err));
     for (size_t i = first; i < end; i++) {
         if (r->tokens)

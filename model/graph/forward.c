@@ -262,22 +262,23 @@ int qt_layer_run_to(struct qt_layer *layer, int input, float *hidden, size_t m, 
 
 static int route(const struct layer_run *r, struct qt_err *err)
 {
+    const bool mixer = r->stop < r->layer->def->mixer_inputs;
     const float *x;
-    int rc = sublayer_input(&x, r, ROLE_MLP_IN, err);
+    int rc = sublayer_input(&x, r, mixer ? ROLE_ATTN_IN : ROLE_MLP_IN, err);
     return rc < 0 ? rc
                   : experts_route(r->weights + r->first_token * r->layer->model->cfg.info.experts,
-                                  r, x, err);
+                                  mixer ? ROLE_HEADS_ROUTER : ROLE_ROUTER, r, x, err);
 }
 
-int qt_layer_route(float *weights, struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
-                   struct qt_err *err)
+int qt_layer_route(float *weights, struct qt_layer *layer, int input, float *hidden, size_t m,
+                   size_t seqlen, struct qt_err *err)
 {
     return run_sublayers((struct sublayers){{route}},
                          &(struct layer_run){.layer = layer,
                                              .state = hidden,
                                              .m = m,
                                              .seqlen = seqlen,
-                                             .stop = -1,
+                                             .stop = input,
                                              .weights = weights},
                          err);
 }

@@ -20,7 +20,7 @@
  * width.
  *
  * Other mixers than attention have their parts between ATTN_IN and ATTN_OUT: latent.c, delta.c,
- * short.c and ssm.c draw them. A layer may also be a mixer without an MLP, or an MLP without a mixer.
+ * short.c, ssm.c and head_experts.c draw them. A layer may also be a mixer without an MLP, or an MLP without a mixer.
  * SINKS adds a term to the softmax of each attention head; with gates, Q also computes a factor for
  * each channel in front of O, or ATTN_GATE does.
  *
@@ -90,6 +90,8 @@ enum role {
     ROLE_SSM_NORM,
     ROLE_O,
     ROLE_SSM_OUT,
+    ROLE_HEADS_ROUTER, /* see head_experts.c */
+    ROLE_HEADS_BIAS,
     ROLE_ATTN_OUT,
     ROLE_MLP_IN,
     ROLE_ROUTER,
@@ -99,6 +101,7 @@ enum role {
     ROLE_EXPERT_SCALE,
     ROLE_EXPERTS_IN,
     ROLE_EXPERTS_OUT,
+    ROLE_EXPERTS_BIAS, /* added to the sum over the experts */
     ROLE_SHARED_OUT,
     ROLE_MLP_OUT,
     ROLE_PER_LAYER_GATE,
@@ -117,6 +120,8 @@ enum role {
     ROLE_GATE,
     ROLE_UP,
     ROLE_DOWN,
+    ROLE_EXPERT_Q, /* of head_experts.c, as EXPERT_O */
+    ROLE_EXPERT_O,
     ROLE_COUNT,
     EXPERT_ROLES = ROLE_COUNT - ROLE_GATE_UP
 };
@@ -164,6 +169,7 @@ enum mixer_kind {
     MIXER_SHORT,
     MIXER_SSM,
     MIXER_SSM_ATTENTION,
+    MIXER_HEAD_EXPERTS, /* all layers have experts, too */
     MIXER_NONE,
     MIXER_KINDS
 };
@@ -205,6 +211,8 @@ struct arch {
     /* Name prefixes of MLP parts in families with experts: `experts` precedes the expert number,
      * `shared` a part of the shared expert, `dense` a part of a dense MLP. NULL: there are none. */
     const char *experts, *shared, *dense;
+    /* The same of EXPERT_Q and EXPERT_O; all layers are MIXER_HEAD_EXPERTS. NULL: none is. */
+    const char *head_experts;
     /* The shared expert stores GATE_UP, with these names, where routed ones have GATE and UP. */
     const char *shared_gate_up, *shared_down;
     const char
@@ -236,6 +244,7 @@ struct arch {
     const char *act_key, *act;
     const char *eps_key; /* NULL: always 1e-5 */
     double eps, theta;   /* defaults of the norm's epsilon and rope_theta; 0: 1e-6 and 1e4 */
+    float layer_eps;     /* epsilon of norms of layers, whatever config.json says; 0: the same */
     /* Default rope_theta of layers with a window. 0: all layers have the same rotary embedding. */
     double local_theta;
     const char *local_theta_key;        /* NULL: only rope_parameters can set it */
@@ -504,7 +513,7 @@ static inline size_t layer_parts(const struct config *cfg)
     return part_at(cfg->info.experts ? cfg->info.experts - 1 : 0, ROLE_COUNT);
 }
 
-/* The linear input of an expert: of DOWN, or of GATE and UP. */
+/* The linear input of an expert of the MLP: of DOWN, or of GATE and UP. */
 static inline int expert_input(const struct layer_def *layer, size_t expert, bool down)
 {
     return layer->mixer_inputs + 2 * (int)expert + down;
@@ -513,8 +522,9 @@ static inline int expert_input(const struct layer_def *layer, size_t expert, boo
 /* The expert that has this linear input; -1: none. */
 static inline int layer_expert(const struct layer_def *layer, int input)
 {
-    const int expert = (input - layer->mixer_inputs) / 2;
-    return input >= layer->mixer_inputs && (size_t)expert < layer->experts ? expert : -1;
+    const bool heads = layer->mixer == MIXER_HEAD_EXPERTS && input < layer->mixer_inputs;
+    const int first = heads ? 1 : layer->mixer_inputs, expert = (input - first) / 2;
+    return input >= first && (size_t)expert < layer->experts ? expert : -1;
 }
 
 /* Intermediate width of the dense MLP of a layer. */

@@ -393,7 +393,8 @@ static const struct mixer *const mixers[MIXER_KINDS] = {[MIXER_ATTENTION] = &mix
                                                         [MIXER_SHORT] = &mixer_short,
                                                         [MIXER_SSM] = &mixer_ssm,
                                                         [MIXER_SSM_ATTENTION] =
-                                                            &mixer_ssm_attention};
+                                                            &mixer_ssm_attention,
+                                                        [MIXER_HEAD_EXPERTS] = &mixer_head_experts};
 
 const struct mixer *mixer_of(const struct qt_layer *l)
 {

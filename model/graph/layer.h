@@ -36,7 +36,7 @@ struct rope {
     float *cos, *sin, *minus_sin;
 };
 
-/* Working memory of experts.c, for chunks of `rows` tokens. */
+/* Working memory of experts.c and head_experts.c, for chunks of `rows` tokens. */
 struct layer_experts {
     float *in, *out;         /* backend, [rows][hidden], of one expert */
     float *normed;           /* backend, [rows][hidden], input of the router or of routed experts */
@@ -249,7 +249,7 @@ struct mixer {
                struct qt_err *err);
 };
 extern const struct mixer mixer_attention, mixer_latent, mixer_delta, mixer_short, mixer_ssm,
-    mixer_ssm_attention;
+    mixer_ssm_attention, mixer_head_experts;
 /* mixer_attention.run behind the call of layer_input for x. */
 int attention_run(bool *stop, float *out, const float *x, const struct layer_run *r,
                   struct qt_err *err);
@@ -288,7 +288,10 @@ int altup_join(struct qt_embed_head *e, float *out, const float *state, size_t m
 /* ---- experts.c ------------------------------------------------------------------------------ */
 
 /* Sets weights[m][experts] (host memory) as qt_layer_route; x[m][hidden]: the router's input. */
-int experts_route(float *weights, const struct layer_run *r, const float *x, struct qt_err *err);
+int experts_route(float *weights, enum role router, const struct layer_run *r, const float *x,
+                  struct qt_err *err);
+/* Sets experts.sum[m][hidden] to the bias of the sum over the experts, or 0. */
+int experts_begin(const struct layer_run *r, enum role bias, struct qt_err *err);
 /* Like layer_mlp, for the weighted sum of the chosen experts. If r->stop is an input of an expert,
  * runs that expert only. */
 int experts_run(bool *stop, float *y, const float *x, const struct layer_run *r,

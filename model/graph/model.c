@@ -165,15 +165,16 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
     const size_t qk = cfg->latent.nope + cfg->latent.rope;
     const size_t dim = layer->heads.dim, value_dim = cfg->value_dim ? cfg->value_dim : dim;
     size_t h = info->hidden, q = info->heads * dim, kv = layer->heads.kv * dim;
+    const bool mixed = layer->mixer == MIXER_HEAD_EXPERTS;
     const size_t keys = 2 * cfg->delta.key_heads * cfg->delta.key_dim; /* queries, too */
     const size_t values = cfg->delta.value_heads * cfg->delta.value_dim;
     size_t inner = mlp_width(cfg, layer, expert);
     switch (role) {
     case ROLE_QKV:
-        return (struct qt_linear){.n = q + 2 * kv,
+        return (struct qt_linear){.n = mixed ? 2 * kv : q + 2 * kv,
                                   .k = h,
                                   .input = 0,
-                                  .feeds = cfg->arch->grouped_qkv ? -1 : 1,
+                                  .feeds = cfg->arch->grouped_qkv || mixed ? -1 : 1,
                                   .feeds_from = q + kv,
                                   .feeds_rows = kv,
                                   .feeds_scale = true};
@@ -279,6 +280,11 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
                                   .feeds_scale = role == ROLE_UP && gated};
     case ROLE_DOWN:
         return (struct qt_linear){.n = h, .k = inner, .input = down, .feeds = -1};
+    case ROLE_EXPERT_Q:
+        return (struct qt_linear){.n = kv, .k = h, .input = 1 + 2 * (int)expert, .feeds = -1};
+    case ROLE_EXPERT_O:
+        return (struct qt_linear){.n = h, .k = kv, .input = 2 + 2 * (int)expert, .feeds = -1};
+    case ROLE_HEADS_ROUTER:
     case ROLE_ROUTER:
         return (struct qt_linear){.n = cfg->routed, .k = h, .input = -1, .feeds = -1};
     case ROLE_SELECT_BIAS:
@@ -391,6 +397,9 @@ static int part_stem(char **out, const struct config *cfg, const struct layer_de
 {
     const struct arch *arch = cfg->arch;
     const char *name = role_name(cfg, layer, role, expert), *mlp = "";
+    if (role == ROLE_EXPERT_Q || role == ROLE_EXPERT_O)
+        return qt_string_format(out, err, "%s%s%zu.%s%zu.%s", prefix, arch->layers, index,
+                                arch->head_experts, expert, name);
     if (layer->experts && role >= ROLE_GATE_UP && expert < cfg->routed)
         return qt_string_format(out, err, "%s%s%zu.%s%zu.%s", prefix, arch->layers, index,
                                 arch->experts, expert, name);
@@ -411,6 +420,7 @@ static bool mixer_has(const struct config *cfg, enum mixer_kind mixer, enum role
     case ROLE_QKV:
     case ROLE_K:
     case ROLE_V:
+        return attention || mixer == MIXER_HEAD_EXPERTS;
     case ROLE_Q_NORM:
     case ROLE_K_NORM:
     case ROLE_ATTN_GATE:
@@ -452,7 +462,8 @@ static bool role_bare(enum role role)
 {
     return role == ROLE_SELECT_BIAS || role == ROLE_SINKS || role == ROLE_A_LOG ||
            role == ROLE_DT_BIAS || role == ROLE_SSM_D || role == ROLE_ROUTER_NORM ||
-           role == ROLE_EXPERT_SCALE || role == ROLE_LAYER_SCALE || role == ROLE_ALTUP_SCALE;
+           role == ROLE_EXPERT_SCALE || role == ROLE_LAYER_SCALE || role == ROLE_ALTUP_SCALE ||
+           role == ROLE_HEADS_BIAS || role == ROLE_EXPERTS_BIAS;
 }
 
 static bool layer_has(const struct config *cfg, const struct layer_def *layer, enum role role,
@@ -505,7 +516,9 @@ static int layer_part(struct layer_def *layer, const struct config *cfg, const c
         layer->norms[part->index] = (struct qt_norm){part->weight, linear.n};
         part->plus_1 = cfg->arch->norms_plus_1 && role != ROLE_DELTA_NORM;
         /* transformers gives the norms of latent states an epsilon of their own */
-        part->eps = role == ROLE_Q_A_NORM || role == ROLE_KV_A_NORM ? 1e-6f : cfg->eps;
+        part->eps = role == ROLE_Q_A_NORM || role == ROLE_KV_A_NORM ? 1e-6f
+                    : cfg->arch->layer_eps > 0                      ? cfg->arch->layer_eps
+                                                                    : cfg->eps;
     }
     return QT_OK;
 }
@@ -533,12 +546,13 @@ static int layer_set(struct layer_def *layer, const struct config *cfg, const ch
     layer->mixer = cfg->mixers[index];
     layer->heads = cfg->heads[index];
     layer->mlp = config_has_mlp(cfg, index);
+    layer->experts = !layer->mlp || (cfg->dense && cfg->dense[index]) ? 0 : cfg->info.experts;
     layer->mixer_inputs = layer->mixer == MIXER_NONE            ? 0
+                          : layer->mixer == MIXER_HEAD_EXPERTS  ? 1 + 2 * (int)layer->experts
                           : layer->mixer == MIXER_SSM_ATTENTION ? 3
                           : layer->mixer != MIXER_LATENT        ? 2
                           : cfg->latent.q_rank                  ? 4
                                                                 : 3;
-    layer->experts = !layer->mlp || (cfg->dense && cfg->dense[index]) ? 0 : cfg->info.experts;
     QT_TRY(qt_array_new(&layer->parts, parts, sizeof *layer->parts, err));
     QT_TRY(qt_array_new(&layer->linears, parts, sizeof *layer->linears, err));
     for (size_t expert = 0; expert < (layer->experts ? layer->experts : 1); expert++)
@@ -555,7 +569,7 @@ done:
 }
 
 /* *exists: there is a layer `index` beyond the decoder, recognized by its O, or by ATTN_IN if not
- * all layers have O. MTP layers, which have
+ * all layers have one O. MTP layers, which have
  * an eh_proj, are allowed there; any other layer is an error. */
 static int find_layer(bool *exists, const struct config *cfg, const char *prefix, size_t index,
                       const struct qt_weights *w, struct qt_err *err)
@@ -564,7 +578,7 @@ static int find_layer(bool *exists, const struct config *cfg, const char *prefix
     char *stem = NULL, *o = NULL, *eh_proj = NULL;
     int ndim, rc;
     QT_TRY(part_stem(&stem, cfg, &(struct layer_def){0}, prefix, index,
-                     cfg->arch->ssm ? ROLE_ATTN_IN : ROLE_O, 0, err));
+                     cfg->arch->ssm || !cfg->arch->parts[ROLE_O] ? ROLE_ATTN_IN : ROLE_O, 0, err));
     QT_TRY(qt_string_format(&o, err, "%s.weight", stem));
     QT_TRY(qt_string_format(&eh_proj, err, "%s%s%zu.eh_proj.weight", prefix, cfg->arch->layers,
                             index));
@@ -832,8 +846,8 @@ bool qt_model_can_run_from(const struct qt_model *model, size_t layer, int input
     const struct layer_def *def = &model->layers[layer];
     const bool of_mixer = input < def->mixer_inputs;
     const bool apart = def->mixer != MIXER_SSM_ATTENTION && !def->heads.kept;
-    return qt_model_ends_sublayer(model, layer, input) && !model->cfg.parallel &&
-           !model->cfg.altup && (!of_mixer || apart);
+    return qt_model_ends_sublayer(model, layer, input) && layer_expert(def, input) < 0 &&
+           !model->cfg.parallel && !model->cfg.altup && (!of_mixer || apart);
 }
 
 float qt_model_output_scale(const struct qt_model *model, size_t layer, int input)
@@ -841,6 +855,7 @@ float qt_model_output_scale(const struct qt_model *model, size_t layer, int inpu
     const bool mlp = input >= qt_model_mlp_input(model, layer);
     const bool added = model->cfg.info.state == model->cfg.info.hidden &&
                        qt_model_ends_sublayer(model, layer, input) &&
+                       qt_model_expert(model, layer, input) < 0 &&
                        !model->cfg.arch->parts[mlp ? ROLE_MLP_OUT : ROLE_ATTN_OUT];
     const enum mixer_kind mixer = model->layers[layer].mixer;
     const enum role last = mlp ? ROLE_DOWN : mixer == MIXER_SSM_ATTENTION ? ROLE_SSM_OUT : ROLE_O;

@@ -116,6 +116,8 @@ int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t la
         return refuse("gated DeltaNet", err);
     if (def->mixer == MIXER_SHORT)
         return refuse("short convolutions", err);
+    if (def->mixer == MIXER_HEAD_EXPERTS)
+        return refuse("mixtures of attention heads", err);
     if (def->mixer != MIXER_ATTENTION)
         return refuse("state space models", err);
     if (cfg->arch->grouped_qkv)

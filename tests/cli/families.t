@@ -100,3 +100,17 @@ $ qtool eval $MODELS/minimax_m3 --data $MODELS/minimax_m3/ids.u16 --seqlen 49 -q
 $ qtool eval $MODELS/llama4_chunks --data $MODELS/llama4_chunks/ids.u16 --seqlen 40 --kv 4 -q
 ? 4
 2 llama4_chunks: 4-bit caches of sequences of 40 tokens, but 'attention_chunk_size' is 16
+
+# A mixture of attention heads: queries and output projections of experts, which have their own
+# Hessians.
+$ qtool quantize $MODELS/jetmoe -o jetmoe --scheme fp6:e=2 --tensor '_proj=fp6:e=2' --data $MODELS/jetmoe/ids.u16 --seqlen 40 -q
+$ qtool inspect jetmoe
+> layers.1.self_attention.experts.3.q_proj.weight .*method=gptq
+> layers.1.self_attention.experts.3.o_proj.weight .*method=gptq
+> layers.1.self_attention.kv_proj.weight .*method=gptq
+$ qtool eval jetmoe --ref $MODELS/jetmoe --data $MODELS/jetmoe/ids.u16 --seqlen 40 --gate 'kld_mean<=0.1' -q
+$ qtool plan $MODELS/jetmoe --scheme nf4
+> layers.1.self_attention.experts.router.layer.weight .*copied: router
+$ qtool quantize $MODELS/jetmoe -o w4 --scheme w4ax --tensor '_proj=w4ax' --data $MODELS/jetmoe/ids.u16 --seqlen 40
+? 4
+2 w4ax does not support mixtures of attention heads

@@ -662,8 +662,14 @@ MODELS |= {
     "sarvam_mla": ("sarvam_mla", LATENT_MOE | dict(q_lora_rank=None, rope_parameters=YARN | {
         "mscale": 0.8, "mscale_all_dim": 0.7}), {"rms_norm_eps": None}),
 }
+JETMOE = dict(hidden_size=16, vocab_size=53, num_hidden_layers=2, num_key_value_heads=2,
+              kv_channels=6, intermediate_size=12, num_local_experts=4, num_experts_per_tok=2,
+              rms_norm_eps=1e-3, max_position_embeddings=48, tie_word_embeddings=False)
+MODELS["jetmoe"] = ("jetmoe", JETMOE, {})
 # Compared by --check only: the same decoders with other options or the names of multimodal models.
 CHECKED = {
+    "jetmoe_square": ("jetmoe", JETMOE | dict(
+        kv_channels=8, num_experts_per_tok=3, tie_word_embeddings=True), {}),
     "falcon_h1_plain": ("falcon_h1", MAMBA | dict(
         num_hidden_layers=2, mamba_d_ssm=None, attention_bias=True, mlp_bias=True,
         mamba_proj_bias=True, attention_out_multiplier=0.6), {}),

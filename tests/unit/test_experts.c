@@ -115,7 +115,10 @@ static float *routing_weights(struct fixture *f, struct qt_layer *layer, const f
     float *weights = malloc(TOKENS * f->experts * sizeof *weights);
     float *copy = malloc(TOKENS * f->width * sizeof *copy);
     memcpy(copy, hidden, TOKENS * f->width * sizeof *copy);
-    expect_ok("route", qt_layer_route(weights, layer, copy, TOKENS, SEQLEN, &f->err), &f->err);
+    expect_ok("route",
+              qt_layer_route(weights, layer, qt_model_mlp_input(f->model, 0), copy, TOKENS, SEQLEN,
+                             &f->err),
+              &f->err);
     assert_memory_equal(copy, hidden, TOKENS * f->width * sizeof *copy);
     free(copy);
     return weights;
@@ -531,7 +534,9 @@ static void expect_no_scores(struct fixture *f, const char *part)
     struct qt_layer *layer;
     float *weights = malloc(TOKENS * f->experts * sizeof *weights);
     expect_ok("layer", qt_layer_open(&layer, f->model, 0, &w, f->be, &f->err), &f->err);
-    expect_error("route", qt_layer_route(weights, layer, f->hidden, TOKENS, SEQLEN, &f->err),
+    expect_error("route",
+                 qt_layer_route(weights, layer, qt_model_mlp_input(f->model, 0), f->hidden, TOKENS,
+                                SEQLEN, &f->err),
                  QT_E_INPUT, "not finite", &f->err);
     expect_error("run", qt_layer_run_sublayer(layer, 2, f->hidden, TOKENS, SEQLEN, NULL, &f->err),
                  QT_E_INPUT, part, &f->err);

@@ -362,8 +362,8 @@ static void test_hooks(void **state)
     hook_case(GOLDEN "/opt_norm_after");
 }
 
-/* The linear inputs of one sequence. */
-enum { KEPT = 6 };
+/* The linear inputs of one sequence; KEPT: of a layer, at most. */
+enum { KEPT = 17 };
 struct kept {
     float *x[KEPT];
     size_t floats[KEPT];
@@ -417,15 +417,15 @@ static void sublayer_case(const char *dir, size_t index)
     }
     memcpy(parts, all, bytes);
     must(qt_layer_run(layer, all, M, M, &(struct qt_hook){&whole, keep}, &f.err), &f.err);
-    const int mlp = qt_model_mlp_input(f.model, index);
-    for (int i = 0; i < (int)qt_model_inputs(f.model, index); i++) {
+    const int last = (int)qt_model_inputs(f.model, index) - 1;
+    for (int i = 0; i <= last; i++) {
         memcpy(before, parts, bytes);
         must(qt_layer_run_to(layer, i, parts, M, M, NULL, &(struct qt_hook){&part, keep}, &f.err),
              &f.err);
         compare_kept(&whole, &part, i, i);
         assert_memory_equal(before, parts, bytes);
         free_kept(&part);
-        if (i + 1 >= mlp && (i + mlp) % 2)
+        if (qt_model_ends_sublayer(f.model, index, i) || i == last)
             must(qt_layer_run_sublayer(layer, i, parts, M, M, NULL, &f.err), &f.err);
     }
     assert_memory_equal(all, parts, bytes);
@@ -455,6 +455,7 @@ static void test_sublayers(void **state)
         sublayer_case(GOLDEN "/gemma4_small", layer);
     for (size_t layer = 0; layer < 4; layer++)
         sublayer_case(GOLDEN "/gemma3n", layer);
+    sublayer_case(GOLDEN "/jetmoe", 1);
 }
 
 /* Sequences are independent, and chunk boundaries change results only by rounding. */
@@ -899,6 +900,10 @@ static const struct refusal refusals[] = {
     {"gemma3n", "activation_sparsity_pattern", "[0, 0, 0, 1]", QT_E_INPUT, "from 0 to 0.9999"},
     {"gemma3n", "intermediate_size", "[24, 24, 24, 20]", QT_E_UNSUPPORTED, "intermediate_size"},
     {"gemma3n", "num_kv_shared_layers", NULL, QT_E_UNSUPPORTED, "num_kv_shared_layers"},
+    {"jetmoe", "num_key_value_heads", "3", QT_E_INPUT, "layers.0.self_attention.kv_proj"},
+    {"jetmoe", "num_key_value_heads", "100000", QT_E_INPUT, "num_attention_heads"},
+    {"jetmoe", "num_experts_per_tok", "5", QT_E_INPUT, "is more than 'num_local_experts' 4"},
+    {"jetmoe", "num_hidden_layers", "1", QT_E_INPUT, "layers.1.input_layernorm"},
     {"mimo_v2_flash", "v_head_dim", "7", QT_E_UNSUPPORTED, "v_head_dim"},
     {"mimo_v2_flash", "v_head_dim", "3", QT_E_INPUT, "layers.0.self_attn.v_proj"},
     {"mimo_v2_flash", "num_key_value_heads", "4", QT_E_INPUT, "not a multiple"},
