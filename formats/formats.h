@@ -124,6 +124,10 @@ bool qt_json_part_value(struct qt_json_part *value, struct qt_json_part member, 
 int qt_json_parse_part(json_t **out, struct qt_json_part part, char open, bool lenient,
                        const char *file, struct qt_err *err);
 
+/* Serializes a value with flags of Jansson: *size bytes and a NUL. The caller frees *out with qt_free.
+ * (json_dumps of Jansson 2.14 ignores some failed allocations, and then omits text.) */
+int qt_json_text(char **out, size_t *size, const json_t *value, size_t flags, struct qt_err *err);
+
 /*
  * A file with a JSON object, written part by part, with the bytes that json_dump gives for
  * JSON_INDENT(1) and JSON_REAL_PRECISION(9). Lists do not nest. The caller closes *o, after a

@@ -22,12 +22,6 @@ enum { QT_MAX_HEADER = 100 * 1000 * 1000, QT_MAX_TENSORS = 1 << 20 };
 #define QT_MANIFEST_NAME "qtool.json"
 enum { QT_MAX_MANIFEST = 1 << 28 };
 
-/* ---- json_parts.c --------------------------------------------------------------------------- */
-
-/* Serializes a value: *size bytes and a NUL. The caller frees *out with qt_free. (json_dumps ignores
- * some failed allocations.) */
-int qt_json_text(char **out, size_t *size, const json_t *value, size_t flags, struct qt_err *err);
-
 /* ---- zip.c ---------------------------------------------------------------------------------- */
 
 struct qt_zip_entry {

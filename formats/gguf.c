@@ -474,12 +474,12 @@ static const char *const *names(void)
 
 static int write_json(const char *dir, const char *name, const json_t *value, struct qt_err *err)
 {
-    char *path = NULL, *text = json_dumps(value, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    char *path = NULL, *text = NULL;
+    size_t size;
     int rc;
-    if (!text)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    QT_TRY(qt_json_text(&text, &size, value, JSON_INDENT(2) | JSON_REAL_PRECISION(9), err));
     QT_TRY(qt_path_join(&path, dir, name, err));
-    QT_TRY(qt_file_write(path, text, strlen(text), err));
+    QT_TRY(qt_file_write(path, text, size, err));
 done:
     qt_free(path);
     qt_free(text);

@@ -153,14 +153,16 @@ static int format_value(char **out, const json_t *value, const char *space, size
     while (line && space[line - 1] != '\n')
         line--;
     const size_t indent = space_size - line;
-    char *text = json_dumps(value, JSON_ENCODE_ANY | (line ? JSON_INDENT(WIDTH) : 0));
-    size_t size = 0, at = 0;
+    char *text;
+    size_t size, at = 0;
     *out = NULL;
-    if (!text)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    int rc =
+        qt_json_text(&text, &size, value, JSON_ENCODE_ANY | (line ? JSON_INDENT(WIDTH) : 0), err);
+    if (rc < 0)
+        return rc;
     for (const char *c = text; *c; c++)
-        size += 1 + (*c == '\n' ? indent : 0);
-    int rc = qt_array_new(out, size + 1, 1, err);
+        size += *c == '\n' ? indent : 0;
+    rc = qt_array_new(out, size + 1, 1, err);
     for (const char *c = text; rc == QT_OK && *c; c++) {
         (*out)[at++] = *c;
         if (*c == '\n') {

@@ -43,10 +43,10 @@ static void write_plan(struct cursor *c, const struct qt_act_plan *p, const char
 int qt_act_plan_save(const struct qt_act_plan *p, struct qt_writer *w, struct qt_err *err)
 {
     struct cursor c = {0};
-    char *report = json_dumps(p->report, JSON_COMPACT);
-    int rc = QT_OK;
-    if (!report)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    char *report = NULL;
+    size_t size;
+    int rc;
+    QT_TRY(qt_json_text(&report, &size, p->report, JSON_COMPACT, err));
     write_plan(&c, p, report);
     QT_TRY(qt_array_new(&c.data, c.at, 1, err));
     c.at = 0;

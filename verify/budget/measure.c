@@ -144,12 +144,13 @@ static int save_state(const struct budget *b, json_t *head, struct qt_err *err)
     state = json_copy(head);
     failed |= json_object_set_new(state, "scheme", json_string(b->opt->choices[b->base])) < 0;
     failed |= json_object_set_new(state, "groups", groups) < 0;
-    char *text = failed ? NULL : json_dumps(state, JSON_INDENT(1));
+    char *text = NULL;
+    size_t size;
+    int rc = failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory")
+                    : qt_json_text(&text, &size, state, JSON_INDENT(1), err);
     json_decref(state);
-    if (!text)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-    int rc =
-        qt_file_publish(b->opt->state, &(struct qt_file_piece){text, strlen(text)}, 1, NULL, err);
+    if (rc == QT_OK)
+        rc = qt_file_publish(b->opt->state, &(struct qt_file_piece){text, size}, 1, NULL, err);
     qt_free(text);
     return rc;
 }

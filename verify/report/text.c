@@ -116,9 +116,12 @@ void html(struct text *t, const char *fmt, ...)
 
 void text_json(struct text *t, const json_t *value)
 {
-    char *dump = json_dumps(value, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_ENCODE_ANY |
-                                       JSON_REAL_PRECISION(9));
-    if (!dump) {
+    const size_t flags =
+        JSON_COMPACT | JSON_ENSURE_ASCII | JSON_ENCODE_ANY | JSON_REAL_PRECISION(9);
+    struct qt_err err;
+    size_t size;
+    char *dump;
+    if (qt_json_text(&dump, &size, value, flags, &err) < 0) {
         t->failed = true;
         return;
     }
