@@ -139,5 +139,8 @@ int qt_run_input_distribution(json_t **out, const struct qt_channels *c, size_t 
         return QT_OK;
     for (size_t i = 0; i < k * QT_HIST_BINS; i++)
         f.hist[i % QT_HIST_BINS] += c->hist[i];
+    for (size_t j = 0; j < k; j++)
+        if (!isfinite(c->absmax[j]) || !isfinite(c->sum2[j]))
+            return QT_OK; /* JSON has no infinity */
     return figures_json(out, &f, err);
 }

@@ -552,17 +552,11 @@ static void too_few_tokens_warn(void **state)
 static void experts_have_limits(void **state)
 {
     struct fixture *f = *state;
-    struct qt_learn_options learn;
     struct qt_quantize_report report;
     struct qt_quantize_options opt = options(f, "a", "w4ax");
     f->golden = "mixtral";
     struct qt_ckpt *ckpt = make_model(f, NULL);
     expect_error("w4ax", qt_quantize(&report, ckpt, &opt, &f->err), QT_E_UNSUPPORTED,
-                 "mixtures of experts", &f->err);
-    expect_ok("learn", qt_learn_parse(&learn, "", &f->err), &f->err);
-    opt.plan.scheme = "nf4:g=32,learn=1";
-    opt.learn = &learn;
-    expect_error("learn", qt_quantize(&report, ckpt, &opt, &f->err), QT_E_UNSUPPORTED,
                  "mixtures of experts", &f->err);
     qt_ckpt_close(ckpt);
 }
