@@ -571,8 +571,9 @@ static const struct qt_slot *find_slot(const struct qt_ckpt *ckpt, const char *n
 {
     struct qt_slot key = {.info.name = name};
     const struct qt_slot *p = &key;
-    const struct qt_slot *const *found =
-        bsearch(&p, ckpt->in_name_order, ckpt->count, sizeof p, compare_slot_names);
+    const struct qt_slot *const *found = NULL;
+    if (ckpt->count) /* else the list is NULL, which bsearch does not take */
+        found = bsearch(&p, ckpt->in_name_order, ckpt->count, sizeof p, compare_slot_names);
     return found ? *found : NULL;
 }
 
