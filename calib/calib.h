@@ -100,6 +100,12 @@ int qt_sums_link(struct qt_backend *be, struct qt_comm *comm, const struct qt_lo
 size_t qt_sums_count(size_t chunks);
 /* The blocks [*first, result) of this rank. */
 size_t qt_sums_blocks(size_t *first, size_t blocks, const struct qt_comm *comm);
+/* The first token of a block, of `tokens` in all, in chunks of `chunk` tokens. */
+size_t qt_sums_block_start(size_t block, size_t blocks, size_t chunk, size_t tokens);
+/* Gives all ranks rows[tokens][bytes], of which each rank has those of its blocks. All ranks call
+ * it. */
+int qt_sums_join_rows(void *rows, size_t bytes, size_t blocks, size_t chunk, size_t tokens,
+                      struct qt_comm *comm, struct qt_err *err);
 /* All ranks call it. It takes memory for up to 3 more copies of the arrays, of the host if that of
  * the backend is short. */
 int qt_sums_run(const struct qt_sums *s, struct qt_err *err);

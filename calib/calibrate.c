@@ -125,17 +125,20 @@ static int add_statistics(void *ctx, int input, const float *x, size_t m, size_t
 /* Tokens of whole windows that blocks are made of, approximately. */
 enum { CHUNK_TOKENS = 4096 };
 
+static size_t chunk_tokens(const struct run *r)
+{
+    const size_t windows = CHUNK_TOKENS / r->seqlen;
+    return (windows ? windows : 1) * r->seqlen;
+}
+
 static size_t block_start(const struct run *r, size_t block)
 {
-    const size_t windows = CHUNK_TOKENS / r->seqlen, step = (windows ? windows : 1) * r->seqlen;
-    const size_t chunks = qt_ceil_div(r->all_tokens, step);
-    return qt_min_size(block * chunks / r->blocks * step, r->all_tokens);
+    return qt_sums_block_start(block, r->blocks, chunk_tokens(r), r->all_tokens);
 }
 
 static void choose_blocks(struct run *r)
 {
-    const size_t windows = CHUNK_TOKENS / r->seqlen, step = (windows ? windows : 1) * r->seqlen;
-    r->blocks = qt_sums_count(qt_ceil_div(r->all_tokens, step));
+    r->blocks = qt_sums_count(qt_ceil_div(r->all_tokens, chunk_tokens(r)));
     const size_t end = qt_sums_blocks(&r->first, r->blocks, r->opt->comm);
     r->tokens = block_start(r, end) - block_start(r, r->first);
 }
@@ -356,20 +359,15 @@ static int run_shared_block(void *ctx, size_t block, void *const *into, struct q
 /* Gives all ranks the routing weights of all tokens, so that they choose the same for an expert. */
 static int route(struct run *r, size_t layer, struct qt_err *err)
 {
-    const size_t size = qt_comm_size(r->opt->comm), experts = qt_model_info(r->model)->experts;
-    size_t *end, first;
+    const size_t experts = qt_model_info(r->model)->experts;
     int rc;
-    QT_TRY(qt_array_new(&end, size, sizeof *end, err));
-    for (size_t i = 0; i < size; i++)
-        end[i] = block_start(r, qt_comm_share(&first, r->blocks, i, size)) * experts *
-                 sizeof *r->experts.weights;
     if (r->tokens)
         QT_TRY(qt_layer_route(r->experts.weights + block_start(r, r->first) * experts, r->layer,
                               qt_model_mlp_input(r->model, layer), r->hidden, r->tokens, r->seqlen,
                               err));
-    rc = qt_comm_join(r->opt->comm, r->experts.weights, end, err);
+    QT_TRY(qt_sums_join_rows(r->experts.weights, experts * sizeof *r->experts.weights, r->blocks,
+                             chunk_tokens(r), r->all_tokens, r->opt->comm, err));
 done:
-    qt_free(end);
     return rc;
 }
 

@@ -47,6 +47,28 @@ size_t qt_sums_blocks(size_t *first, size_t blocks, const struct qt_comm *comm)
     return qt_comm_share(first, blocks, qt_comm_rank(comm), qt_comm_size(comm));
 }
 
+size_t qt_sums_block_start(size_t block, size_t blocks, size_t chunk, size_t tokens)
+{
+    return qt_min_size(block * qt_ceil_div(tokens, chunk) / blocks * chunk, tokens);
+}
+
+int qt_sums_join_rows(void *rows, size_t bytes, size_t blocks, size_t chunk, size_t tokens,
+                      struct qt_comm *comm, struct qt_err *err)
+{
+    const size_t size = qt_comm_size(comm);
+    size_t *end, first;
+    int rc;
+    QT_TRY(qt_array_new(&end, size, sizeof *end, err));
+    for (size_t i = 0; i < size; i++)
+        end[i] =
+            qt_sums_block_start(qt_comm_share(&first, blocks, i, size), blocks, chunk, tokens) *
+            bytes;
+    rc = qt_comm_join(comm, rows, end, err);
+done:
+    qt_free(end);
+    return rc;
+}
+
 static size_t half(size_t n)
 {
     size_t left = 1;

@@ -57,11 +57,9 @@ static size_t chunk_tokens(const struct qt_sequential *s)
     return qt_min_size((windows ? windows : 1) * s->data->seqlen, s->all_tokens);
 }
 
-/* The first token of a block, which consists of whole chunks. */
 static size_t block_start(const struct qt_sequential *s, size_t block)
 {
-    const size_t step = chunk_tokens(s);
-    return qt_min_size(block * qt_ceil_div(s->all_tokens, step) / s->blocks * step, s->all_tokens);
+    return qt_sums_block_start(block, s->blocks, chunk_tokens(s), s->all_tokens);
 }
 
 static void choose_tokens(struct qt_sequential *s)
@@ -397,7 +395,7 @@ done:
     return rc;
 }
 
-/* Of all ranks. */
+/* Brings the statistics of x to the host, and adds up those of all ranks. */
 static int channels_finish(struct qt_observed *out, struct qt_sequential *s, struct qt_err *err)
 {
     const struct qt_channels *from = &s->sums.inputs;
@@ -471,22 +469,6 @@ static size_t first_token(const struct qt_sequential *s)
     return block_start(s, s->first_block);
 }
 
-/* Gives all ranks the routing weights of all tokens, so that they choose the same for an expert. */
-static int join_weights(struct qt_sequential *s, struct qt_err *err)
-{
-    const size_t size = qt_comm_size(s->comm);
-    size_t *end, first;
-    int rc;
-    QT_TRY(qt_array_new(&end, size, sizeof *end, err));
-    for (size_t i = 0; i < size; i++)
-        end[i] = block_start(s, qt_comm_share(&first, s->blocks, i, size)) * s->moe.experts *
-                 sizeof *s->moe.routing_weight;
-    rc = qt_comm_join(s->comm, s->moe.routing_weight, end, err);
-done:
-    qt_free(end);
-    return rc;
-}
-
 static int route(struct qt_sequential *s, struct qt_err *err)
 {
     const size_t step = chunk_tokens(s), experts = s->moe.experts;
@@ -497,7 +479,9 @@ static int route(struct qt_sequential *s, struct qt_err *err)
         QT_TRY(qt_layer_route(s->moe.routing_weight + (first_token(s) + at) * experts,
                               s->quantized_layer, s->sums.input_index, s->hidden + at * s->width,
                               qt_min_size(step, s->tokens - at), s->data->seqlen, err));
-    QT_TRY(join_weights(s, err));
+    /* All ranks choose the same tokens for an expert. */
+    QT_TRY(qt_sums_join_rows(s->moe.routing_weight, experts * sizeof *s->moe.routing_weight,
+                             s->blocks, step, s->all_tokens, s->comm, err));
     s->moe.routed = true;
 done:
     return rc;
