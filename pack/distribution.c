@@ -39,7 +39,7 @@ static int measure_tile(void *ctx, size_t tile, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-/* Of values[rows][k]. */
+/* These statistics describe values[rows][k]. */
 struct figures {
     const float *absmax; /* per channel */
     const double *sum2;  /* per channel */

@@ -190,7 +190,8 @@ static void group_free(struct group *g)
     qt_free(g->in_place);
 }
 
-/* Those that are not finished, shared out among the ranks of l->comm. Freed also after an error. */
+/* Lists the linears with this input that are not finished, and gives each to a rank of l->comm. The
+ * caller frees *g, also after an error. */
 static int group_new(struct group *g, const struct layer_run *l, int input, struct qt_err *err)
 {
     double *cost = NULL;

@@ -62,7 +62,7 @@ struct qt_run_hessian {
     struct qt_factor *factor; /* NULL: no Hessian */
     const char *fallback;     /* reason why a requested Hessian is missing; else NULL */
     bool is_expert;
-    /* Of an expert: tokens that the router sent to it, and how many more its Hessian needs. */
+    /* For an expert: the router sent routed_tokens to it; its Hessian needs missing_tokens more. */
     size_t routed_tokens, missing_tokens;
     json_t *input; /* borrowed value of QT_RUN_INPUT; NULL: none */
 };

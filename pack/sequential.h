@@ -48,7 +48,8 @@ struct qt_observed {
     size_t routed_tokens;  /* tokens that pass through these linears */
     size_t missing_tokens; /* of an expert: how many more its Hessian needs */
     bool on_backend;
-    /* Of x, in host memory; experts: before the routing weights. NULL: not known. */
+    /* Statistics of x, in host memory; an expert's x is not yet multiplied by the routing weights.
+     * NULL if x has none. */
     const struct qt_channels *channels;
 };
 /* Observes a linear input of the sublayer that the hidden states are in front of. Inputs are

@@ -44,7 +44,7 @@ struct gpu_nccl {
     error_fn *error;
 };
 
-/* What a rank needs to know of the others before NCCL starts, which would hang. */
+/* The ranks exchange these facts before NCCL starts, because NCCL hangs if they do not agree. */
 struct member {
     int version; /* 0: NCCL is not installed */
     char host[64], pci[32];

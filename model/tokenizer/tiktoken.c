@@ -276,7 +276,7 @@ done:
     return rc;
 }
 
-/* Those of Qwen (1), behind the tokens of the file. */
+/* Adds the special tokens of Qwen (1), whose ids follow those of the file. */
 static int add_qwen_tokens(struct maker *m)
 {
     static const char *const names[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};

@@ -40,8 +40,8 @@ static __device__ __forceinline__ float share_of(float top, float most)
     return top == -INFINITY ? 0 : __expf(top - most);
 }
 
-/* What a thread block contributes: the largest score, the sum of exp(score - it), and the values
- * weighted so. */
+/* A thread block contributes its largest score `top`, the sum of exp(score - top) over its keys, and
+ * the sum of the values with these weights. */
 struct rows_part {
     float top, sum, out[ROWS_CHANNELS];
 };
