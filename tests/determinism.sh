@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One container for one input and one set of options: every scheme and method, by every build that is
-# given, with 1 and 4 threads, on every instruction set path, on the best one twice; on a model of odd
-# little shapes, and one preset of each scheme, calibrated and with a KV cache, on
+# given, with 1 and 4 threads, with 4 also on every instruction set path and twice on the best one; on a
+# model of odd little shapes, and one preset of each scheme, calibrated and with a KV cache, on
 # examples/nano-llama.
 #
 #   usage: tests/determinism.sh QTOOL...       QTOOL: executables, say of two compilers
@@ -77,7 +77,8 @@ check() {
         for count in $threads; do
             for isa in $isas ''; do
                 for again in $repeats; do
-                    [ "$again" -eq 1 ] || [ -z "$isa" ] || continue
+                    [ "$count" = "${threads##* }" ] || [ "$isa$again" = 1 ] || continue
+                    [ "$again" = 1 ] || [ -z "$isa" ] || continue
                     got=$(hash "$qtool" "$count" "$isa" "$spec")
                     first=${first:-$got} runs=$((runs + 1))
                     [ "$got" = "$first" ] && continue
