@@ -1,9 +1,14 @@
 /*
  * Private to formats: the parts of the writer of containers and of output.c.
  *
- *   outdir.c     DIR.partial and DIR: locking, removal, the final rename
- *   journal.c    the finished units
- *   checksums.c  SHA256SUMS
+ *   outdir.c         DIR.partial and DIR: locking, removal, the final rename
+ *   journal.c        the finished units
+ *   checksums.c      SHA256SUMS
+ *   writer_plan.c    which tensor goes where
+ *   writer_open.c    takes DIR.partial, empty or as an earlier run left it
+ *   writer.c         writes and commits tensors
+ *   writer_files.c   all other files: progress of the caller, side files, JSON
+ *   writer_finish.c  the manifest, the check of what was written, the end
  */
 #ifndef QT_FORMATS_WRITER_INTERNAL_H
 #define QT_FORMATS_WRITER_INTERNAL_H
@@ -112,5 +117,63 @@ int qt_journal_take(struct qt_journal *j, const char *text, size_t size, struct 
 
 /* Begins the JSON file DIR/NAME. */
 int qt_json_out_open(struct qt_json_out *o, const char *dir, const char *name, struct qt_err *err);
+
+/* ---- writer*.c ------------------------------------------------------------------------------ */
+
+/* A safetensors file of the plan. */
+struct qt_planned_shard {
+    char *path;
+    int fd; /* open while it has unsynced data, else -1 */
+    uint64_t size;
+    char *header;
+    size_t header_size;
+};
+
+/* A tensor of the plan. */
+struct qt_planned_tensor {
+    char *name;
+    size_t shard;
+    uint64_t offset; /* of the data in the shard */
+    uint64_t size, written;
+    bool committed;
+};
+
+struct qt_writer {
+    struct qt_writer_options opt;
+    struct qt_outdir out;
+    struct qt_journal journal;
+    json_t *unlisted; /* names of files that SHA256SUMS does not list */
+    bool scrap;       /* DIR.partial holds nothing to resume from yet */
+    bool resumed;     /* the journal has records of an earlier run */
+    struct qt_planned_shard *shards;
+    size_t nshards;
+    struct qt_planned_tensor *places;
+    size_t count;
+    size_t *touched; /* tensors written since the last commit */
+    size_t ntouched;
+    json_t *news; /* with several ranks: lines of the units of this rank that others do not know */
+};
+
+/* Rank 0 owns DIR.partial: it creates and removes files, holds the locks and the journal, and
+ * finishes. The other ranks only write tensors, at the same offsets. */
+bool qt_writer_owns(const struct qt_writer *w);
+/* Plans the shards of n tensors and their headers. limit: bytes of a shard, 0: 4 GiB. */
+int qt_writer_plan(struct qt_writer *w, const struct qt_tensor *tensors, size_t n, uint64_t limit,
+                   struct qt_err *err);
+/* *out identifies the plan: names, dtypes, shapes and offsets. The caller frees it with qt_free. */
+int qt_writer_plan_digest(char **out, const struct qt_writer *w, struct qt_err *err);
+bool qt_writer_is_shard(const struct qt_writer *w, const char *name);
+/* Marks the tensors of a unit of the journal as written. QT_E_RESUME if the journal contradicts the
+ * plan. */
+int qt_writer_mark(struct qt_writer *w, const char *unit, struct qt_err *err);
+/* The error of what only a wrong caller can cause; in a resumed run also wrong records of the
+ * journal. */
+int qt_writer_contradiction(const struct qt_writer *w, const char *tensor, const char *what,
+                            struct qt_err *err);
+
+/* File names by enum qt_progress. */
+extern const char *const qt_progress_names[QT_PROGRESS_KINDS];
+bool qt_progress_file(const char *name);
+int qt_writer_drop_progress(const struct qt_writer *w, struct qt_err *err);
 
 #endif
