@@ -604,6 +604,18 @@ int qt_ckpt_read(struct qt_blob *out, const struct qt_ckpt *ckpt, const struct q
     return slot->view ? qt_view_read(out, slot->view, err) : qt_slot_read(out, slot, err);
 }
 
+int qt_ckpt_crc(uint32_t *crc, const struct qt_ckpt *ckpt, const struct qt_tensor *t,
+                struct qt_err *err)
+{
+    struct qt_blob blob;
+    int rc = qt_ckpt_read(&blob, ckpt, t, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_crc32_file(crc, blob.data, blob.size, err);
+    qt_blob_free(&blob);
+    return rc;
+}
+
 int qt_ckpt_check_unchanged(const struct qt_ckpt *ckpt, struct qt_err *err)
 {
     int rc = QT_OK;

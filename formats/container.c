@@ -611,13 +611,8 @@ int qt_container_check_crc(const struct qt_container *c, size_t i, struct qt_err
 {
     const struct qt_tensor *t = qt_ckpt_tensor(c->ckpt, i);
     const struct stored *s = stored_find(c, t->name);
-    struct qt_blob blob;
-    int rc = qt_ckpt_read(&blob, c->ckpt, t, err);
-    if (rc < 0)
-        return rc;
     uint32_t crc;
-    rc = qt_crc32_file(&crc, blob.data, blob.size, err);
-    qt_blob_free(&blob);
+    int rc = qt_ckpt_crc(&crc, c->ckpt, t, err);
     if (rc < 0)
         return rc;
     if (crc != s->crc)

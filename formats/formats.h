@@ -299,6 +299,9 @@ struct qt_blob {
 /* Reads a tensor; checks the CRC of PyTorch data. */
 int qt_ckpt_read(struct qt_blob *out, const struct qt_ckpt *ckpt, const struct qt_tensor *t,
                  struct qt_err *err);
+/* *crc = the CRC-32 of a tensor's data. QT_E_INTERRUPTED if the user interrupts the program. */
+int qt_ckpt_crc(uint32_t *crc, const struct qt_ckpt *ckpt, const struct qt_tensor *t,
+                struct qt_err *err);
 /* QT_E_INPUT if a file has changed since qt_ckpt_open. */
 int qt_ckpt_check_unchanged(const struct qt_ckpt *ckpt, struct qt_err *err);
 /* Frees owned memory and lets the kernel evict mapped pages, so that checkpoints larger than memory

@@ -16,7 +16,6 @@ static int check_record(const struct qt_run *run, const struct qt_tensor *t, con
     const char *before = json_string_value(source);
     const char *fallback =
         json_string_value(json_object_get(json_object_get(record, "hessian"), "fallback"));
-    struct qt_blob blob;
     char now[9];
     if (run->opt->strict && fallback)
         return qt_fail(err, QT_E_RESUME, t->file, t->name,
@@ -25,12 +24,8 @@ static int check_record(const struct qt_run *run, const struct qt_tensor *t, con
         return qt_fail(err, QT_E_RESUME, t->file, t->name,
                        "cannot resume with --strict: " QT_NONFINITE,
                        (size_t)json_integer_value(json_object_get(record, "nonfinite")), t->count);
-    int rc = qt_ckpt_read(&blob, run->ckpt, t, err);
-    if (rc < 0)
-        return rc;
     uint32_t crc;
-    rc = qt_crc32_file(&crc, blob.data, blob.size, err);
-    qt_blob_free(&blob);
+    int rc = qt_ckpt_crc(&crc, run->ckpt, t, err);
     if (rc < 0)
         return rc;
     snprintf(now, sizeof now, "%08x", crc);
