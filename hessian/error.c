@@ -1,9 +1,9 @@
-/* E(q) = sum over rows of (w - q) H (w - q)^T for given values q, by one matrix product. */
+/* E(q) = sum over rows of (w - q) H (w - q)^T for given values q, by matrix products. */
 #include "hessian/hessian.h"
 
 #include <cblas.h>
 
-enum { ROWS = 128 }; /* rows per parallel item */
+enum { ROWS = QT_PANEL_ROWS }; /* rows per parallel item */
 
 struct job {
     const struct qt_factor *f;
@@ -90,19 +90,34 @@ done:
     return rc;
 }
 
-int qt_solve_error(double *out, const struct qt_factor *f, const float *w, const float *q, size_t n,
-                   struct qt_err *err)
+int qt_solve_errors(double *out, const struct qt_factor *f, const float *w, const float *q,
+                    size_t n, struct qt_err *err)
 {
     struct job s = {.f = f, .w = w, .q = q, .n = n};
     int rc;
-    *out = 0;
     QT_TRY(qt_array_new(&s.sums, n, sizeof *s.sums, err));
     QT_TRY(f->backend ? error_on_backend(&s, err) : error_on_cpu(&s, err));
     for (size_t i = 0; i < n; i++)
-        *out += s.sums[i];
+        out[i / ROWS] = (i % ROWS ? out[i / ROWS] : 0) + s.sums[i];
 done:
     qt_free(s.d);
     qt_free(s.dh);
     qt_free(s.sums);
+    return rc;
+}
+
+int qt_solve_error(double *out, const struct qt_factor *f, const float *w, const float *q, size_t n,
+                   struct qt_err *err)
+{
+    const size_t panels = qt_ceil_div(n, ROWS);
+    double *panel = NULL;
+    int rc;
+    *out = 0;
+    QT_TRY(qt_array_new(&panel, panels, sizeof *panel, err));
+    QT_TRY(qt_solve_errors(panel, f, w, q, n, err));
+    for (size_t i = 0; i < panels; i++)
+        *out += panel[i];
+done:
+    qt_free(panel);
     return rc;
 }

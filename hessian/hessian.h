@@ -152,7 +152,8 @@ struct qt_rounder {
 };
 
 struct qt_solve_options {
-    int descent_rounds; /* most rounds of coordinate descent and refits; 0 = none */
+    int descent_rounds;             /* most rounds of coordinate descent and refits; 0 = none */
+    struct qt_solve_report *panels; /* [panels] receives E of each; NULL: not wanted */
 };
 #define QT_SOLVE_MIN_GAIN 1e-3 /* relative gain of a round at which descent stops */
 
@@ -163,13 +164,19 @@ struct qt_solve_report {
     double after_descent;      /* after coordinate descent; without: after_compensation */
 };
 
+/* *out += panel: E of a matrix is added up panel by panel, in order. */
+void qt_solve_add(struct qt_solve_report *out, const struct qt_solve_report *panel);
+
 /* Rounds w[n][k] (row-major) into codes and scales, which the rounder stores. The result does not
- * depend on the number of threads. */
+ * depend on the number of threads; without a backend, that of a panel does not depend on the others. */
 int qt_solve(struct qt_solve_report *out, const struct qt_factor *f, const float *w, size_t n,
              const struct qt_rounder *rounder, const struct qt_solve_options *opt,
              struct qt_err *err);
 
-/* *out = E of q[n][k] for the weights w[n][k], summed over rows. */
+/* out[ceil(n / QT_PANEL_ROWS)] = E of q[n][k] for the weights w[n][k], of each panel. */
+int qt_solve_errors(double *out, const struct qt_factor *f, const float *w, const float *q,
+                    size_t n, struct qt_err *err);
+/* *out = the sum of these. */
 int qt_solve_error(double *out, const struct qt_factor *f, const float *w, const float *q, size_t n,
                    struct qt_err *err);
 

@@ -164,6 +164,13 @@ struct solve {
     struct qt_solve_report *panels;
 };
 
+void qt_solve_add(struct qt_solve_report *out, const struct qt_solve_report *panel)
+{
+    out->before += panel->before;
+    out->after_compensation += panel->after_compensation;
+    out->after_descent += panel->after_descent;
+}
+
 static void load_rows(float *dst, const float *src, const struct qt_factor *f, size_t row0,
                       size_t rows)
 {
@@ -311,15 +318,17 @@ int qt_solve(struct qt_solve_report *out, const struct qt_factor *f, const float
     };
     const size_t panels = qt_ceil_div(n, R);
     int rc = QT_OK;
-    *out = (struct qt_solve_report){.before = NAN};
+    *out = (struct qt_solve_report){0};
     openblas_set_num_threads(1); /* threads work on panels instead */
     s.longest = longest_block(f, s.refits_groups);
     QT_TRY(qt_array_new(&s.panels, panels, sizeof *s.panels, err));
     QT_TRY(s.be && panels ? solve_panels_backend(&s, panels, err)
                           : solve_panels_cpu(&s, panels, err));
     for (size_t i = 0; i < panels; i++) {
-        out->after_compensation += s.panels[i].after_compensation;
-        out->after_descent += s.panels[i].after_descent;
+        s.panels[i].before = NAN;
+        if (opt->panels)
+            opt->panels[i] = s.panels[i];
+        qt_solve_add(out, &s.panels[i]);
     }
 done:
     qt_free(s.panels);

@@ -55,6 +55,13 @@ static json_t *hessian_json(const struct qt_run_hessian *h, const struct qt_solv
     return out;
 }
 
+/* Replaces the errors in what hessian_json has made. */
+static void set_errors(json_t *hessian, const struct qt_solve_report *r)
+{
+    json_object_set_new(hessian, "error_before", real_json(r->before));
+    json_object_set_new(hessian, "error_after", real_json(r->after_descent));
+}
+
 json_t *qt_run_sections_json(const struct qt_packed *p)
 {
     json_t *sections = json_array();
@@ -172,7 +179,7 @@ int qt_run_fall_back(char *why, size_t size, const struct qt_run *run, const str
 /* ---- finishing items ------------------------------------------------------------------------ */
 
 /* An item whose values are decided: what is left to do needs no backend. Owns its members. */
-struct finishing {
+struct qt_run_item {
     struct qt_run *run;
     size_t i;
     struct qt_packed packed; /* of a quantized item */
@@ -185,9 +192,9 @@ struct finishing {
     json_t *input; /* NULL: none */
 };
 
-static void finishing_free(void *ctx)
+static void item_free(void *ctx)
 {
-    struct finishing *f = ctx;
+    struct qt_run_item *f = ctx;
     if (!f->borrowed)
         qt_packed_free(&f->packed);
     qt_blob_free(&f->blob);
@@ -198,7 +205,7 @@ static void finishing_free(void *ctx)
 
 static int finish_quantized(void *ctx, struct qt_err *err)
 {
-    struct finishing *f = ctx;
+    struct qt_run_item *f = ctx;
     struct qt_run *run = f->run;
     const double start = qt_clock();
     json_t *distribution;
@@ -242,7 +249,7 @@ static void warn_of_nonfinite(const struct qt_run *run, size_t i)
 static int finish_copied(void *ctx, struct qt_err *err)
 {
     enum { PIECE = 1 << 24 };
-    struct finishing *f = ctx;
+    struct qt_run_item *f = ctx;
     struct qt_run *run = f->run;
     const struct qt_tensor *t = run->plan.items[f->i].tensor;
     const size_t bits = qt_dtype_bits(t->dtype);
@@ -291,7 +298,7 @@ int qt_run_settle(struct qt_run *run, struct qt_err *err)
 }
 
 /* Finishes an item: in the background if the run does that. Takes ownership of f. */
-static int hand_over(struct finishing *f, int (*finish)(void *ctx, struct qt_err *err),
+static int hand_over(struct qt_run_item *f, int (*finish)(void *ctx, struct qt_err *err),
                      struct qt_err *err)
 {
     struct qt_run *run = f->run;
@@ -299,54 +306,57 @@ static int hand_over(struct finishing *f, int (*finish)(void *ctx, struct qt_err
     run->handed_over[run->nhanded_over++] = f->i;
     run->made[f->i] = true;
     if (run->behind) {
-        rc = qt_behind_add(run->behind, &(struct qt_behind_job){finish, finishing_free, f}, err);
+        rc = qt_behind_add(run->behind, &(struct qt_behind_job){finish, item_free, f}, err);
         collect(run, qt_behind_done(run->behind));
         return rc;
     }
     rc = finish(f, err);
-    finishing_free(f);
+    item_free(f);
     if (rc == QT_OK)
         collect(run, run->nhanded_over);
     return rc;
 }
 
-static int finishing_new(struct finishing **out, struct qt_run *run, size_t i, struct qt_err *err)
+static int item_new(struct qt_run_item **out, struct qt_run *run, size_t i, struct qt_err *err)
 {
     int rc = qt_array_new(out, 1, sizeof **out, err);
     if (rc == QT_OK)
-        **out = (struct finishing){.run = run, .i = i};
+        **out = (struct qt_run_item){.run = run, .i = i};
     return rc;
 }
 
 int qt_run_copy_item(struct qt_run *run, size_t i, struct qt_err *err)
 {
-    struct finishing *f;
-    int rc = finishing_new(&f, run, i, err);
+    struct qt_run_item *f;
+    int rc = item_new(&f, run, i, err);
     return rc < 0 ? rc : hand_over(f, finish_copied, err);
 }
 
 /* Chooses the codes of f->packed. */
-static int round_item(struct finishing *f, const struct qt_spec *spec, struct qt_factor *factor,
-                      const struct qt_place *place, struct qt_solve_report *report,
-                      struct qt_err *err)
+static int round_item(struct qt_run_item *f, const struct qt_spec *spec, struct qt_factor *factor,
+                      const struct qt_place *place, const struct qt_packed_part *part,
+                      struct qt_solve_report *report, struct qt_err *err)
 {
     struct qt_backend *be = factor ? factor->backend : f->run->opt->backend;
     f->measured = !factor && !f->run->behind;
-    return f->measured ? qt_packed_quantize_on(be, &f->packed, spec, &f->w, NULL, &f->error, err)
-                       : qt_packed_round(&f->packed, spec, &f->w, factor, be, place, report, err);
+    return f->measured
+               ? qt_packed_quantize_on(be, &f->packed, spec, &f->w, NULL, &f->error, err)
+               : qt_packed_round(&f->packed, spec, &f->w, factor, be, place, part, report, err);
 }
 
-int qt_run_quantize_item(struct qt_packed *kept, struct qt_run *run, size_t i,
-                         const struct qt_run_hessian *hessian, const struct qt_arrange *arrange,
-                         const struct qt_place *place, struct qt_err *err)
+int qt_run_item_new(struct qt_run_item **out, struct qt_run *run, size_t i,
+                    const struct qt_run_hessian *hessian, const struct qt_arrange *arrange,
+                    const struct qt_place *place, const struct qt_packed_part *part,
+                    struct qt_err *err)
 {
     const struct qt_plan_item *item = &run->plan.items[i];
     const struct qt_tensor *t = item->tensor;
     const double start = qt_clock();
     struct qt_spec spec = item->packed->spec;
-    struct qt_solve_report report;
-    struct finishing *f;
-    int rc = finishing_new(&f, run, i, err);
+    struct qt_solve_report report = {0};
+    struct qt_run_item *f;
+    int rc = item_new(&f, run, i, err);
+    *out = NULL;
     if (rc < 0)
         return rc;
     spec.arrange = arrange;
@@ -359,30 +369,57 @@ int qt_run_quantize_item(struct qt_packed *kept, struct qt_run *run, size_t i,
                               .k = t->shape[1],
                               .file = t->file,
                               .name = t->name};
-    QT_TRY(round_item(f, &spec, hessian->factor, place, &report, err));
+    QT_TRY(round_item(f, &spec, hessian->factor, place, part, &report, err));
     f->hessian = hessian_json(hessian, &report);
     if (hessian->input) { /* another thread will count its references */
         f->input = json_deep_copy(hessian->input);
         if (!f->input)
             QT_TRY(qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory"));
     }
+    run->seconds[i] = qt_clock() - start;
+    *out = f;
+    return QT_OK;
+done:
+    item_free(f);
+    return rc;
+}
+
+struct qt_packed *qt_run_item_packed(struct qt_run_item *item)
+{
+    return &item->packed;
+}
+
+int qt_run_item_finish(struct qt_packed *kept, struct qt_run_item *f,
+                       const struct qt_solve_report *report, struct qt_err *err)
+{
+    int rc;
+    if (report && json_object_get(f->hessian, "error_before"))
+        set_errors(f->hessian, report);
     if (kept) {
         QT_TRY(qt_packed_complete(&f->packed, &f->w, NULL, err));
         *kept = f->packed;
         f->borrowed = true;
     }
-    run->seconds[i] = qt_clock() - start;
     return hand_over(f, finish_quantized, err);
 done:
-    finishing_free(f);
+    item_free(f);
     return rc;
 }
 
-/* ---- reading items back --------------------------------------------------------------------- */
+void qt_run_item_free(struct qt_packed *kept, struct qt_run_item *f)
+{
+    if (f && kept) {
+        *kept = f->packed;
+        f->borrowed = true;
+    }
+    if (f)
+        item_free(f);
+}
 
 int qt_run_make_item(struct qt_run *run, size_t i, struct qt_err *err)
 {
     const struct qt_plan_item *item = &run->plan.items[i];
+    struct qt_run_item *made;
     char why[128] = "";
     int rc;
     if (run->made[i])
@@ -393,10 +430,12 @@ int qt_run_make_item(struct qt_run *run, size_t i, struct qt_err *err)
     if (rc == QT_OK && qt_spec_method(&item->packed->spec) == QT_METHOD_GPTQ)
         rc = qt_run_fall_back(why, sizeof why, run, item->tensor, QT_NO_HESSIAN, err);
     if (rc == QT_OK)
-        rc = qt_run_quantize_item(
-            NULL, run, i, &(struct qt_run_hessian){.fallback = *why ? why : NULL}, NULL, NULL, err);
-    return rc;
+        rc = qt_run_item_new(&made, run, i, &(struct qt_run_hessian){.fallback = *why ? why : NULL},
+                             NULL, NULL, NULL, err);
+    return rc < 0 ? rc : qt_run_item_finish(NULL, made, NULL, err);
 }
+
+/* ---- reading items back --------------------------------------------------------------------- */
 
 int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err)
 {
@@ -409,25 +448,14 @@ int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, st
     return qt_fail(err, QT_E_INTERNAL, NULL, name, "not in the plan");
 }
 
-static int packed_new(struct qt_packed *out, const struct qt_run *run, size_t i,
-                      const json_t *entry, struct qt_err *err)
+int qt_run_packed_new(struct qt_packed *out, const struct qt_run *run, size_t i, int scale_exp2,
+                      struct qt_err *err)
 {
     int rc = QT_OK;
     *out = *run->plan.items[i].packed;
-    out->scale_exp2 = (int)json_integer_value(json_object_get(entry, "scale_exp2"));
+    out->scale_exp2 = scale_exp2;
     for (size_t s = 0; s < out->nsections && rc == QT_OK; s++)
         rc = qt_array_new(&out->section[s].data, out->section[s].bytes, 1, err);
-    return rc;
-}
-
-int qt_run_packed_new(struct qt_packed *out, struct qt_run *run, size_t i, struct qt_err *err)
-{
-    json_t *entry;
-    int rc = qt_run_entry(&entry, run, i, err);
-    *out = (struct qt_packed){0};
-    if (rc == QT_OK)
-        rc = packed_new(out, run, i, entry, err);
-    json_decref(entry);
     return rc;
 }
 
@@ -435,7 +463,8 @@ static int read_item(struct qt_packed *out, const struct qt_run *run, size_t i, 
                      struct qt_err *err)
 {
     int rc;
-    QT_TRY(packed_new(out, run, i, entry, err));
+    const json_t *exp2 = json_object_get(entry, "scale_exp2");
+    QT_TRY(qt_run_packed_new(out, run, i, (int)json_integer_value(exp2), err));
     for (size_t s = 0; s < out->nsections; s++)
         QT_TRY(qt_writer_get(run->writer, run->first[i] + s, out->section[s].data,
                              out->section[s].bytes, err));

@@ -136,16 +136,89 @@ static bool is_first(const struct layer_run *l, size_t i)
     return true;
 }
 
-/* *in_place: the rounded weights are where the layer has them. */
-static int quantize_linear(bool *in_place, struct layer_run *l, struct qt_factor *f, size_t i,
+/* A linear whose rows are shared out among the ranks. */
+struct shared {
+    size_t linear;             /* index */
+    size_t *end;               /* [ranks] as in qt_run_divide */
+    struct qt_packed_part own; /* the rows of this rank */
+    bool in_place;             /* the rounded weights are where the layer has them */
+    int scale_exp2;
+    struct qt_run_item *item; /* own rows, while others round the rest; NULL: none, or finished */
+};
+
+/* The linears with an input. */
+struct group {
+    size_t n;
+    struct shared *linear; /* [n] */
+    size_t *end;           /* [n][ranks] */
+};
+
+static void group_free(struct group *g)
+{
+    for (size_t i = 0; i < g->n; i++) {
+        qt_run_item_free(NULL, g->linear[i].item);
+        qt_free(g->linear[i].own.panels);
+    }
+    qt_free(g->linear);
+    qt_free(g->end);
+}
+
+static const struct qt_plan_item *item_of(const struct layer_run *l, size_t i)
+{
+    return &l->run->plan.items[l->item[i]];
+}
+
+static bool is_divided(const struct shared *s, size_t n)
+{
+    return s->own.end - s->own.first < n;
+}
+
+/* Lists the linears with this input that are not finished, and shares them out among the ranks of
+ * l->comm. The caller frees *g, also after an error. */
+static int group_new(struct group *g, const struct layer_run *l, int input, struct qt_err *err)
+{
+    const struct qt_backend *be = l->run->opt->calibration->backend;
+    const size_t ranks = qt_comm_size(l->comm), rank = qt_comm_rank(l->comm);
+    size_t *rows = NULL, *unit = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&g->linear, l->count, sizeof *g->linear, err));
+    QT_TRY(qt_array_new(&g->end, l->count, ranks * sizeof *g->end, err));
+    QT_TRY(qt_array_new(&rows, l->count, sizeof *rows, err));
+    QT_TRY(qt_array_new(&unit, l->count, sizeof *unit, err));
+    for (size_t i = 0; i < l->count; i++)
+        if (l->linear[i].input == input && !item_of(l, i)->copied && !l->run->made[l->item[i]]) {
+            const struct qt_packed *p = item_of(l, i)->packed;
+            rows[g->n] = l->linear[i].n;
+            unit[g->n] = qt_run_unit(p, be);
+            g->linear[g->n++].linear = i;
+        }
+    QT_TRY(qt_run_divide(g->end, rows, unit, g->n, ranks, err));
+    for (size_t i = 0; i < g->n; i++) {
+        struct shared *s = &g->linear[i];
+        s->end = g->end + i * ranks;
+        s->own.first = rank ? s->end[rank - 1] : 0;
+        s->own.end = s->end[rank];
+        QT_TRY(qt_array_new(&s->own.panels, qt_ceil_div(rows[i], QT_PANEL_ROWS),
+                            sizeof *s->own.panels, err));
+    }
+done:
+    qt_free(rows);
+    qt_free(unit);
+    return rc;
+}
+
+/* Rounds this rank's rows of a linear. f: as for factor_for. */
+static int quantize_linear(struct shared *s, struct layer_run *l, struct qt_factor *f,
                            const struct qt_observed *seen, struct qt_err *err)
 {
-    const struct qt_plan_item *item = &l->run->plan.items[l->item[i]];
+    const size_t i = s->linear;
+    const struct qt_plan_item *item = item_of(l, i);
     struct qt_run_hessian hessian = {
         .is_expert = qt_model_expert(l->model, l->linear[i].layer, l->linear[i].input) >= 0,
         .routed_tokens = seen->routed_tokens,
         .missing_tokens = seen->missing_tokens,
         .input = is_first(l, i) ? l->distribution : NULL};
+    const bool divided = is_divided(s, l->linear[i].n);
     struct qt_arrange arrange;
     struct qt_err inner = {0};
     char why[sizeof inner.reason + 32] = "";
@@ -167,97 +240,138 @@ static int quantize_linear(bool *in_place, struct layer_run *l, struct qt_factor
     hessian.fallback = *why ? why : NULL;
     if (seen->on_backend && hessian.factor)
         place = qt_sequential_place(l->seq, l->linear[i].weight);
-    *in_place = place.rounded != NULL;
-    rc = qt_run_quantize_item(place.rounded ? NULL : &l->packed[i], l->run, l->item[i], &hessian,
-                              arrange.input ? &arrange : NULL, &place, err);
+    s->in_place = place.rounded != NULL;
+    QT_TRY(qt_run_item_new(&s->item, l->run, l->item[i], &hessian, arrange.input ? &arrange : NULL,
+                           &place, divided ? &s->own : NULL, err));
+    s->scale_exp2 = qt_run_item_packed(s->item)->scale_exp2;
+    if (!divided) {
+        struct qt_run_item *whole = s->item;
+        s->item = NULL;
+        rc = qt_run_item_finish(s->in_place ? NULL : &l->packed[i], whole, NULL, err);
+    }
 done:
     qt_act_plan_arrange_free(&arrange);
     return rc;
 }
 
-/* The linears with an input. */
-struct group {
-    size_t n;
-    size_t *linear; /* [n] indices */
-    size_t *owner;  /* [n] ranks */
-    bool *in_place; /* [n] as in quantize_linear */
-};
-
-static void group_free(struct group *g)
-{
-    qt_free(g->linear);
-    qt_free(g->owner);
-    qt_free(g->in_place);
-}
-
-/* Lists the linears with this input that are not finished, and gives each to a rank of l->comm. The
- * caller frees *g, also after an error. */
-static int group_new(struct group *g, const struct layer_run *l, int input, struct qt_err *err)
-{
-    double *cost = NULL;
-    int rc;
-    QT_TRY(qt_array_new(&g->linear, l->count, sizeof *g->linear, err));
-    QT_TRY(qt_array_new(&g->owner, l->count, sizeof *g->owner, err));
-    QT_TRY(qt_array_new(&g->in_place, l->count, sizeof *g->in_place, err));
-    QT_TRY(qt_array_new(&cost, l->count, sizeof *cost, err));
-    for (size_t i = 0; i < l->count; i++)
-        if (l->linear[i].input == input && !l->run->plan.items[l->item[i]].copied &&
-            !l->run->made[l->item[i]]) {
-            cost[g->n] = (double)l->run->plan.items[l->item[i]].tensor->count;
-            g->linear[g->n++] = i;
-        }
-    QT_TRY(qt_comm_assign(g->owner, cost, g->n, qt_comm_size(l->comm), err));
-done:
-    qt_free(cost);
-    return rc;
-}
-
-static int quantize_own(struct layer_run *l, const struct group *g, const struct qt_observed *seen,
+static int quantize_own(struct layer_run *l, struct group *g, const struct qt_observed *seen,
                         struct qt_err *err)
 {
     struct qt_factor f = {0};
     int rc = QT_OK;
     for (size_t i = 0; i < g->n && rc == QT_OK; i++) {
-        if (g->owner[i] != qt_comm_rank(l->comm))
+        if (g->linear[i].own.first == g->linear[i].own.end)
             continue;
         rc = qt_run_check_interrupted(l->run, err);
         if (rc == QT_OK)
-            rc = quantize_linear(&g->in_place[i], l, &f, g->linear[i], seen, err);
+            rc = quantize_linear(&g->linear[i], l, &f, seen, err);
     }
     qt_factor_free(&f);
     return rc;
 }
 
-/* Lets all ranks know which matrices their owners have rounded in place. */
-static int gather_in_place(const struct layer_run *l, struct group *g, struct qt_err *err)
+/* Lets all ranks know where and how the others have rounded. */
+static int gather_kinds(const struct layer_run *l, struct group *g, struct qt_err *err)
 {
-    bool *all;
+    struct kind {
+        bool in_place;
+        int scale_exp2;
+    } *all = NULL, *own = NULL;
     int rc;
+    QT_TRY(qt_array_new(&own, g->n, sizeof *own, err));
     QT_TRY(qt_array_new(&all, qt_comm_size(l->comm), g->n * sizeof *all, err));
-    QT_TRY(qt_comm_gather(l->comm, all, g->in_place, g->n * sizeof *all, err));
     for (size_t i = 0; i < g->n; i++)
-        g->in_place[i] = all[g->owner[i] * g->n + i];
+        own[i] = (struct kind){g->linear[i].in_place, g->linear[i].scale_exp2};
+    QT_TRY(qt_comm_gather(l->comm, all, own, g->n * sizeof *all, err));
+    for (size_t i = 0; i < g->n; i++) {
+        const struct kind *first = &all[qt_run_first_rank(g->linear[i].end) * g->n + i];
+        g->linear[i].in_place = first->in_place;
+        g->linear[i].scale_exp2 = first->scale_exp2;
+    }
 done:
     qt_free(all);
+    qt_free(own);
     return rc;
 }
 
-/* Gives all ranks the weights that were rounded in place, and the packed matrices of the others. */
-static int share_group(struct layer_run *l, const struct group *g, struct qt_err *err)
+/* *report = E of all rows. */
+static int join_reports(struct qt_solve_report *report, const struct shared *s, size_t n,
+                        struct qt_comm *comm, struct qt_err *err)
+{
+    size_t *end = NULL;
+    int rc = qt_comm_meet(comm, qt_array_new(&end, comm->size, sizeof *end, err), err);
+    *report = (struct qt_solve_report){0};
+    for (size_t r = 0; r < comm->size && rc == QT_OK; r++)
+        end[r] = qt_ceil_div(s->end[r], QT_PANEL_ROWS) * sizeof *s->own.panels;
+    if (rc == QT_OK)
+        rc = qt_comm_join(comm, s->own.panels, end, err);
+    for (size_t i = 0; i < qt_ceil_div(n, QT_PANEL_ROWS); i++)
+        qt_solve_add(report, &s->own.panels[i]);
+    qt_free(end);
+    return rc;
+}
+
+/* Gives all ranks the rows that the others have rounded in place. */
+static int share_rounded(struct layer_run *l, const struct shared *s, struct qt_err *err)
 {
     struct qt_backend *be = l->run->opt->calibration->backend;
+    const struct qt_linear *linear = &l->linear[s->linear];
+    float *rounded = qt_sequential_place(l->seq, linear->weight).rounded;
     int rc = QT_OK;
+    for (size_t r = 0, at = 0; r < l->comm->size && rc == QT_OK; at = s->end[r++])
+        if (s->end[r] > at)
+            rc = qt_comm_broadcast_on(l->comm, be, rounded + at * linear->k,
+                                      (s->end[r] - at) * linear->k * sizeof *rounded, r, err);
+    return rc;
+}
+
+/* Joins the rows of a linear. The first rank stores it, unless it has rounded all rows. */
+static int share_linear(struct layer_run *l, struct shared *s, struct qt_err *err)
+{
+    const size_t first = qt_run_first_rank(s->end), n = l->linear[s->linear].n;
+    const bool divided = s->end[first] < n;
+    struct qt_packed *kept = s->in_place ? NULL : &l->packed[s->linear];
+    const struct qt_packed *mine = kept;
+    struct qt_run_item *item = s->item;
+    struct qt_solve_report report;
+    int rc = QT_OK;
+    if (divided)
+        QT_TRY(join_reports(&report, s, n, l->comm, err));
+    if (s->in_place)
+        QT_TRY(share_rounded(l, s, err));
+    if (item)
+        mine = qt_run_item_packed(item);
+    else if (!kept)
+        mine = item_of(l, s->linear)->packed; /* without data, of which this rank has none */
+    else if (!kept->nsections)
+        rc = qt_run_packed_new(kept, l->run, l->item[s->linear], s->scale_exp2, err);
+    QT_TRY(qt_comm_meet(l->comm, rc, err));
+    if (divided || kept)
+        QT_TRY(qt_run_join_packed(mine, l->comm, s->end, kept, err));
+    s->item = NULL;
+    if (divided && first == l->comm->rank)
+        rc = qt_run_item_finish(kept, item, &report, err);
+    else
+        qt_run_item_free(kept, item);
+done:
+    return rc;
+}
+
+/* Gives all ranks what the others have rounded: the weights that are in place, and the packed
+ * matrices of the others. */
+static int share_group(struct layer_run *l, struct group *g, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(gather_kinds(l, g, err));
+    for (size_t i = 0; i < g->n; i++) {
+        l->reload |= !g->linear[i].in_place;
+        rc = qt_comm_meet(l->comm, share_linear(l, &g->linear[i], err), err);
+        if (rc < 0)
+            return rc;
+    }
     if (l->reload)
         rc = qt_run_exchange(l->run, QT_OK, err);
-    for (size_t i = 0; i < g->n && rc == QT_OK; i++) {
-        const struct qt_linear *linear = &l->linear[g->linear[i]];
-        float *rounded = qt_sequential_place(l->seq, linear->weight).rounded;
-        rc = g->in_place[i]
-                 ? qt_comm_broadcast_on(l->comm, be, rounded,
-                                        linear->n * linear->k * sizeof *rounded, g->owner[i], err)
-                 : qt_run_send_packed(&l->packed[g->linear[i]], l->run, l->item[g->linear[i]],
-                                      g->owner[i], err);
-    }
+done:
     return rc;
 }
 
@@ -285,14 +399,11 @@ static int quantize_linears(struct layer_run *l, int input, const struct qt_obse
         rc = group_new(&g, l, input, err);
     if (rc == QT_OK)
         rc = quantize_own(l, &g, seen, err);
-    if (shared) {
-        QT_TRY(qt_comm_meet(l->comm, rc, err));
-        QT_TRY(gather_in_place(l, &g, err));
-    }
+    QT_TRY(qt_comm_meet(l->comm, rc, err));
+    if (shared)
+        QT_TRY(share_group(l, &g, err));
     for (size_t i = 0; i < g.n; i++)
-        l->reload |= !g.in_place[i];
-    if (shared && rc == QT_OK)
-        rc = share_group(l, &g, err);
+        l->reload |= !g.linear[i].in_place;
 done:
     json_decref(l->distribution);
     l->distribution = NULL;

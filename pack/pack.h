@@ -266,19 +266,34 @@ struct qt_place {
     const float *w; /* the source weights; if they are finite, those of the host are not read */
     float *rounded; /* receives the weights that qt_packed_weights would return */
 };
+/* Some rows of a matrix. */
+struct qt_packed_part {
+    size_t first, end;              /* rows [first, end) in stored order */
+    struct qt_solve_report *panels; /* [ceil(n / QT_PANEL_ROWS)] receives E of their panels */
+};
 /*
  * qt_packed_quantize_on or, with a factor, qt_packed_solve in two steps. qt_packed_round uses the
- * backend; be is that of the factor. place and *report may be NULL. qt_packed_complete does not use
- * it and may run in another thread: it packs the codes, which qt_packed_round left in out->codes,
- * and computes the error, unless that is NULL.
+ * backend; be is that of the factor. place, part and *report may be NULL. qt_packed_complete does
+ * not use it and may run in another thread: it packs the codes, which qt_packed_round left in
+ * out->codes, and computes the error, unless that is NULL.
+ *
+ * With a part, only its rows are rounded, as they would be with all others, and are packed already:
+ * of the sections that are divided (qt_packed_divided), *out has its share, of the others all. A
+ * part that is not the whole matrix begins and ends at multiples of qt_packed_unit, or ends at n.
  */
 int qt_packed_round(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
                     struct qt_factor *factor, struct qt_backend *be, const struct qt_place *place,
-                    struct qt_solve_report *report, struct qt_err *err);
+                    const struct qt_packed_part *part, struct qt_solve_report *report,
+                    struct qt_err *err);
 int qt_packed_complete(struct qt_packed *p, const struct qt_matrix *w, struct qt_error *error,
                        struct qt_err *err);
 /* True if the backend (NULL: the CPU) rounds matrices like p. */
 bool qt_packed_rounds_on(const struct qt_packed *p, const struct qt_backend *be);
+/* Number of rows that are rounded together under a Hessian, without any influence of other rows but
+ * on the parameters of the whole matrix; 0: all. */
+size_t qt_packed_unit(const struct qt_packed *p, const struct qt_backend *be);
+/* Number of sections, the first, that are divided by rows: those of 16 rows follow each other. */
+size_t qt_packed_divided(const struct qt_packed *p);
 /* Channels that share a scale; k for one scale per row. */
 size_t qt_packed_group(const struct qt_packed *p);
 void qt_packed_free(struct qt_packed *p);

@@ -190,6 +190,15 @@ void walk_total(struct qt_error *out, const struct walk *walk)
         qt_error_add(out, &walk->errors[i]);
 }
 
+size_t qt_packed_divided(const struct qt_packed *p)
+{
+    struct qt_codebook cb;
+    if (!p->spec.scheme->codebook)
+        return 0;
+    p->spec.scheme->codebook(&cb, p);
+    return qt_codebook_sections(&cb);
+}
+
 size_t qt_packed_group(const struct qt_packed *p)
 {
     return p->spec.scheme->group(p);

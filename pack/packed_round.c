@@ -99,9 +99,9 @@ static int quantize_strip(void *ctx, size_t item, int thread, struct qt_err *err
     struct walk *walk = ctx;
     const struct qt_packed *p = walk->p;
     float *w, *q;
-    struct qt_strip strip = walk_strip(walk, item, thread, &w, &q);
+    struct qt_strip strip = walk_strip(walk, walk->row0 / QT_FRAG_ROWS + item, thread, &w, &q);
     (void)err;
-    stored_rows(w, walk, item * QT_FRAG_ROWS, strip.rows, -p->scale_exp2, q);
+    stored_rows(w, walk, strip.index * QT_FRAG_ROWS, strip.rows, -p->scale_exp2, q);
     p->spec.scheme->quantize(p, &strip, w, walk->importance);
     if (walk->errors)
         walk_errors(walk, &strip, w, q);
@@ -348,9 +348,10 @@ static int importance_new(float **out, const struct qt_factor *f, bool condition
     return rc;
 }
 
-/* Quantizes w, which is in stored order. */
+/* Quantizes rows of w, which is in stored order. */
 static int quantize_stored(struct qt_packed *out, const struct qt_spec *spec,
-                           const struct qt_matrix *w, const float *importance, struct qt_err *err)
+                           const struct qt_matrix *w, const struct qt_packed_part *part,
+                           const float *importance, struct qt_err *err)
 {
     struct walk walk;
     struct range range;
@@ -359,30 +360,39 @@ static int quantize_stored(struct qt_packed *out, const struct qt_spec *spec,
     walk.targets = w;
     QT_TRY(scan(&range, &walk, err));
     QT_TRY(quantize_prepare(&walk, out, w, &range, err));
-    QT_TRY(qt_parallel(walk_strips(out), quantize_strip, &walk, err));
+    walk.row0 = part->first;
+    QT_TRY(qt_parallel(qt_ceil_div(part->end - part->first, QT_FRAG_ROWS), quantize_strip, &walk,
+                       err));
 done:
     quantize_end(&walk, out, rc);
     return rc;
 }
 
-/* Error under H of rounding to nearest with searched scales, for comparison. rows[n][k]: the
- * targets in stored order. */
-static int error_before(double *out, const struct qt_spec *spec, const float *rows, size_t n,
-                        const struct qt_factor *factor, const float *importance, struct qt_err *err)
+/* Error under H of rounding to nearest with searched scales, for comparison: of each panel of the
+ * part. rows[n][k]: the targets in stored order. */
+static int error_before(const struct qt_packed_part *part, const struct qt_spec *spec,
+                        const float *rows, size_t n, const struct qt_factor *factor,
+                        const float *importance, struct qt_err *err)
 {
     const struct qt_matrix w = {.data = rows, .dtype = QT_F32, .n = n, .k = factor->k};
+    const size_t own = part->end - part->first, panels = qt_ceil_div(own, QT_PANEL_ROWS);
     struct qt_spec plain = *spec;
     struct qt_packed p;
     float *q = NULL;
+    double *before = NULL;
     plain.arrange = NULL;
-    int rc = quantize_stored(&p, &plain, &w, importance, err);
+    int rc = quantize_stored(&p, &plain, &w, part, importance, err);
     if (rc < 0)
         return rc;
-    QT_TRY(qt_array_new(&q, n * w.k, sizeof *q, err));
-    QT_TRY(qt_packed_decode_stored(q, &p, 0, n, err));
-    QT_TRY(qt_solve_error(out, factor, rows, q, n, err));
+    QT_TRY(qt_array_new(&q, own * w.k, sizeof *q, err));
+    QT_TRY(qt_array_new(&before, panels, sizeof *before, err));
+    QT_TRY(qt_packed_decode_stored(q, &p, part->first, own, err));
+    QT_TRY(qt_solve_errors(before, factor, rows + part->first * w.k, q, own, err));
+    for (size_t i = 0; i < panels; i++)
+        part->panels[part->first / QT_PANEL_ROWS + i].before = before[i];
 done:
     qt_free(q);
+    qt_free(before);
     qt_packed_free(&p);
     return rc;
 }
@@ -418,6 +428,11 @@ bool qt_packed_rounds_on(const struct qt_packed *p, const struct qt_backend *be)
     return !cb.multiples;
 }
 
+size_t qt_packed_unit(const struct qt_packed *p, const struct qt_backend *be)
+{
+    return p->spec.scheme->codebook && (!be || be->host) ? QT_PANEL_ROWS : 0;
+}
+
 /* The schemes that are rounded on the host read the factor there. */
 static int fetch_factor(struct qt_factor *f, const struct qt_spec *spec, const struct qt_matrix *w,
                         struct qt_err *err)
@@ -429,10 +444,14 @@ static int fetch_factor(struct qt_factor *f, const struct qt_spec *spec, const s
 }
 
 static int solve_on_host(struct qt_packed *out, struct walk *walk, const struct qt_factor *factor,
-                         struct qt_solve_report *report, struct qt_err *err)
+                         const struct qt_packed_part *part, struct qt_solve_report *report,
+                         struct qt_err *err)
 {
     const struct qt_matrix *w = walk->w;
-    const struct qt_solve_options opt = {.descent_rounds = descent_rounds(&out->spec)};
+    const size_t first = part->first, own = part->end - first;
+    const struct qt_solve_options opt = {.descent_rounds = descent_rounds(&out->spec),
+                                         .panels = part->panels + first / QT_PANEL_ROWS};
+    struct qt_packed rows_of;
     struct qt_matrix targets = *w;
     struct range range;
     float *rows = NULL;
@@ -447,33 +466,47 @@ static int solve_on_host(struct qt_packed *out, struct walk *walk, const struct 
     QT_TRY(scan(&range, walk, err));
     QT_TRY(quantize_prepare(walk, out, &targets, &range, err));
     walk_scale(rows, w->n * w->k, -out->scale_exp2);
-    report->before = NAN;
-    QT_TRY(out->spec.scheme->solve(report, out, rows, factor, &opt, err));
-    if (isnan(report->before))
-        QT_TRY(
-            error_before(&report->before, &out->spec, rows, w->n, factor, walk->importance, err));
+    if (own < w->n)
+        qt_codebook_rows(&rows_of, out, first, part->end);
+    QT_TRY(out->spec.scheme->solve(report, own < w->n ? &rows_of : out, rows + first * w->k, factor,
+                                   &opt, err));
+    QT_TRY(error_before(part, &out->spec, rows, w->n, factor, walk->importance, err));
+    report->before = 0;
+    for (size_t i = 0; i < qt_ceil_div(own, QT_PANEL_ROWS); i++)
+        report->before += opt.panels[i].before;
 done:
     walk->targets = NULL;
     qt_free(rows);
     return rc;
 }
 
+/* part may be NULL. */
 static int solve(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
                  struct qt_factor *factor, const struct qt_place *place,
-                 struct qt_solve_report *report, struct qt_err *err)
+                 const struct qt_packed_part *part, struct qt_solve_report *report,
+                 struct qt_err *err)
 {
     struct walk walk = {0};
+    struct qt_packed_part all = {0, w->n, NULL};
     float *importance = NULL;
     int rc;
     *out = (struct qt_packed){0};
+    if (!part) {
+        QT_TRY(
+            qt_array_new(&all.panels, qt_ceil_div(w->n, QT_PANEL_ROWS), sizeof *all.panels, err));
+        part = &all;
+    }
     QT_TRY(fetch_factor(factor, spec, w, err));
     QT_TRY(importance_new(&importance, factor, spec->scheme->conditional, err));
     QT_TRY(quantize_begin(&walk, out, spec, w, importance, false, err));
     QT_TRY(qt_packed_rounds_on(out, factor->backend)
                ? round_on_backend(out, &walk, factor->backend, factor, place, report, err)
-               : solve_on_host(out, &walk, factor, report, err));
+               : solve_on_host(out, &walk, factor, part, report, err));
     report_unscale(report, out->scale_exp2);
+    for (size_t i = part->first / QT_PANEL_ROWS; i < qt_ceil_div(part->end, QT_PANEL_ROWS); i++)
+        report_unscale(&part->panels[i], out->scale_exp2);
 done:
+    qt_free(all.panels);
     qt_free(importance);
     quantize_end(&walk, out, rc);
     return rc;
@@ -503,9 +536,10 @@ static bool quantizes_on(const struct qt_spec *spec, const struct qt_matrix *w,
 
 int qt_packed_round(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
                     struct qt_factor *factor, struct qt_backend *be, const struct qt_place *place,
-                    struct qt_solve_report *report, struct qt_err *err)
+                    const struct qt_packed_part *part, struct qt_solve_report *report,
+                    struct qt_err *err)
 {
-    return factor                      ? solve(out, spec, w, factor, place, report, err)
+    return factor                      ? solve(out, spec, w, factor, place, part, report, err)
            : quantizes_on(spec, w, be) ? quantize_on_backend(out, spec, w, NULL, be, place, err)
                                        : quantize_on_host(out, spec, w, NULL, NULL, err);
 }
@@ -541,7 +575,7 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
                     struct qt_factor *factor, struct qt_error *error,
                     struct qt_solve_report *report, struct qt_err *err)
 {
-    return complete(out, solve(out, spec, w, factor, NULL, report, err), w, error, err);
+    return complete(out, solve(out, spec, w, factor, NULL, NULL, report, err), w, error, err);
 }
 
 int qt_packed_quantize_on(struct qt_backend *be, struct qt_packed *out, const struct qt_spec *spec,

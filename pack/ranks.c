@@ -64,15 +64,89 @@ done:
     return rc;
 }
 
-int qt_run_send_packed(struct qt_packed *packed, struct qt_run *run, size_t i, size_t from,
-                       struct qt_err *err)
+size_t qt_run_unit(const struct qt_packed *p, const struct qt_backend *be)
 {
-    struct qt_comm *comm = run->opt->comm;
-    int rc = QT_OK;
-    if (from != qt_comm_rank(comm))
-        rc = qt_run_packed_new(packed, run, i, err);
-    for (size_t s = 0; s < run->plan.items[i].packed->nsections && rc == QT_OK; s++)
-        rc = qt_comm_broadcast(comm, packed->section[s].data, packed->section[s].bytes, from, err);
+    return qt_spec_method(&p->spec) == QT_METHOD_GPTQ ? qt_packed_unit(p, be) : 0;
+}
+
+/* The units of all divided matrices, one matrix after the other, are divided evenly. */
+static void divide_units(size_t *end, const size_t *rows, const size_t *unit, size_t n,
+                         size_t ranks)
+{
+    size_t all = 0, at = 0, units;
+    for (size_t i = 0; i < n; i++)
+        all += unit[i] ? qt_ceil_div(rows[i], unit[i]) : 0;
+    for (size_t i = 0; i < n; at += units, i++) {
+        units = unit[i] ? qt_ceil_div(rows[i], unit[i]) : 0;
+        for (size_t r = 0; r < ranks && units; r++) {
+            size_t first;
+            const size_t last = qt_max_size(qt_comm_share(&first, all, r, ranks), at) - at;
+            end[i * ranks + r] = qt_min_size(qt_min_size(last, units) * unit[i], rows[i]);
+        }
+    }
+}
+
+int qt_run_divide(size_t *end, const size_t *rows, const size_t *unit, size_t n, size_t ranks,
+                  struct qt_err *err)
+{
+    double *cost = NULL;
+    size_t *owner = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&cost, n, sizeof *cost, err));
+    QT_TRY(qt_array_new(&owner, n, sizeof *owner, err));
+    for (size_t i = 0; i < n; i++)
+        cost[i] = unit[i] ? 0 : (double)rows[i];
+    QT_TRY(qt_comm_assign(owner, cost, n, ranks, err));
+    for (size_t i = 0; i < n; i++)
+        for (size_t r = 0; r < ranks; r++)
+            end[i * ranks + r] = r < owner[i] ? 0 : rows[i];
+    divide_units(end, rows, unit, n, ranks);
+done:
+    qt_free(cost);
+    qt_free(owner);
+    return rc;
+}
+
+size_t qt_run_first_rank(const size_t *end)
+{
+    size_t r = 0;
+    while (end[r] == 0)
+        r++;
+    return r;
+}
+
+/* Sends the shares of a section to the first rank. */
+static void send_shares(struct qt_comm *comm, unsigned char *data, const size_t *end, size_t first)
+{
+    for (size_t r = first + 1; r < comm->size; r++) {
+        unsigned char *share = data + end[r - 1];
+        const size_t bytes = end[r] - end[r - 1];
+        if (bytes && comm->rank == r)
+            qt_comm_shift(comm, share, bytes, first, NULL, 0, first);
+        else if (bytes && comm->rank == first)
+            qt_comm_shift(comm, NULL, 0, r, share, bytes, r);
+    }
+}
+
+int qt_run_join_packed(const struct qt_packed *packed, struct qt_comm *comm, const size_t *end,
+                       bool to_all, struct qt_err *err)
+{
+    const size_t strips = qt_ceil_div(packed->n, QT_FRAG_ROWS), divided = qt_packed_divided(packed),
+                 first = qt_run_first_rank(end);
+    size_t *bytes = NULL;
+    int rc = qt_comm_meet(comm, qt_array_new(&bytes, comm->size, sizeof *bytes, err), err);
+    for (size_t i = 0; i < packed->nsections && rc == QT_OK; i++) {
+        const struct qt_section *s = &packed->section[i];
+        for (size_t r = 0; r < comm->size; r++)
+            bytes[r] = i < divided ? qt_ceil_div(end[r], QT_FRAG_ROWS) * (s->bytes / strips)
+                       : r < first ? 0
+                                   : s->bytes;
+        if (to_all)
+            rc = qt_comm_join(comm, s->data, bytes, err);
+        else
+            send_shares(comm, s->data, bytes, first);
+    }
+    qt_free(bytes);
     return rc;
 }
 

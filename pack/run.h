@@ -66,12 +66,24 @@ struct qt_run_hessian {
     size_t routed_tokens, missing_tokens;
     json_t *input; /* borrowed value of QT_RUN_INPUT; NULL: none */
 };
-/* Quantizes item i, stores and journals it. arrange: NULL, or how a w4ax matrix is stored. place:
- * NULL, or as for qt_packed_round. kept: NULL, or receives the packed matrix, which the caller frees
- * after qt_run_settle, also on failure. */
-int qt_run_quantize_item(struct qt_packed *kept, struct qt_run *run, size_t i,
-                         const struct qt_run_hessian *hessian, const struct qt_arrange *arrange,
-                         const struct qt_place *place, struct qt_err *err);
+/* An item that is quantized, but not stored. */
+struct qt_run_item;
+/* Quantizes item i, or a part of it. arrange: NULL, or how a w4ax matrix is stored. place and part:
+ * NULL, or as for qt_packed_round. The caller passes *out to qt_run_item_finish or to
+ * qt_run_item_free. */
+int qt_run_item_new(struct qt_run_item **out, struct qt_run *run, size_t i,
+                    const struct qt_run_hessian *hessian, const struct qt_arrange *arrange,
+                    const struct qt_place *place, const struct qt_packed_part *part,
+                    struct qt_err *err);
+/* The packed matrix, in which the caller completes what is missing of a part. */
+struct qt_packed *qt_run_item_packed(struct qt_run_item *item);
+/* Stores and journals the item. report: E of all parts; NULL: it was quantized in one part. kept:
+ * NULL, or receives the packed matrix, which the caller frees after qt_run_settle, also on failure.
+ * Takes ownership of the item, also on failure. */
+int qt_run_item_finish(struct qt_packed *kept, struct qt_run_item *item,
+                       const struct qt_solve_report *report, struct qt_err *err);
+/* The caller receives the packed matrix in *kept, unless that is NULL. item: NULL is accepted. */
+void qt_run_item_free(struct qt_packed *kept, struct qt_run_item *item);
 /* Makes item i, unless it is finished, without calibration: copied, or quantized by search. */
 int qt_run_make_item(struct qt_run *run, size_t i, struct qt_err *err);
 /* Copies item i unchanged. */
@@ -101,9 +113,9 @@ int qt_run_input_distribution(json_t **out, const struct qt_channels *c, size_t 
 
 /* Index of a tensor's plan item. QT_E_INTERNAL if there is none. */
 int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err);
-/* A finished matrix with sections that are allocated but empty. The caller frees *out, also on
- * failure. */
-int qt_run_packed_new(struct qt_packed *out, struct qt_run *run, size_t i, struct qt_err *err);
+/* A matrix with sections that are allocated but empty. The caller frees *out, also on failure. */
+int qt_run_packed_new(struct qt_packed *out, const struct qt_run *run, size_t i, int scale_exp2,
+                      struct qt_err *err);
 /* Reads a finished matrix back from the output, because later steps depend on it. QT_E_RESOURCE if
  * it does not match its entry; the unchecked function does not compare. The caller frees *out, also
  * on failure. */
@@ -121,10 +133,18 @@ struct qt_weights qt_run_weights(struct qt_run *run);
 int qt_run_exchange(struct qt_run *run, int rc, struct qt_err *err);
 /* Makes all unfinished items but those of later[items] (NULL: none) as qt_run_make_item does. */
 int qt_run_make_items(struct qt_run *run, const bool *later, struct qt_err *err);
-/* Matrix i, which rank `from` has quantized in *packed, to all ranks. The others' *packed receives
- * it; they free it, also after an error. */
-int qt_run_send_packed(struct qt_packed *packed, struct qt_run *run, size_t i, size_t from,
-                       struct qt_err *err);
+/* Rows of a matrix that one rank rounds, and multiples of them; 0: one rank rounds all. */
+size_t qt_run_unit(const struct qt_packed *p, const struct qt_backend *be);
+/* Divides matrices of the same width among ranks: rank r rounds the rows of matrix i from
+ * end[i * ranks + r - 1] (r = 0: 0) to end[i * ranks + r]. unit[n]: as above. */
+int qt_run_divide(size_t *end, const size_t *rows, const size_t *unit, size_t n, size_t ranks,
+                  struct qt_err *err);
+/* The rank that has the first rows of a matrix; end[ranks] as above. */
+size_t qt_run_first_rank(const size_t *end);
+/* Completes a packed matrix of which every rank has its rows, and the first rank all sections that
+ * are not divided: in all ranks (to_all), or in the first rank. end: as above. */
+int qt_run_join_packed(const struct qt_packed *packed, struct qt_comm *comm, const size_t *end,
+                       bool to_all, struct qt_err *err);
 /* Rank 0 takes the seconds of all items from the ranks that made them. */
 int qt_run_gather_seconds(struct qt_run *run, struct qt_err *err);
 /* Says how the ranks have spent the seconds of the run. */

@@ -12,6 +12,7 @@
  * Checked against measurements by tests/large/plan_time.sh.
  */
 #include "pack/activations/planner.h"
+#include "pack/run.h"
 #include "pack/sequential.h"
 
 #include <math.h>
@@ -326,27 +327,34 @@ static int choosing(double *seconds, const struct sample *s, double forward, str
 static int round_input(double *seconds, const struct sample *s, int input, size_t ranks,
                        struct qt_err *err)
 {
-    double *cost = NULL, *own = NULL, longest = 0;
-    size_t *owner = NULL, n = 0;
+    size_t *rows = NULL, *unit = NULL, *index = NULL, *end = NULL, n = 0;
+    double longest = 0;
     int rc;
-    QT_TRY(qt_array_new(&cost, s->linears, sizeof *cost, err));
-    QT_TRY(qt_array_new(&owner, s->linears, sizeof *owner, err));
-    QT_TRY(qt_array_new(&own, ranks, sizeof *own, err));
+    QT_TRY(qt_array_new(&rows, s->linears, sizeof *rows, err));
+    QT_TRY(qt_array_new(&unit, s->linears, sizeof *unit, err));
+    QT_TRY(qt_array_new(&index, s->linears, sizeof *index, err));
+    QT_TRY(qt_array_new(&end, s->linears, ranks * sizeof *end, err));
     for (size_t i = 0; i < s->linears; i++)
-        if (s->linear[i].input == input)
-            cost[n++] = (double)s->linear[i].n * (double)s->linear[i].k;
-    QT_TRY(qt_comm_assign(owner, cost, n, ranks, err));
-    n = 0;
-    for (size_t i = 0; i < s->linears; i++)
-        if (s->linear[i].input == input)
-            own[owner[n++]] += s->rounding[i];
-    for (size_t i = 0; i < ranks; i++)
-        longest = fmax(longest, own[i]);
+        if (s->linear[i].input == input && !item_of(s, s->linear[i].weight)->copied) {
+            rows[n] = s->linear[i].n;
+            unit[n] = qt_run_unit(item_of(s, s->linear[i].weight)->packed, s->be);
+            index[n++] = i;
+        }
+    QT_TRY(qt_run_divide(end, rows, unit, n, ranks, err));
+    for (size_t r = 0; r < ranks; r++) {
+        double own = 0;
+        for (size_t i = 0; i < n; i++) {
+            const size_t first = r ? end[i * ranks + r - 1] : 0;
+            own += s->rounding[index[i]] * (double)(end[i * ranks + r] - first) / (double)rows[i];
+        }
+        longest = fmax(longest, own);
+    }
     *seconds += longest;
 done:
-    qt_free(cost);
-    qt_free(owner);
-    qt_free(own);
+    qt_free(rows);
+    qt_free(unit);
+    qt_free(index);
+    qt_free(end);
     return rc;
 }
 

@@ -330,7 +330,7 @@ static int add_weight_error_on(double *sum, const struct arranger *a, const stru
     qt_spec_set_method(&spec, QT_METHOD_RTN);
     spec.arrange = &arrange;
     QT_TRY(qt_backend_floats(&place.rounded, be, n, k, err));
-    QT_TRY(qt_packed_round(&packed, &spec, &matrix, NULL, be, &place, NULL, err));
+    QT_TRY(qt_packed_round(&packed, &spec, &matrix, NULL, be, &place, NULL, NULL, err));
     QT_TRY(be->scale(be, place.rounded, -1, n * k, err));
     QT_TRY(be->add(be, place.rounded, place.w, n * k, err));
     QT_TRY(qt_backend_floats(&y, be, m, n, err));

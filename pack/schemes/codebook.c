@@ -56,6 +56,26 @@ int qt_codebook_describe(struct qt_packed *p, const struct qt_codebook *cb, stru
     return rc;
 }
 
+size_t qt_codebook_sections(const struct qt_codebook *cb)
+{
+    unsigned width[QT_FRAG_MAX_PLANES];
+    return (size_t)qt_frag_planes(width, cb->bits) + 1 + (cb->multiples > 0) + cb->asymmetric;
+}
+
+void qt_codebook_rows(struct qt_packed *out, const struct qt_packed *p, size_t first, size_t end)
+{
+    const size_t strips = qt_ceil_div(p->n, QT_FRAG_ROWS);
+    *out = *p;
+    out->n = end - first;
+    for (size_t i = 0; i < qt_packed_divided(p); i++) {
+        struct qt_section *s = &out->section[i];
+        const size_t strip = s->bytes / strips;
+        s->shape[0] = qt_ceil_div(out->n, QT_FRAG_ROWS);
+        s->bytes = strip * s->shape[0];
+        s->data += first / QT_FRAG_ROWS * strip;
+    }
+}
+
 int qt_codebook_describe_all(struct qt_packed *p, struct qt_err *err)
 {
     struct qt_codebook cb;

@@ -91,6 +91,10 @@ int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const fl
 int qt_codebook_codes_new(struct qt_codebook_codes **out, const struct qt_packed *p,
                           struct qt_err *err);
 void qt_codebook_codes_free(struct qt_codebook_codes *codes);
+/* Number of the sections that qt_codebook_describe adds. */
+size_t qt_codebook_sections(const struct qt_codebook *cb);
+/* *out = rows [first, end) of p as a matrix with sections in those of p. first: a multiple of 16. */
+void qt_codebook_rows(struct qt_packed *out, const struct qt_packed *p, size_t first, size_t end);
 /* Packs codes into the sections of p. */
 int qt_codebook_pack(struct qt_packed *p, const struct qt_codebook_codes *codes,
                      struct qt_err *err);

@@ -100,7 +100,8 @@ struct qt_scheme {
      * itself is shared by threads and does not change. */
     void (*quantize)(const struct qt_packed *p, const struct qt_strip *strip, const float *w,
                      const float *importance);
-    /* w[n][k], divided by 2^scale_exp2, under a Hessian -> packed bytes of the whole matrix. */
+    /* w[n][k], divided by 2^scale_exp2, under a Hessian -> packed bytes of the whole matrix. *out
+     * has no `before`. */
     int (*solve)(struct qt_solve_report *out, struct qt_packed *p, const float *w,
                  const struct qt_factor *f, const struct qt_solve_options *opt, struct qt_err *err);
     /* packed bytes -> w[rows][k]. */

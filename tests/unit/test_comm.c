@@ -7,6 +7,7 @@
 #include "ranks_fixture.h"
 
 #include "calib/calib.h"
+#include "pack/run.h"
 
 /* ---- sharing -------------------------------------------------------------------------------- */
 
@@ -35,6 +36,27 @@ static void costs_are_balanced(void **state)
     (void)state;
     expect_ok("assign", qt_comm_assign(owner, cost, 5, 2, &err), &err);
     assert_memory_equal(owner, expected, sizeof owner);
+}
+
+/* q, k and v of 640, 128 and 200 rows in units of 128: 5 + 1 + 2 units. The matrix in the middle is
+ * not divided if its unit is 0; then 5 + 2 units are. */
+static void rows_are_divided(void **state)
+{
+    const size_t rows[] = {640, 128, 200}, unit[] = {128, 128, 128}, whole[] = {128, 0, 128};
+    const size_t three[] = {384, 640, 640, 0, 128, 128, 0, 0, 200},
+                 apart[] = {384, 640, 640, 128, 128, 128, 0, 0, 200},
+                 two[] = {512, 640, 0, 128, 0, 200};
+    size_t end[9];
+    struct qt_err err;
+    (void)state;
+    expect_ok("divide", qt_run_divide(end, rows, unit, 3, 3, &err), &err);
+    assert_memory_equal(end, three, sizeof three);
+    expect_ok("divide", qt_run_divide(end, rows, whole, 3, 3, &err), &err);
+    assert_memory_equal(end, apart, sizeof apart);
+    expect_ok("divide", qt_run_divide(end, rows, unit, 3, 2, &err), &err);
+    assert_memory_equal(end, two, sizeof two);
+    assert_int_equal(qt_run_first_rank(end), 0);
+    assert_int_equal(qt_run_first_rank(end + 2), 1);
 }
 
 /* ---- meeting -------------------------------------------------------------------------------- */
@@ -330,6 +352,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(items_are_shared_in_order),
         cmocka_unit_test(costs_are_balanced),
+        cmocka_unit_test(rows_are_divided),
         cmocka_unit_test(an_error_reaches_all_ranks),
         cmocka_unit_test(an_error_of_all_ranks_names_none),
         cmocka_unit_test(nothing_moves_after_an_error),

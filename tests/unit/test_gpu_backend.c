@@ -772,8 +772,8 @@ static void round_case(const char *text, size_t n, size_t k, enum kind kind)
         /* The source weights are on the device or not; the rounded ones are those that are stored. */
         float *rounded = random_floats(n * k, 1);
         const struct qt_place place = {n % 2 ? w : NULL, rounded};
-        assert_int_equal(qt_packed_round(&p[on], &spec, &m, &f, be, &place, &report[on], &err),
-                         QT_OK);
+        assert_int_equal(
+            qt_packed_round(&p[on], &spec, &m, &f, be, &place, NULL, &report[on], &err), QT_OK);
         assert_true((p[on].codes != NULL) == (on == 1));
         assert_int_equal(qt_packed_complete(&p[on], &m, NULL, &err), QT_OK);
         q = random_floats(n * k, 1);

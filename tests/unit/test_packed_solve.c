@@ -125,6 +125,44 @@ static void clearly_better_than_search(void **state)
     free(w);
 }
 
+/* Parts that are rounded one by one, and then stand in one matrix, are the matrix. */
+static void parts_are_the_matrix(void **state)
+{
+    enum { N = 150, K = 288, PANELS = 2 };
+    (void)state;
+    double *h = random_hessian(K, 600);
+    float *w = random_weights(N, K);
+    const struct qt_matrix m = matrix_of(w, N, K);
+    for (int i = 0; i < SPECS; i++) {
+        struct solved whole = solve(specs[i], w, h, N, K);
+        const struct qt_spec spec = spec_of(specs[i]);
+        struct qt_solve_report panels[PANELS], report, sum = {0};
+        const struct qt_packed_part parts[] = {{0, 128, panels}, {128, N, panels}};
+        struct qt_packed p[2];
+        assert_int_equal(qt_packed_unit(&whole.p, NULL), 128);
+        for (int j = 0; j < 2; j++) {
+            assert_int_equal(
+                qt_packed_round(&p[j], &spec, &m, &whole.f, NULL, NULL, &parts[j], &report, NULL),
+                QT_OK);
+            qt_solve_add(&sum, &panels[j]);
+        }
+        for (size_t s = 0; s < whole.p.nsections; s++) {
+            struct qt_section *first = &p[0].section[s];
+            const size_t at = 8 * (first->bytes / 10); /* 128 rows are 8 strips of 10 */
+            if (s < qt_packed_divided(&p[0]))
+                memcpy(first->data + at, p[1].section[s].data + at, first->bytes - at);
+            assert_memory_equal(first->data, whole.p.section[s].data, first->bytes);
+        }
+        assert_int_equal(p[0].scale_exp2, whole.p.scale_exp2);
+        assert_memory_equal(&sum, &whole.report, sizeof sum);
+        qt_packed_free(&p[0]);
+        qt_packed_free(&p[1]);
+        solved_free(&whole);
+    }
+    free(h);
+    free(w);
+}
+
 /* Every scheme, with the matrix products of all panels on a backend. */
 static void as_good_on_a_backend(void **state)
 {
@@ -340,6 +378,7 @@ int main(void)
     seed_init();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(clearly_better_than_search),
+        cmocka_unit_test(parts_are_the_matrix),
         cmocka_unit_test(as_good_on_a_backend),
         cmocka_unit_test(diagonal_hessian_is_search),
         cmocka_unit_test(edge_shapes),
