@@ -299,6 +299,8 @@ static void fill_doc(struct cli *cli, const struct results *r, const struct qt_g
     doc_set(cli, model, "equal", doc_size(r->model.equal));
     doc_set(cli, model, "error", doc_real(r->model.error));
     doc_set(cli, model, "gap", doc_real(r->model.gap));
+    doc_set(cli, model, "rms", doc_real(r->model.rms));
+    doc_set(cli, model, "rms_rounded", doc_real(r->model.rms_rounded));
     doc_set(cli, model, "fault", doc_text(r->model.faults ? r->model.fault : NULL));
     doc_set(cli, cli->doc, "model", model);
 }
@@ -564,7 +566,9 @@ const struct command cmd_verify = {
         "dequantized weights) run a prompt of 16 random tokens and 64 greedy steps. It is a fault "
         "if a logit differs by more than 2 % of the range of the logits (largest - smallest). So "
         "choices may differ only where the two largest logits are closer than 4 % of the "
-        "range.\n\n"
+        "range. With w4ax, where a small difference moves activations to another code, it is a "
+        "fault if the RMS difference of the logits is more than twice what it is between the CPU "
+        "and the CPU with linear inputs rounded to FP16 (taken as 0.1 % of the range at least).\n\n"
         "Figures for --gate: bpw and bytes. With --source also sqnr (dB, over all quantized "
         "weights); over tensors: sqnr_min, sqnr_mean (without tensors that have no error), "
         "cosine_min and mse_max; max_abs: the largest difference of a weight. With --device cuda "

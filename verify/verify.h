@@ -372,8 +372,15 @@ struct qt_model_check {
      * of a logit; the largest difference between the reference's logits of the tokens that both
      * chose, which is at most twice as large. */
     double error, gap;
+    /* If activations are quantized, errors are no faults, but one is that
+     * rms > QT_MODEL_ROUNDED * max(rms_rounded, QT_MODEL_RMS): root mean squares over all logits of
+     * the difference from the reference, relative to the range, of the runtime and of the CPU with
+     * linear inputs rounded to FP16. */
+    double rms, rms_rounded;
 };
-#define QT_MODEL_ERROR 0.02
+#define QT_MODEL_ERROR   0.02
+#define QT_MODEL_ROUNDED 2
+#define QT_MODEL_RMS     1e-3
 /* Runs a prompt of 16 random tokens and 64 greedy steps of the container's model. Both get the
  * tokens that the reference chooses. Errors of qt_runtime_open. */
 int qt_verify_model(struct qt_model_check *out, const struct qt_container *c, struct qt_gpu *gpu,

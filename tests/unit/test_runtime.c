@@ -442,9 +442,9 @@ static void test_mixtures(void **state)
 /*
  * Channels and rows in orders of their own, with factors: with rotary embeddings and biases (qwen2),
  * with rows of queries, keys and values in one tensor (gpt2, without a gate; phi3), with layer norms
- * (gpt2, opt). A value that FP16 rounds to another code of 8
- * bits changes by 1/127 of the largest value, so errors are larger than those of other schemes;
- * channels in the wrong order change the logits by more than half of their range.
+ * (gpt2, opt). A value that FP16 rounds to another code of 8 bits changes by 1/127 of the largest
+ * value, so errors are larger than those of other schemes; channels in the wrong order change the
+ * logits by more than half of their range.
  */
 static void test_w4ax(void **state)
 {
@@ -480,6 +480,57 @@ static void test_w4ax(void **state)
         fixture_remove(dir);
     }
 #undef ALL_8_BITS
+}
+
+/* Every 16th channel is lost. */
+static int faulty_w4ax_quantize(struct qt_gpu *gpu, const struct qtool_w4ax_acts *out,
+                                const struct qtool_w4ax_input *in, const void *x, size_t m,
+                                enum qtool_dtype dtype, struct qt_err *err)
+{
+    uint16_t *copy = calloc(m * in->k, sizeof *copy);
+    assert_non_null(copy);
+    memcpy(copy, x, m * in->k * sizeof *copy);
+    for (size_t i = 0; i < m * in->k; i++)
+        copy[i] = i % in->k % 16 ? copy[i] : 0;
+    const int rc = fake_w4ax_quantize(gpu, out, in, copy, m, dtype, err);
+    free(copy);
+    return rc;
+}
+
+/* verify --model with activations of 4 and of 8 bits, and with a kernel that loses channels. */
+static void test_verify_w4ax(void **state)
+{
+    static const char *const schemes[] = {"w4ax", "w4ax:a8max=1,bound=1e-9"};
+    enum { SAMPLES = 2, LENGTH = 16 };
+    uint32_t ids[SAMPLES * LENGTH];
+    const struct qt_calibration data = {
+        .ids = ids, .samples = SAMPLES, .seqlen = LENGTH, .backend = cpu};
+    (void)state;
+    for (size_t i = 0; i < SAMPLES * LENGTH; i++)
+        ids[i] = (uint32_t)(i * 37 % 53);
+    for (size_t i = 0; i < 2; i++) {
+        char *dir = fixture_dir();
+        const char *path = fixture_path(dir, "out");
+        struct qt_container *container;
+        struct qt_model_check check;
+        struct qt_err err = {0};
+        struct fake f;
+        fake_init(&f);
+        expect_ok("quantize",
+                  runtime_quantize(path, GOLDEN "/llama", schemes[i], NULL, 0, &data, &err), &err);
+        expect_ok("open", qt_container_open(&container, path, &err), &err);
+        for (int faulty = 0; faulty < 2; faulty++) {
+            if (faulty)
+                f.sim.gpu.w4ax_quantize = faulty_w4ax_quantize;
+            expect_ok("verify", qt_verify_model(&check, container, &f.sim.gpu, cpu, NULL, &err),
+                      &err);
+            assert_int_equal(check.faults, faulty);
+            assert_true(check.rms_rounded > 0);
+        }
+        qt_container_close(container);
+        assert_int_equal(qt_dir_remove(path, NULL), 0);
+        fixture_remove(dir);
+    }
 }
 
 static void test_batch_invariant(void **state)
@@ -575,10 +626,10 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden_models),   cmocka_unit_test(test_containers),
-        cmocka_unit_test(test_mixtures),        cmocka_unit_test(test_w4ax),
-        cmocka_unit_test(test_batch_invariant), cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_golden_models), cmocka_unit_test(test_containers),
+        cmocka_unit_test(test_mixtures),      cmocka_unit_test(test_w4ax),
+        cmocka_unit_test(test_verify_w4ax),   cmocka_unit_test(test_batch_invariant),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, open_cpu, close_cpu);
 }
