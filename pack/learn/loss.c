@@ -26,10 +26,11 @@ struct learn_work {
 static int new_gradients(struct qt_learner *l, struct qt_err *err)
 {
     struct learn_work *work = l->work;
+    const struct qt_linear *linear;
     size_t *size = NULL, largest = 0, norm_size = 0;
     int rc;
-    for (size_t i = 0; i < l->nmatrices; i++)
-        work->linears = qt_max_size(work->linears, l->matrices[i].index + 1);
+    for (size_t i = 0; i < l->info.layers; i++) /* a layer may end with linears that do not learn */
+        work->linears = qt_max_size(work->linears, qt_model_linears(&linear, l->model, i));
     QT_TRY(qt_array_new(&size, work->linears, sizeof *size, err));
     QT_TRY(qt_array_new(&work->dw.linear, work->linears, sizeof *work->dw.linear, err));
     QT_TRY(qt_array_new(&work->wanted, work->linears, sizeof *work->wanted, err));
