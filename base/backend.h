@@ -28,7 +28,7 @@ enum qt_norm_kind {
 };
 
 /* RELU2: the square of the rectifier. NONE: act(x) = x. CLAMPED (gpt-oss; needs `up`):
- * g sigmoid(1.702 g) (u + 1) with g = min(gate, 7) and u = up within -7 and 7; no gradient. */
+ * g sigmoid(1.702 g) (u + 1) with g = min(gate, 7) and u = up within -7 and 7. */
 enum qt_act_kind {
     QT_ACT_SILU,
     QT_ACT_GELU_TANH,
@@ -48,8 +48,8 @@ enum qt_act_kind {
  * (base/kv4.h). k holds the keys after quantization and dequantization of whole KV groups,
  * exact_keys the keys before it. For the query at position i, the keys of its own KV group are
  * quantized with the minimum and maximum over the group's tokens up to i, as in a cache whose last
- * token is i. The key of token 0 is not quantized. Gradients need exact_keys = sinks = NULL and
- * past = 0.
+ * token is i. The key of token 0 is not quantized. Gradients need exact_keys = NULL and past = 0;
+ * sinks get none.
  */
 struct qt_attention {
     size_t seqlen, heads, kv_heads, head_dim; /* seqlen: queries of a sequence */

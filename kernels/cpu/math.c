@@ -207,6 +207,14 @@ static inline float none_slope(float x)
     return 1.0f;
 }
 
+static inline void clamped_grad(float *dgate, float *dup, float d, float gate, float up)
+{
+    float g = gate > 7.0f ? 7.0f : gate, u = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
+    float s = sigmoid(1.702f * g);
+    *dgate = gate > 7.0f ? 0.0f : d * (u + 1.0f) * s * (1.0f + 1.702f * g * (1.0f - s));
+    *dup = up > 7.0f || up < -7.0f ? 0.0f : d * g * s;
+}
+
 #define ACTIVATE_GRAD(act, slope)                                                                  \
     if (up)                                                                                        \
         for (size_t i = 0; i < n; i++) {                                                           \
@@ -238,7 +246,9 @@ void cpu_activate_grad(float *dgate, float *dup, const float *dy, const float *g
         ACTIVATE_GRAD(none, none_slope);
     case QT_ACT_SIGMOID:
         ACTIVATE_GRAD(sigmoid, sigmoid_slope);
-    case QT_ACT_CLAMPED: /* not needed */
+    case QT_ACT_CLAMPED:
+        for (size_t i = 0; up && i < n; i++)
+            clamped_grad(&dgate[i], &dup[i], dy[i], gate[i], up[i]);
         break;
     }
 }

@@ -778,10 +778,12 @@ static int cuda_attention_grad(struct qt_backend *be, float *dq, float *dk, floa
     const size_t wide = m * a->heads * a->head_dim, narrow = m * a->kv_heads * a->head_dim;
     struct qt_attention host = *a;
     float *hdy = NULL, *hq = NULL, *hk = NULL, *hv = NULL, *hdq = NULL, *hdk = NULL, *hdv = NULL;
-    float *bias = NULL;
+    float *bias = NULL, *sinks = NULL;
     int rc;
     QT_TRY(fetch(&bias, be, a->bias, a->heads * a->bias_step, err));
     host.bias = bias;
+    QT_TRY(fetch(&sinks, be, a->sinks, a->heads, err));
+    host.sinks = sinks;
     QT_TRY(fetch(&hdy, be, dy, wide, err));
     QT_TRY(fetch(&hq, be, q, wide, err));
     QT_TRY(fetch(&hk, be, k, narrow, err));
@@ -802,6 +804,7 @@ done:
     qt_free(hdk);
     qt_free(hdv);
     qt_free(bias);
+    qt_free(sinks);
     return rc;
 }
 

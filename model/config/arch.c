@@ -2130,7 +2130,6 @@ const char *qt_model_type(size_t i)
 
 const char *arch_cannot(const struct arch *arch, bool experts, bool ssm, enum qt_use use)
 {
-    const bool changes = use == QT_USE_LEARN || use == QT_USE_W4AX;
     if (arch->altup_in)
         return "inputs of single layers";
     if (arch->head_experts)
@@ -2141,9 +2140,7 @@ const char *arch_cannot(const struct arch *arch, bool experts, bool ssm, enum qt
         return "attention that goes both ways";
     if (experts && use == QT_USE_W4AX)
         return "mixtures of experts";
-    if (experts && use == QT_USE_LEARN &&
-        (arch->scaled_inputs || arch->sparse_mixer || arch->parts[ROLE_ROUTER_NORM] ||
-         arch->parts[ROLE_EXPERTS_IN]))
+    if (experts && use == QT_USE_LEARN && arch->parts[ROLE_ROUTER_NORM])
         return "mixtures of experts of this kind";
     if (arch->latent)
         return "latent attention";
@@ -2155,9 +2152,7 @@ const char *arch_cannot(const struct arch *arch, bool experts, bool ssm, enum qt
         return "short convolutions";
     if (ssm)
         return "state space models";
-    if ((arch->gated || arch->parts[ROLE_ATTN_GATE]) && changes)
-        return "gated attention";
-    return arch->parts[ROLE_SINKS] && use == QT_USE_LEARN ? "attention sinks" : NULL;
+    return arch->parts[ROLE_ATTN_GATE] && use == QT_USE_W4AX ? "gated attention" : NULL;
 }
 
 bool qt_model_family(struct qt_family *out, size_t i)

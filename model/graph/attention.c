@@ -132,9 +132,17 @@ static float floor_growth(const struct config *cfg, size_t position)
     return 1 + cfg->floor_beta * (float)log1p((double)((position + 1) / cfg->floor_step));
 }
 
-/* Attention; with chunks, each of them is a sequence of its own. */
-static int attend(float *y, const float *q, const float *keys, const float *values,
-                  const struct qt_attention *a, const struct layer_run *r, struct qt_err *err)
+int layer_floor_queries(const struct layer_run *r, float *q, struct qt_err *err)
+{
+    const struct qt_layer *l = r->layer;
+    const size_t width = l->model->cfg.info.heads * l->def->heads.dim;
+    return l->no_rope && l->model->cfg.floor_beta > 0
+               ? layer_scale_queries(r, q, width, floor_growth, err)
+               : QT_OK;
+}
+
+int layer_attend(float *y, const float *q, const float *keys, const float *values,
+                 const struct qt_attention *a, const struct layer_run *r, struct qt_err *err)
 {
     struct qt_backend *be = r->layer->be;
     const size_t chunk = r->layer->chunk, all = r->past + r->seqlen;
@@ -184,10 +192,9 @@ int attention_run(bool *stop, float *out, const float *x, const struct layer_run
         QT_TRY(l->be->clip(l->be, q, l->model->cfg.clip_qkv, r->m * width, err));
     QT_TRY(make_keys(k, v, gate, x, grouped, r, err));
     QT_TRY(layer_heads(r, ROLE_Q_NORM, q, q, info->heads, err));
-    if (l->no_rope && l->model->cfg.floor_beta > 0)
-        QT_TRY(layer_scale_queries(r, q, width, floor_growth, err));
+    QT_TRY(layer_floor_queries(r, q, err));
     QT_TRY(cache_keys(&keys, &values, &a, k, v, r, err));
-    QT_TRY(attend(y, q, keys, values, &a, r, err));
+    QT_TRY(layer_attend(y, q, keys, values, &a, r, err));
     if (gated)
         QT_TRY(l->be->activate(l->be, y, gate, y, QT_ACT_SIGMOID, r->m * width, err));
     if (l->model->cfg.value_dim) {

@@ -30,7 +30,9 @@ static size_t lay_out(struct layer_grad_work *w, const struct qt_layer *l, float
 {
     const struct config *cfg = &l->model->cfg;
     const struct qt_model_info *info = &cfg->info;
-    bool q_norm = l->parts[ROLE_Q_NORM].weight != NULL, gated = l->parts[ROLE_GATE].weight != NULL;
+    bool q_norm = l->parts[ROLE_Q_NORM].weight != NULL || cfg->bare_norms;
+    bool gated = l->parts[ROLE_GATE].weight != NULL;
+    bool attn_gated = l->parts[ROLE_ATTN_GATE].weight != NULL;
     size_t n = w->rows, h = n * info->hidden;
     size_t inner =
         n * qt_max_size(cfg->dense_width, qt_max_size(cfg->expert_width, cfg->shared_width));
@@ -43,7 +45,9 @@ static size_t lay_out(struct layer_grad_work *w, const struct qt_layer *l, float
     w->q_raw = q_norm ? carve(&at, q) : w->q;
     w->k_raw = q_norm ? carve(&at, kv) : w->k;
     w->v = carve(&at, kv);
-    w->y = carve(&at, q);
+    w->attn_gate = attn_gated ? carve(&at, q) : NULL;
+    w->attended = carve(&at, q);
+    w->y = attn_gated ? carve(&at, q) : w->attended;
     w->o_raw = carve(&at, h);
     w->attn_sum = cfg->norm_after ? carve(&at, h) : NULL;
     w->mid = carve(&at, h);
@@ -139,7 +143,13 @@ static int attention_forward(struct chunk *c, struct qt_err *err)
     }
     QT_TRY(layer_heads(&c->run, ROLE_Q_NORM, w->q, w->q_raw, info->heads, err));
     QT_TRY(layer_heads(&c->run, ROLE_K_NORM, w->k, w->k_raw, info->kv_heads, err));
-    QT_TRY(c->be->attention(c->be, w->y, w->q, w->k, w->v, c->run.m, &a, err));
+    QT_TRY(layer_floor_queries(&c->run, w->q, err));
+    QT_TRY(layer_attend(w->attended, w->q, w->k, w->v, &a, &c->run, err));
+    if (w->attn_gate) {
+        QT_TRY(layer_linear(&c->run, ROLE_ATTN_GATE, w->attn_gate, in, err));
+        QT_TRY(c->be->activate(c->be, w->y, w->attn_gate, w->attended, QT_ACT_SIGMOID,
+                               c->run.m * info->heads * info->head_dim, err));
+    }
     QT_TRY(layer_linear(&c->run, ROLE_O, w->o_raw, w->y, err));
     QT_TRY(join(c, w->mid, w->attn_sum, c->x, w->o_raw, ROLE_ATTN_IN, ROLE_ATTN_OUT, err));
 done:
@@ -317,8 +327,8 @@ static void routing_back_free(struct routing_back *b)
     qt_free(b->dout);
 }
 
-/* The gradient of a routing weight is the product of the expert's output and the gradient of the
- * sum, both of n tokens in backend memory. */
+/* The gradient of a routing weight is the product of what it multiplies, which is the expert's
+ * output or input, and the gradient of the result, both of the expert's tokens in backend memory. */
 static int weights_back(struct routing_back *b, const struct chunk *c, const float *out,
                         const float *dout, size_t expert, struct qt_err *err)
 {
@@ -346,25 +356,34 @@ static int expert_back(struct routing_back *b, const struct chunk *c, const floa
     const struct qt_tokens *t = &e->tokens;
     const size_t hidden = c->cfg->info.hidden;
     const bool gated = c->run.layer->parts[part_at(expert, ROLE_GATE)].weight != NULL;
+    const bool scaled = c->cfg->arch->scaled_inputs;
     struct chunk of = *c;
     int rc = QT_OK;
     qt_tokens_of_expert(&e->tokens, e->weights, c->run.m, c->cfg->info.experts, expert, 0);
     of.run.m = t->count;
     if (t->count == 0)
         return QT_OK;
-    QT_TRY(c->be->gather_rows(c->be, e->in, in, t->row, NULL, t->count, hidden, err));
+    QT_TRY(c->be->gather_rows(c->be, e->in, in, t->row, scaled ? t->weight : NULL, t->count, hidden,
+                              err));
     if (gated)
         QT_TRY(layer_linear(&of.run, part_at(expert, ROLE_GATE), w->gate, e->in, err));
     QT_TRY(layer_linear(&of.run, part_at(expert, ROLE_UP), gated ? w->up : w->gate, e->in, err));
     QT_TRY(c->be->activate(c->be, w->act, w->gate, gated ? w->up : NULL, c->cfg->act,
                            t->count * of.run.layer->def->parts[part_at(expert, ROLE_UP)].n, err));
-    QT_TRY(layer_linear(&of.run, part_at(expert, ROLE_DOWN), e->out, w->act, err));
     QT_TRY(c->be->gather_rows(c->be, w->dexpert, w->dsum, t->row, NULL, t->count, hidden, err));
-    QT_TRY(weights_back(b, c, e->out, w->dexpert, expert, err));
-    QT_TRY(
-        c->be->gather_rows(c->be, w->dexpert, w->dsum, t->row, t->weight, t->count, hidden, err));
+    if (!scaled) {
+        QT_TRY(layer_linear(&of.run, part_at(expert, ROLE_DOWN), e->out, w->act, err));
+        QT_TRY(weights_back(b, c, e->out, w->dexpert, expert, err));
+        QT_TRY(c->be->gather_rows(c->be, w->dexpert, w->dsum, t->row, t->weight, t->count, hidden,
+                                  err));
+    }
     QT_TRY(gated_back(&of, e->out, w->dexpert, e->in, expert, err));
-    QT_TRY(c->be->scatter_rows(c->be, w->dx, e->out, t->row, NULL, t->count, hidden, err));
+    if (scaled) {
+        QT_TRY(c->be->gather_rows(c->be, e->in, in, t->row, NULL, t->count, hidden, err));
+        QT_TRY(weights_back(b, c, e->in, e->out, expert, err));
+    }
+    QT_TRY(c->be->scatter_rows(c->be, w->dx, e->out, t->row, scaled ? t->weight : NULL, t->count,
+                               hidden, err));
 done:
     return rc;
 }
@@ -431,6 +450,9 @@ static int heads_back(const struct chunk *c, enum role norm, float *d, const flo
     const size_t rows = layer_head_rows(&c->run, heads);
     const bool norm_last = c->cfg->arch->norms_after_rope;
     int rc = QT_OK;
+    if (c->cfg->bare_norms && rope->cos)
+        QT_TRY(c->be->norm_grad(c->be, d, NULL, d, raw, c->run.layer->work.ones, QT_NORM_RMS,
+                                c->cfg->eps, c->run.m * heads, c->cfg->info.head_dim, err));
     if (norm_last)
         QT_TRY(norm_back(c, norm, d, d, raw, rows, err));
     if (rope->cos)
@@ -442,19 +464,43 @@ done:
     return rc;
 }
 
+/* The gradient of layer_attend. */
+static int attend_back(const struct chunk *c, float *dq, float *dk, float *dv, const float *dy,
+                       struct qt_err *err)
+{
+    const struct layer_grad_work *w = c->w;
+    struct qt_attention a = layer_attention(&c->run);
+    const size_t all = c->run.seqlen, chunk = c->run.layer->chunk;
+    const size_t step = chunk && chunk < all ? chunk : c->run.m;
+    const size_t width = a.heads * a.head_dim, kv_width = a.kv_heads * a.head_dim;
+    int rc = QT_OK;
+    for (size_t at = 0, count; rc == QT_OK && at < c->run.m; at += count) {
+        const size_t q = at * width, k = at * kv_width;
+        count = step;
+        if (step < c->run.m)
+            a.seqlen = count = qt_min_size(step, all - at % all);
+        rc = c->be->attention_grad(c->be, dq + q, dk + k, dv + k, dy + q, w->q + q, w->k + k,
+                                   w->v + k, count, &a, err);
+    }
+    return rc;
+}
+
 /* dx = gradient of the attention's input, from d, that of its output; or dx += if `add`. */
 static int attention_input_back(struct chunk *c, bool add, const float *d, struct qt_err *err)
 {
     struct layer_grad_work *w = c->w;
     const struct qt_model_info *info = &c->cfg->info;
-    struct qt_attention a = layer_attention(&c->run);
     const float *in = w->attn_in ? w->attn_in : c->x;
     size_t q = c->run.m * info->heads * info->head_dim;
     size_t kv = c->run.m * info->kv_heads * info->head_dim;
     float *dq = w->dscratch, *dy = dq + q, *dk = dy + q, *dv = dk + kv;
     int rc = QT_OK;
     QT_TRY(linear_back(c, ROLE_O, dy, false, d, w->y, err));
-    QT_TRY(c->be->attention_grad(c->be, dq, dk, dv, dy, w->q, w->k, w->v, c->run.m, &a, err));
+    if (w->attn_gate)
+        QT_TRY(c->be->activate_grad(c->be, w->attn_gate, dy, dy, w->attn_gate, w->attended,
+                                    QT_ACT_SIGMOID, q, err));
+    QT_TRY(attend_back(c, dq, dk, dv, dy, err));
+    QT_TRY(layer_floor_queries(&c->run, dq, err));
     QT_TRY(heads_back(c, ROLE_Q_NORM, dq, w->q_raw, info->heads, err));
     QT_TRY(heads_back(c, ROLE_K_NORM, dk, w->k_raw, info->kv_heads, err));
     if (w->qkv) {
@@ -465,6 +511,8 @@ static int attention_input_back(struct chunk *c, bool add, const float *d, struc
         QT_TRY(linear_back(c, ROLE_K, w->dx, true, dk, in, err));
         QT_TRY(linear_back(c, ROLE_V, w->dx, true, dv, in, err));
     }
+    if (w->attn_gate)
+        QT_TRY(linear_back(c, ROLE_ATTN_GATE, w->dx, true, w->attn_gate, in, err));
 done:
     return rc;
 }

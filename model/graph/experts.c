@@ -67,25 +67,25 @@ static void exclude_groups(double *rank, const struct config *cfg)
     }
 }
 
-/* The router of Phi-3.5-MoE (arXiv 2409.12136): the weight of each of two chosen experts is a softmax
- * over those experts whose logits are near its own, the first expert excepted for the second. */
-static void sparse_mixer(float *weights, const float *logit, const struct config *cfg)
+/* The router of Phi-3.5-MoE (arXiv 2409.12136) chooses two experts. The weight of each is a softmax
+ * over those experts whose logits are near its own, the first expert excepted for the second.
+ * Returns the chosen expert, of which p[routed] is the softmax. first: SIZE_MAX for the first. */
+static size_t sparse_mixer(double *p, size_t first, const float *logit, const struct config *cfg)
 {
-    size_t first = SIZE_MAX;
-    for (int c = 0; c < 2; c++) {
-        size_t at = SIZE_MAX;
-        double sum = 0;
-        for (size_t i = 0; i < cfg->routed; i++)
-            if (i != first && (at == SIZE_MAX || logit[i] > logit[at]))
-                at = i;
-        for (size_t i = 0; i < cfg->routed; i++) {
-            const float distance = (logit[at] - logit[i]) / fmaxf(fabsf(logit[i]), logit[at]);
-            if (i != first && !(distance > 2 * cfg->jitter))
-                sum += exp((double)logit[i] - (double)logit[at]);
-        }
-        weights[at] = (float)(1 / sum);
-        first = at;
+    size_t at = SIZE_MAX;
+    double sum = 0;
+    for (size_t i = 0; i < cfg->routed; i++)
+        if (i != first && (at == SIZE_MAX || logit[i] > logit[at]))
+            at = i;
+    for (size_t i = 0; i < cfg->routed; i++) {
+        const float distance = (logit[at] - logit[i]) / fmaxf(fabsf(logit[i]), logit[at]);
+        const bool near = i != first && !(distance > 2 * cfg->jitter);
+        p[i] = near ? exp((double)logit[i] - (double)logit[at]) : 0;
+        sum += p[i];
     }
+    for (size_t i = 0; i < cfg->routed; i++)
+        p[i] /= sum;
+    return at;
 }
 
 /* Routing weights of one token. p, rank: scratch [routed]. gate: weight of the shared expert. */
@@ -103,7 +103,11 @@ static void weights_of_token(float *weights, double *p, double *rank, const floa
     for (size_t i = 0; i < n; i++)
         weights[i] = (float)-p[i];
     if (cfg->arch->sparse_mixer) {
-        sparse_mixer(weights, logit, cfg);
+        size_t at = SIZE_MAX;
+        for (int c = 0; c < 2; c++) {
+            at = sparse_mixer(p, at, logit, cfg);
+            weights[at] = (float)p[at];
+        }
         return;
     }
     for (size_t c = 0; c < cfg->top_k; c++) {
@@ -193,6 +197,20 @@ struct route_grad_job {
     size_t m;
 };
 
+/* The weight of each chosen expert is its element of a softmax. p: scratch [routed]. */
+static void sparse_mixer_grad(float *dlogits, double *p, const float *logit, const float *dweights,
+                              const struct config *cfg)
+{
+    size_t at = SIZE_MAX;
+    for (int c = 0; c < 2; c++) {
+        at = sparse_mixer(p, at, logit, cfg);
+        for (size_t i = 0; i < cfg->routed; i++) {
+            const double d = (double)dweights[at] * p[at] * ((i == at) - p[i]);
+            dlogits[i] = (float)(c ? (double)dlogits[i] + d : d);
+        }
+    }
+}
+
 /* For a chosen expert i, w_i = factor p_i, or factor p_i / sum of the chosen p. p, dp: scratch
  * [routed]; dp = gradients of p. */
 static void grad_of_token(float *dlogits, double *p, double *dp, const float *logit,
@@ -200,6 +218,10 @@ static void grad_of_token(float *dlogits, double *p, double *dp, const float *lo
 {
     const size_t n = cfg->routed;
     double sum = cfg->arch->routing_eps > 0 ? cfg->arch->routing_eps : 1e-20, dot = 0, through = 0;
+    if (cfg->arch->sparse_mixer) {
+        sparse_mixer_grad(dlogits, p, logit, dweights, cfg);
+        return;
+    }
     score(p, logit, cfg);
     for (size_t i = 0; i < n; i++) {
         dp[i] = weights[i] > 0 ? cfg->routing_scale * (double)dweights[i] : 0;

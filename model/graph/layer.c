@@ -551,13 +551,18 @@ size_t layer_head_rows(const struct layer_run *r, size_t heads)
     return r->layer->model->cfg.arch->norms_of_all_heads ? r->m : r->m * heads;
 }
 
-static int norm_heads(const struct layer_run *r, enum role norm, float *x, float *raw, size_t heads,
+static int keep_heads(const struct layer_run *r, const float *x, float *raw, size_t heads,
                       struct qt_err *err)
 {
     const size_t count = r->m * heads * r->layer->def->heads.dim;
+    return raw == x ? QT_OK : r->layer->be->copy(r->layer->be, raw, x, count * sizeof *x, err);
+}
+
+static int norm_heads(const struct layer_run *r, enum role norm, float *x, float *raw, size_t heads,
+                      struct qt_err *err)
+{
     int rc = QT_OK;
-    if (raw != x)
-        QT_TRY(r->layer->be->copy(r->layer->be, raw, x, count * sizeof *x, err));
+    QT_TRY(keep_heads(r, x, raw, heads, err));
     QT_TRY(layer_apply_norm(r, norm, x, x, layer_head_rows(r, heads), err));
 done:
     return rc;
@@ -584,9 +589,11 @@ int layer_heads(const struct layer_run *r, enum role norm, float *x, float *raw,
                            cfg->interleaved, err));
     if (norm_last)
         QT_TRY(norm_heads(r, norm, x, raw, heads, err));
-    if (cfg->bare_norms && rope->cos)
+    if (cfg->bare_norms && rope->cos) {
+        QT_TRY(keep_heads(r, x, raw, heads, err));
         QT_TRY(l->be->norm(l->be, x, x, l->work.ones, NULL, QT_NORM_RMS, cfg->eps, r->m * heads,
                            l->def->heads.dim, err));
+    }
 done:
     return rc;
 }

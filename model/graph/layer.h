@@ -20,8 +20,9 @@ struct layer_grad_work {
     size_t rows;
     float *memory; /* one allocation that holds all following arrays */
     /* Forward activations, [rows][hidden] except q, k, v, y, gate, up, act. *_raw: input of a norm;
-     * *_sum: result of a residual add. */
-    float *attn_in, *q_raw, *k_raw, *q, *k, *v, *y, *o_raw, *attn_sum, *mid;
+     * *_sum: result of a residual add. attn_gate: NULL, or gates of attended, which give y, the input
+     * of O; otherwise attended is y. */
+    float *attn_in, *q_raw, *k_raw, *q, *k, *v, *attn_gate, *attended, *y, *o_raw, *attn_sum, *mid;
     float *mlp_in, *gate, *up, *act, *down_raw, *mlp_sum;
     float *dx;       /* gradient, [rows][hidden] */
     float *dexpert;  /* [rows][hidden], gradient of an expert's output, and */
@@ -172,7 +173,7 @@ int layer_scale_residual(const struct layer_run *r, float *x, struct qt_err *err
 /* Number of rows that Q_NORM or K_NORM normalizes in [m][heads][head_dim]. */
 size_t layer_head_rows(const struct layer_run *r, size_t heads);
 /* Applies Q_NORM or K_NORM and the rotary embedding to x[m][heads][head_dim] in place. raw receives
- * the input of the norm; raw = x: it is not needed. */
+ * the input of the norm, which may have no weights; raw = x: it is not needed. */
 int layer_heads(const struct layer_run *r, enum role norm, float *x, float *raw, size_t heads,
                 struct qt_err *err);
 /* `table`, of cosines or sines, from the position of the run's first token on. */
@@ -229,6 +230,13 @@ int cache_convolve(float *y, const float *x, enum role part, const struct layer_
                    struct qt_err *err);
 
 /* ---- attention.c ---------------------------------------------------------------------------- */
+
+/* Multiplies q[m][heads * head_dim], queries or their gradient, by the factors of their positions;
+ * see arch.query_floors. Does nothing in layers without them. */
+int layer_floor_queries(const struct layer_run *r, float *q, struct qt_err *err);
+/* y = attention of q; with chunks, each of them is a sequence of its own. */
+int layer_attend(float *y, const float *q, const float *keys, const float *values,
+                 const struct qt_attention *a, const struct layer_run *r, struct qt_err *err);
 
 /* Queries, keys and values of x[m][hidden] by QKV with grouped_qkv. all: [m][rows of QKV], its
  * output. */

@@ -51,17 +51,23 @@ $ grep -o '"held_out": *[0-9.e-]*' t/qtool-report.json | tr -d ' ' | awk -F: 'NR
 $ qtool verify t --source "$MODELS/mixtral" -q
 > ^tensors +38 quantized
 
+# A layer may end with matrices that are not quantized. Sinks, clamped activations, scaled inputs.
+$ qtool quantize "$MODELS/gpt_oss_moe" -o sinks --scheme nf3:g=32,learn=1 --tune-norms --learn passes=1 --data "$MODELS/gpt_oss_moe/ids.u16" --samples 4 --seqlen 8 -q
+> ^tensors +[1-9][0-9]* quantized
+$ qtool quantize "$MODELS/llama4" -o scaled --scheme none --tensor 'up_proj|q_proj=nf3:g=32,learn=1' --learn passes=1 --data "$MODELS/llama4/ids.u16" --samples 4 --seqlen 8 -q
+> ^tensors +[1-9][0-9]* quantized
+
 # Features that do not support experts are refused before any work.
 $ qtool quantize "$MODELS/mixtral" -o r --scheme w4ax --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
 ? 4
 2 model\.safetensors: tensor [a-z0-9_.]+: w4ax does not support mixtures of experts
-$ qtool quantize "$MODELS/phimoe" -o r --scheme none --tensor w1=nf4:learn=1 --data "$MODELS/phimoe/ids.u16" --samples 2 --seqlen 16
+$ qtool quantize "$MODELS/gemma4_moe" -o r --scheme none --tensor down=nf4:learn=1 --data "$MODELS/gemma4_moe/ids.u16" --samples 2 --seqlen 16
 ? 4
 2 learn=1 does not support mixtures of experts of this kind
-$ qtool plan "$MODELS/phimoe" --scheme none --tensor w1=nf4:learn=1
+$ qtool plan "$MODELS/gemma4_moe" --scheme none --tensor down=nf4:learn=1
 ? 4
 2 learn=1 does not support mixtures of experts of this kind
-$ qtool quantize "$MODELS/phimoe" -o r --scheme none --tensor w1=nf4 --tune-norms --data "$MODELS/phimoe/ids.u16" --samples 2 --seqlen 16
+$ qtool quantize "$MODELS/gemma4_moe" -o r --scheme none --tensor down=nf4 --tune-norms --data "$MODELS/gemma4_moe/ids.u16" --samples 2 --seqlen 16
 ? 4
 2 learning does not support mixtures of experts of this kind
 $ test ! -e r && test ! -e r.partial && test ! -e x

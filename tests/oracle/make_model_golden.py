@@ -764,8 +764,8 @@ MULTIMODAL = {kind for kind, options, _ in (MODELS | CHECKED).values() if "text_
 
 
 ENCODERS = {"bert", "roberta", "xlm-roberta", "modernbert"}
-# Encoders, the matrices of GPT-2, which are stored transposed, and a router without gradients.
-NO_GRADS = ENCODERS | {"gpt2", "phi4_multimodal", "phimoe"}
+# Encoders, and the matrices of GPT-2, which are stored transposed.
+NO_GRADS = ENCODERS | {"gpt2", "phi4_multimodal"}
 
 
 def published(model):
@@ -852,6 +852,28 @@ def load(directory, kind):
         attn_implementation="sdpa" if kind == "falcon" else "eager").eval()
 
 
+def one_by_one(tensors):
+    """The same with a matrix for each expert where they are stacked: [experts][out][in], or
+    [experts][in][out]; the rows of gate and up alternate in gpt-oss."""
+    out = {}
+    hidden = next(t for n, t in tensors.items() if "norm" in n).shape[0]
+    for name, t in tensors.items():
+        found = re.fullmatch(r"(.*\.experts)\.(gate_up|down)_proj|"
+                             r"(.*\.block_sparse_moe)\.(input|output)_linear\.weight", name)
+        if not found:
+            out[name] = t
+            continue
+        both = (found[2] or found[4]) in ("gate_up", "input")
+        down = name.replace("gate_up", "down").replace("input_linear", "output_linear")
+        if tensors[down].shape[1] != hidden:
+            t = t.transpose(1, 2)
+        for e, w in enumerate(t):
+            gate_up = (w[::2], w[1::2]) if name + "_bias" in tensors else w.chunk(2)
+            for part, matrix in zip(("gate", "up"), gate_up) if both else (("down", w),):
+                out[f"{found[1] or found[3] + '.experts'}.{e}.{part}_proj.weight"] = matrix
+    return out
+
+
 def write_grads(path, model, ids, stored=published, **inputs):
     """Gradients of the sum of -ln p(next token): of each, its norm and two projections."""
     logits = model(ids, **inputs).logits[0, :-1].float()
@@ -859,7 +881,7 @@ def write_grads(path, model, ids, stored=published, **inputs):
     for p in model.parameters():
         p.data = torch.zeros_like(p) if p.grad is None else p.grad
     grads = {}
-    for name, g in stored(model).items():
+    for name, g in one_by_one(stored(model)).items():
         g = g.double().flatten()
         if not g.any():  # what sees images
             continue
@@ -921,8 +943,8 @@ def write_model(directory, kind, options, edits, seed):
         path = directory / "config.json"
         path.write_text(json.dumps({"model_type": edits["omni"], "thinker_config": json.loads(
             path.read_text())}, indent=1, sort_keys=True) + "\n")
-    unsupported = re.compile(r"experts\.(gate_up|down)_proj|input_linear|router\.|kv_b_proj|sinks|"
-                             r"self_attn\.gate_proj|A_log|layer_scalar|conv\.conv|altup")
+    unsupported = re.compile("kv_b_proj|A_log|layer_scalar|conv\\.conv|altup|experts\\.router|"
+                             "sink_bias")
     clipped = "clip_qkv" in options.get("attn_config", {})
     if kind not in NO_GRADS and not clipped and not any(unsupported.search(n) for n in files):
         write_grads(directory / "grads.json", model, ids)

@@ -212,20 +212,31 @@ static double act(double x, enum qt_act_kind kind)
     }
 }
 
+static double clamped(double gate, double up)
+{
+    const double g = fmin(gate, 7), u = fmax(fmin(up, 7), -7);
+    return g / (1 + exp(-1.702 * g)) * (u + 1);
+}
+
 static void activate(double *y, double *const *x, const struct op *op)
 {
     for (size_t i = 0; i < op->ny; i++)
-        y[i] = act(x[0][i], op->act) * (op->nx[1] ? x[1][i] : 1);
+        y[i] = op->act == QT_ACT_CLAMPED ? clamped(x[0][i], x[1][i])
+                                         : act(x[0][i], op->act) * (op->nx[1] ? x[1][i] : 1);
 }
 
 static void activate_case(struct qt_backend *be, enum qt_act_kind kind, size_t n, bool gated)
 {
     struct op op = {.fn = activate, .ny = n, .nx = {n, gated ? n : 0}, .act = kind};
-    float *gate = random_floats(n, 4), *up = random_floats(n, 1), *dy = random_floats(n, 1);
+    const double spread = kind == QT_ACT_CLAMPED ? 10 : 4; /* beyond the limit of 7 */
+    float *gate = random_floats(n, spread), *up = random_floats(n, spread - 3);
+    float *dy = random_floats(n, 1);
     float *dgate = random_floats(n, 1), *dup = random_floats(n, 1);
     const float *in[INPUTS] = {gate, up}, *got[INPUTS] = {dgate, gated ? dup : NULL};
-    for (size_t i = 0; i < n; i++) /* away from the kink of relu */
-        gate[i] = fabsf(gate[i]) < 1e-3f ? 0.5f : gate[i];
+    for (size_t i = 0; i < n; i++) { /* away from the kinks of relu and of the clamped one */
+        gate[i] = fabsf(gate[i]) < 1e-3f || fabsf(gate[i] - 7) < 1e-3f ? 0.5f : gate[i];
+        up[i] = fabsf(fabsf(up[i]) - 7) < 1e-3f ? 0.5f : up[i];
+    }
     assert_int_equal(be->activate_grad(be, dgate, gated ? dup : NULL, dy, gate, gated ? up : NULL,
                                        kind, n, NULL),
                      QT_OK);
@@ -251,6 +262,7 @@ static void test_activate(void **state)
         activate_case(be, (enum qt_act_kind)kind, 333, true);
         activate_case(be, (enum qt_act_kind)kind, 333, false);
     }
+    activate_case(be, QT_ACT_CLAMPED, 333, true);
     be->close(be);
 }
 
@@ -261,7 +273,7 @@ static void attend(double *y, const double *q, const double *k, const double *v,
 {
     size_t ldk = a->kv_heads * a->head_dim,
            lo = a->window && i >= a->window ? i + 1 - a->window : 0;
-    double sum = 0;
+    double sum = a->sinks ? exp((double)a->sinks[head]) : 0;
     for (size_t d = 0; d < a->head_dim; d++)
         y[d] = 0;
     for (size_t j = lo; j <= i; j++) {
@@ -324,6 +336,8 @@ static void test_attention(void **state)
         attention_case(
             be, 2,
             (struct qt_attention){s, 2, 1, 5, 0.4f, 2.0f, 66, NULL, NULL, 0, bias, 90, false}, 2);
+        attention_case(
+            be, 2, (struct qt_attention){s, 2, 1, 4, 0.5f, 0, 9, NULL, bias, 0, NULL, 0, false}, 1);
     }
     qt_free(bias);
     be->close(be);
