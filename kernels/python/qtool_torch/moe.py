@@ -15,10 +15,11 @@ class Experts(NamedTuple):
     formats: tuple  # a Format for each of the three, with exp2 = 0
     exp2: tuple  # [3 E] scale_exp2 of the gates, of the ups, of the downs
     sections: list  # for each of the three {name: tensor [E, ...]}
+    same_tables: bool  # gate and up of each expert have the same table, or none
 
     def numbers(self):
         """The operator's int[]."""
-        return [i for f in self.formats for i in f] + list(self.exp2)
+        return [i for f in self.formats for i in f] + list(self.exp2) + [int(self.same_tables)]
 
     def tensors(self):
         """The operator's Tensor[]."""
@@ -47,7 +48,8 @@ def stack(parts):
     exp2 = tuple(f.exp2 for p in parts for f, _ in p)
     sections = [{name: torch.stack([s[name] for _, s in p]) for name in schemes.sections(f)}
                 for f, p in zip(formats, parts)]
-    return Experts(formats, exp2, sections)
+    gate, up = (s.get("table") for s in sections[:2])
+    return Experts(formats, exp2, sections, gate is None or torch.equal(gate, up))
 
 
 def of_operands(tensors, numbers):
@@ -58,7 +60,7 @@ def of_operands(tensors, numbers):
         names = list(schemes.sections(f))
         sections.append(dict(zip(names, tensors[at : at + len(names)], strict=True)))
         at += len(names)
-    return Experts(formats, tuple(numbers[3 * size :]), sections)
+    return Experts(formats, tuple(numbers[3 * size : -1]), sections, bool(numbers[-1]))
 
 
 def decoded(experts, e):

@@ -316,14 +316,15 @@ def _moe_cuda(x, ids, weights, table, sections, format, activation, first):
     ids, weights = ids.to(torch.int32).contiguous(), weights.float().contiguous()
     library_ = library.require(device)
     with torch.cuda.device(x.device):
-        key = ("moe", tuple(format[: 3 * schemes.FIELDS]), len(format), x.shape[0],
+        key = ("moe", tuple(format[: 3 * schemes.FIELDS]), len(format), format[-1], x.shape[0],
                ids.shape[1], x.dtype, device, activation, first)
         if key not in _plans:
-            layer = _moe_layer(moe.of_operands(sections, format), 1)
+            experts = moe.of_operands(sections, format)
+            layer = _moe_layer(experts, 1)
             options = library.MoeOptions(
                 dtype=library.DTYPES[x.dtype], device=device, topk=ids.shape[1],
                 activation=list(moe.ACTIVATIONS).index(activation), first_expert=first,
-                dependent_launch=1)
+                same_tables=experts.same_tables, dependent_launch=1)
             _plans[key] = library.planned(library_.qtool_moe_plan, library.MoePlan(), byref(layer),
                                           x.shape[0], byref(options))
         plan, stream = _plans[key], torch.cuda.current_stream().cuda_stream

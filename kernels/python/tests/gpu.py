@@ -270,13 +270,16 @@ def moe_matmul():
                 for m in (1, 3, 17, 64, 300):
                     x = torch.randn(m, experts.formats[0].k, device="cuda").to(dtype)
                     ids, weights = routing(m, count, 4)
-                    y = torch.ops.qtool.moe_matmul(x, ids, weights, table, experts.tensors(),
-                                                   experts.numbers(), "silu", 0)
-                    # twice the limit: the activations between the products are rounded, too
-                    share = error(y, gated(matrices, x, ids, weights)) / (2 * limit)
-                    runs += 1
-                    if not share <= worst:
-                        worst, at = share, f"layer {name}, {m} tokens, {dtype}"
+                    want = gated(matrices, x, ids, weights)
+                    for same in {experts.same_tables, False}:  # gate and up in one launch, two
+                        y = torch.ops.qtool.moe_matmul(
+                            x, ids, weights, table, experts.tensors(),
+                            experts._replace(same_tables=same).numbers(), "silu", 0)
+                        # twice the limit: the activations between the products are rounded, too
+                        share = error(y, want) / (2 * limit)
+                        runs += 1
+                        if not share <= worst:
+                            worst, at = share, f"layer {name}, {m} tokens, {dtype}, same={same}"
         report(f"moe_matmul {scheme}", worst <= 1, f"{runs} layers, worst {worst:.2f} of the limit "
                                                    f"({at})")
     experts, _ = experts_of("nf4", "c")

@@ -67,6 +67,7 @@ def test_operator(mixture, scheme):
     parts = matrices(mixture(scheme))
     assert moe.unfused([[f for f, _ in p] for p in parts]) == ""
     experts = moe.stack(parts)
+    assert experts.same_tables == (scheme != "lut3:g=32")  # whose matrices have tables of their own
     torch.manual_seed(1)
     x, weights = torch.randn(7, 64), torch.rand(7, 3)
     ids = torch.stack([torch.randperm(6)[:3] for _ in range(7)]).int()  # expert 5: of another rank
