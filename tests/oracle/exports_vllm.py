@@ -6,8 +6,9 @@ usage: exports_vllm.py QTOOL CHECKPOINT TEXT [NAME...]      needs vLLM and a GPU
 
 For each NAME of CASES: quantizes the checkpoint without data, exports it, and loads the export
 unmodified in a process of its own, all at the same time. Cases without a format load the container
-itself: they need the package qtool-torch (docs/python.md). Prints one line per case; exit status 1
-if a token differs or perplexity by more than 0.1 %.
+itself: they need the package qtool-torch (docs/python.md). NAME+graphs runs with torch.compile and
+CUDA graphs, as vLLM does by default. Prints one line per case; exit status 1 if a token differs or
+perplexity by more than 0.1 %.
 
 The inputs of `fp8-inputs` are rounded to FP8, which qtool does not compute: transformers does, in
 FP32 on the CPU. An input on the boundary of two FP8 numbers decides otherwise in FP16, so tokens
@@ -43,7 +44,7 @@ def qtool_json(*args):
 
 def prepare(qtool, checkpoint, text, name, directory):
     """The directory that vLLM loads, and what it should compute."""
-    scheme, form, *options = CASES[name]
+    scheme, form, *options = CASES[name.partition("+")[0]]
     container, export, dense = (os.path.join(directory, p + name) for p in ("c-", "x-", "d-"))
     qtool_json(qtool, "quantize", checkpoint, "-o", container, "--scheme", scheme)
     if form:
@@ -90,7 +91,7 @@ def with_fp8_inputs(dense, text):
     return [p[-TOKENS:] for p in ids], math.exp(sum(nll) / WINDOWS)
 
 
-def check(path, dense, text, ids, ppl):
+def check(path, dense, text, ids, ppl, eager=True):
     """One model in vLLM. Returns a line of text, and whether all is as it should be."""
     from vllm import LLM, SamplingParams
     note, tolerance = "", 1e-3
@@ -98,7 +99,9 @@ def check(path, dense, text, ids, ppl):
         note, tolerance = " (weights alone %.5f)" % ppl, 5e-3
         ids, ppl = with_fp8_inputs(dense, text)
     llm = LLM(model=path, dtype="float16", max_model_len=2 * SEQLEN, max_num_seqs=16,
-              gpu_memory_utilization=0.05, kv_cache_memory_bytes=1 << 30, enforce_eager=True)
+              gpu_memory_utilization=0.05, kv_cache_memory_bytes=1 << 30,
+              **{"enforce_eager": True} if eager else
+              {"compilation_config": {"cudagraph_capture_sizes": [1, 4, 16]}})
     greedy = SamplingParams(max_tokens=TOKENS, ignore_eos=True, temperature=0)
     got = [list(o.outputs[0].token_ids) for o in llm.generate(PROMPTS, greedy, use_tqdm=False)]
     same = sum(a == b for x, y in zip(got, ids) for a, b in zip(x, y))
@@ -140,7 +143,7 @@ def main():
         for name, (path, dense, ids, ppl) in zip(names, ready):
             if os.fork() == 0:
                 child(name, os.path.join(directory, name + ".log"), path, dense, sys.argv[3], ids,
-                      ppl)
+                      ppl, not name.endswith("+graphs"))
         for _ in names:
             bad += os.wait()[1] != 0
     return bad > 0
