@@ -23,7 +23,7 @@ static double decode_rate(const struct view *v, const struct qt_bench_model_row 
 
 static double prefill_rate(const struct view *v)
 {
-    return (double)(v->row->batch * v->o->prompt) / v->row->prompt_seconds;
+    return (double)(v->row->prompts * v->o->prompt) / v->row->prompt_seconds;
 }
 
 static double step_ms(const struct view *v)

@@ -251,6 +251,22 @@ static inline void ref_route(const struct qtool_decoder_route *a)
     free(s);
 }
 
+static inline void ref_expert_product(const struct qtool_decoder_expert_product *a)
+{
+    for (size_t i = 0; i < a->m; i++)
+        for (size_t row = 0; row < a->n; row++) {
+            double sum = 0;
+            for (size_t term = i * a->terms; term < (i + 1) * a->terms; term++) {
+                const size_t w = ((size_t)a->ids[term] * a->n + row) * a->k;
+                double dot = 0;
+                for (size_t c = 0; c < a->k; c++)
+                    dot += ref_half(a->w, w + c) * ref_half(a->x, term / a->share * a->k + c);
+                sum += dot * (a->factor ? (double)a->factor[term] : 1);
+            }
+            ref_store(a->y, i * a->n + row, sum);
+        }
+}
+
 static inline void ref_next(const struct qtool_decoder_next *a)
 {
     for (size_t s = 0; s < a->sequences; s++) {
@@ -301,6 +317,9 @@ static inline void ref_decode(const struct qtool_decoder_op *op)
         break;
     case QTOOL_DECODER_ROUTE:
         ref_route(&op->route);
+        break;
+    case QTOOL_DECODER_EXPERT_PRODUCT:
+        ref_expert_product(&op->expert_product);
         break;
     case QTOOL_DECODER_NEXT:
         ref_next(&op->next);

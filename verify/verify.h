@@ -423,7 +423,8 @@ struct qt_bench_model_row {
     bool fp16;
     size_t batch;
     size_t bytes;                 /* device memory: weights, caches, activations */
-    double prompt_seconds;        /* of all prompts together */
+    size_t prompts;               /* that ran: as many as run at a time */
+    double prompt_seconds;        /* of these together */
     double seconds;               /* of all decode steps */
     double joules;                /* of the board meanwhile; NaN: not measured */
     double us[QT_RUNTIME_SHARES]; /* kernels of one kind in a step, timed without the others */

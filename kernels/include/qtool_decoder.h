@@ -168,6 +168,25 @@ struct qtool_decoder_route {
 };
 
 /*
+ * Products with FP16 experts that tokens have chosen. Output i is the sum over its terms t of
+ *
+ *     factor[i][t] * w[ids[i][t]] * (input of term i * terms + t)
+ *
+ * where `share` terms that follow each other, of one output or of several, have the same input. For
+ * example with top_k experts per token, gate and up: m = tokens * top_k, terms = 1, share = top_k;
+ * down: m = tokens, terms = top_k, share = 1.
+ */
+struct qtool_decoder_expert_product {
+    size_t m, n, k; /* outputs, their channels, channels of inputs (multiple of 8) */
+    size_t terms, share;
+    const void *w;       /* F16 [experts][n][k] */
+    const void *x;       /* F16 [m * terms / share][k] */
+    const int *ids;      /* [m][terms] */
+    const float *factor; /* [m][terms]; NULL: 1 */
+    void *y;             /* F16 [m][n] */
+};
+
+/*
  * The next token of each sequence, from
  *
  *     logit = logits * factor + bias, then softcap * tanh(logit / softcap) if softcap > 0
@@ -202,6 +221,7 @@ enum qtool_decoder_kind {
     QTOOL_DECODER_ACTIVATION,
     QTOOL_DECODER_ROUTE,
     QTOOL_DECODER_NEXT,
+    QTOOL_DECODER_EXPERT_PRODUCT,
 };
 
 struct qtool_decoder_op {
@@ -213,15 +233,17 @@ struct qtool_decoder_op {
         struct qtool_decoder_attention attention;
         struct qtool_decoder_activation activation;
         struct qtool_decoder_route route;
+        struct qtool_decoder_expert_product expert_product;
         struct qtool_decoder_next next;
     };
 };
 
 /*
  * Enqueues the kernel of `op`. dependent_launch: not 0: programmatic dependent launch, as in struct
- * qtool_matmul_options; only if qtool_kernels_compute gives 90. The kernels read nothing but the
- * weights of norms before the preceding kernel has finished. Returns QTOOL_UNSUPPORTED, and
- * enqueues nothing, for a size or alignment that is not supported.
+ * qtool_matmul_options; only if qtool_kernels_compute gives 90. Before the preceding kernel has
+ * finished, the kernels read nothing but the weights of norms and, of HEADS, `position`: after the
+ * kernel that writes positions, HEADS or a kernel before it must not be a dependent launch. Returns
+ * QTOOL_UNSUPPORTED, and enqueues nothing, for a size or alignment that is not supported.
  */
 int qtool_decoder_run(const struct qtool_decoder_op *op, int dependent_launch, void *stream);
 

@@ -373,6 +373,31 @@ static void test_route(void)
     check_op(&op, 1e-5, what);
 }
 
+/* As gate and up, then as down. */
+static void test_expert_product(void)
+{
+    char what[100];
+    struct qtool_decoder_op op = {.kind = QTOOL_DECODER_EXPERT_PRODUCT};
+    struct qtool_decoder_expert_product *a = &op.expert_product;
+    const size_t tokens = 1 + random_below(9), top = 1 + random_below(8), experts = 5;
+    const size_t n = 1 + random_below(coin() ? 40 : 600), k = 8 * (1 + random_below(90));
+    for (int down = 0; down < 2; down++) {
+        *a = (struct qtool_decoder_expert_product){.m = down ? tokens : tokens * top,
+                                                   .n = n,
+                                                   .k = k,
+                                                   .terms = down ? top : 1,
+                                                   .share = down ? 1 : top,
+                                                   .w = halves(experts * n * k, .1f),
+                                                   .x = halves(tokens * (down ? top : 1) * k, 1),
+                                                   .ids = ints(tokens * top, experts),
+                                                   .factor = maybe(down, tokens * top, 1)};
+        a->y = halves(a->m * n, 1);
+        snprintf(what, sizeof what, "expert product %zu of %zu terms, n=%zu k=%zu", a->m, a->terms,
+                 n, k);
+        check_op(&op, 1.1e-3, what);
+    }
+}
+
 static void test_next(void)
 {
     char what[100];
@@ -512,7 +537,8 @@ static void test_batch_invariant(bool quick)
     } cases[] = {{"examples/nano-llama", "int4", false},
                  {"examples/nano-llama", "nf4", true},
                  {"examples/nano-llama", NULL, false},
-                 {"tests/golden/models/gemma2", NULL, false}};
+                 {"tests/golden/models/gemma2", NULL, false},
+                 {"tests/golden/models/mixtral", NULL, false}};
     static const size_t sequences[] = {1, 3, 20, 70};
     for (size_t i = 0; i < (quick ? 1 : COUNT(cases)); i++) {
         char dir[] = "/tmp/qtool-decoder-XXXXXX", path[64], text[2600];
@@ -581,8 +607,9 @@ static void test_models(bool quick)
 int main(int argc, char **argv)
 {
     const bool quick = check_begin(argc, argv);
-    void (*const kernels[])(void) = {test_embed,      test_add_norm, test_heads, test_attention,
-                                     test_activation, test_route,    test_next,  test_sample};
+    void (*const kernels[])(void) = {test_embed,          test_add_norm,   test_heads,
+                                     test_attention,      test_activation, test_route,
+                                     test_expert_product, test_next,       test_sample};
     if (!arena_open()) {
         printf("no memory\n");
         return 1;

@@ -49,7 +49,7 @@ static int random_ids(uint32_t **out, size_t count, size_t vocab, struct qt_err 
     return rc;
 }
 
-/* Runs the prompts twice: the first time loads code. */
+/* Runs prompts twice: the first time loads code. */
 static int measure(struct qt_bench_model_row *row, struct bench_model *b, struct qt_err *err)
 {
     const struct qt_bench_model_options *o = b->opt;
@@ -58,7 +58,7 @@ static int measure(struct qt_bench_model_row *row, struct bench_model *b, struct
     QT_TRY(random_ids(&ids, row->batch * o->prompt, b->rt->config.vocab, err));
     QT_TRY(qt_array_new(&next, row->batch, sizeof *next, err));
     for (int i = 0; i < 2; i++)
-        QT_TRY(qt_runtime_prompt(b->rt, ids, o->prompt, &row->prompt_seconds, err));
+        QT_TRY(rt_prompt_some(b->rt, ids, o->prompt, &row->prompts, &row->prompt_seconds, err));
     for (int i = 0; i < WARM_STEPS; i++)
         QT_TRY(qt_runtime_step(b->rt, err));
     QT_TRY(qt_runtime_read(b->rt, next, NULL, err));

@@ -18,8 +18,15 @@ int rt_alloc(struct qt_runtime *rt, void *out, size_t count, size_t size, struct
     m->list[m->count++] = (struct rt_block){p, bytes};
     m->bytes += bytes;
     memcpy(out, &p, sizeof p);
+    if (rt->original)
+        QT_TRY(rt->gpu->copy(rt->gpu, p, m->list[rt->original++].data, bytes, err));
 done:
     return rc;
+}
+
+int rt_upload(struct qt_runtime *rt, void *dst, const void *src, size_t bytes, struct qt_err *err)
+{
+    return rt->original ? QT_OK : rt->gpu->upload(rt->gpu, dst, src, bytes, err);
 }
 
 /* ---- dense tensors -------------------------------------------------------------------------- */
@@ -200,8 +207,8 @@ int rt_upload_sections(const void **out, struct qt_runtime *rt, const struct qt_
         /* Kernels may read the indices and values of outliers to a multiple of 16 bytes. */
         QT_TRY(rt_alloc(rt, &p, bytes + 16, 1, err));
         for (size_t i = 0; i < parts; i++) {
-            QT_TRY(rt->gpu->upload(rt->gpu, p + at, packed[i].section[s].data,
-                                   packed[i].section[s].bytes, err));
+            QT_TRY(
+                rt_upload(rt, p + at, packed[i].section[s].data, packed[i].section[s].bytes, err));
             at += packed[i].section[s].bytes;
         }
         out[s] = p;
@@ -325,31 +332,75 @@ done:
     return rc;
 }
 
-int rt_place_experts(struct gpu_experts *e, struct qt_runtime *rt, bool upload, struct qt_err *err)
+int rt_place_experts(struct gpu_experts *e, struct qt_runtime *rt, struct qt_err *err)
 {
     char *memory;
     int rc;
     QT_TRY(rt_alloc(rt, &memory, gpu_experts_bytes(e), 1, err));
-    QT_TRY(gpu_experts_place(e, rt->gpu, memory, upload, err));
+    QT_TRY(gpu_experts_place(e, rt->gpu, memory, !rt->original, err));
 done:
     return rc;
 }
 
-static int load_experts(struct gpu_experts *e, struct loader *l, size_t layer, size_t count,
-                        struct qt_err *err)
+static int load_packed_experts(struct gpu_experts *e, struct loader *l, size_t layer, size_t count,
+                               struct qt_err *err)
 {
     int rc;
+    if (l->rt->config.act != QTOOL_DECODER_SILU && l->rt->config.act != QTOOL_DECODER_GELU_TANH)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "the fused runtime does not support models with packed experts of this "
+                       "activation");
     QT_TRY(gpu_experts_new(e, count, err));
     for (size_t i = 0; i < count; i++) {
         QT_TRY(qt_stop_check(err));
         QT_TRY(open_expert(&e->packed[i * GPU_EXPERT_MATRICES], l, layer, i, err));
     }
-    QT_TRY(rt_place_experts(e, l->rt, true, err));
+    QT_TRY(rt_place_experts(e, l->rt, err));
 done:
     for (size_t i = 0; e->packed && i < count * GPU_EXPERT_MATRICES; i++)
         qt_packed_free(&e->packed[i]);
     qt_free(e->packed);
     e->packed = NULL;
+    return rc;
+}
+
+/* True if a matrix of any routed expert of the layer is packed. */
+static bool some_expert_packed(const struct loader *l, size_t layer, size_t count)
+{
+    struct qt_part parts[GPU_EXPERT_MATRICES];
+    for (size_t i = 0; l->container && i < count; i++) {
+        qt_model_expert_parts(parts, l->model, layer, i);
+        for (int j = 0; j < GPU_EXPERT_MATRICES; j++)
+            if (entry_of(l, &parts[j]))
+                return true;
+    }
+    return false;
+}
+
+static int load_half_experts(struct rt_mixture *out, struct loader *l, size_t layer, size_t count,
+                             struct qt_err *err)
+{
+    struct qt_part parts[GPU_EXPERT_MATRICES];
+    char *gate_up, *down;
+    int rc;
+    qt_model_expert_parts(parts, l->model, layer, 0);
+    const size_t bytes = parts[1].n * parts[1].k * 2; /* of gate, up and down alike */
+    if (parts[1].n % 8 || parts[1].k % 8)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "the fused runtime does not support models with FP16 experts whose widths "
+                       "are no multiples of 8");
+    QT_TRY(rt_alloc(l->rt, &gate_up, 2 * count, bytes, err));
+    QT_TRY(rt_alloc(l->rt, &down, count, bytes, err));
+    for (size_t i = 0; i < count; i++) {
+        qt_model_expert_parts(parts, l->model, layer, i);
+        QT_TRY(upload_rows(gate_up + 2 * i * bytes, l, &parts[0], err));
+        QT_TRY(upload_rows(gate_up + (2 * i + 1) * bytes, l, &parts[1], err));
+        QT_TRY(upload_rows(down + i * bytes, l, &parts[2], err));
+    }
+    out->gate_up = gate_up;
+    out->down = down;
+    out->width = parts[1].n;
+done:
     return rc;
 }
 
@@ -360,17 +411,16 @@ static int load_mixture(struct rt_mixture *out, struct loader *l, const struct q
     const size_t k = m->router.k, rows = m->router.n + m->shared_gate.n;
     char *router;
     int rc;
-    *out = (struct rt_mixture){.shared_gate = m->shared_gate.n != 0,
+    *out = (struct rt_mixture){.experts = m->experts,
+                               .shared_gate = m->shared_gate.n != 0,
                                .sigmoid = m->sigmoid,
                                .normalize = m->normalize,
                                .top_k = m->top_k,
                                .eps = m->eps,
                                .scale = m->scale};
-    if (l->rt->config.act != QTOOL_DECODER_SILU && l->rt->config.act != QTOOL_DECODER_GELU_TANH)
-        QT_TRY(qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "the fused runtime does not support models with experts of this "
-                       "activation"));
-    QT_TRY(load_experts(&out->experts, l, layer, m->experts, err));
+    QT_TRY(some_expert_packed(l, layer, m->experts)
+               ? load_packed_experts(&out->grouped, l, layer, m->experts, err)
+               : load_half_experts(out, l, layer, m->experts, err));
     QT_TRY(rt_alloc(l->rt, &router, rows * k, 2, err));
     QT_TRY(upload_rows(router, l, &m->router, err));
     if (out->shared_gate)

@@ -4,7 +4,8 @@
  *   x --> q k v products --> heads (bias, norm, rope, append) --> attention --> o product
  *     --> add + norm --> gate up products --> activation --> down product --> add + norm --> x
  *
- * With experts: router product --> choice --> grouped products, beside the MLP of the shared expert.
+ * With experts: router product --> choice --> grouped products, or for FP16 experts product -->
+ * activation --> product, beside the MLP of the shared expert.
  */
 #include "verify/runtime/runtime.h"
 
@@ -320,7 +321,7 @@ static int append_router(struct rt_program *p, struct qt_runtime *rt, const stru
     logits->product.x = rt->x;
     logits->product.m = m;
     op.route = (struct qtool_decoder_route){.m = m,
-                                            .experts = x->experts.experts,
+                                            .experts = x->experts,
                                             .top_k = x->top_k,
                                             .logits = rt->router,
                                             .stride = x->router.n,
@@ -337,21 +338,65 @@ done:
     return rc;
 }
 
+/* FP16 experts, in the buffers of the dense MLP, which follows. */
+static int append_half_experts(struct rt_program *p, struct qt_runtime *rt,
+                               const struct rt_mixture *x, size_t m, struct qt_err *err)
+{
+    const size_t hidden = rt->config.hidden, width = x->width;
+    struct qtool_decoder_op wide = {.kind = QTOOL_DECODER_EXPERT_PRODUCT}, narrow = wide;
+    struct qtool_decoder_op act = {.kind = QTOOL_DECODER_ACTIVATION};
+    int rc;
+    wide.expert_product = (struct qtool_decoder_expert_product){.m = m * x->top_k,
+                                                                .n = 2 * width,
+                                                                .k = hidden,
+                                                                .terms = 1,
+                                                                .share = x->top_k,
+                                                                .w = x->gate_up,
+                                                                .x = rt->x,
+                                                                .ids = rt->expert,
+                                                                .y = rt->gate_up};
+    act.activation = (struct qtool_decoder_activation){.act = rt->config.act,
+                                                       .m = m * x->top_k,
+                                                       .n = width,
+                                                       .gate = rt->gate_up,
+                                                       .up = (char *)rt->gate_up + width * 2,
+                                                       .gate_stride = 2 * width,
+                                                       .up_stride = 2 * width,
+                                                       .out = rt->act};
+    narrow.expert_product = (struct qtool_decoder_expert_product){.m = m,
+                                                                  .n = hidden,
+                                                                  .k = width,
+                                                                  .terms = x->top_k,
+                                                                  .share = 1,
+                                                                  .w = x->down,
+                                                                  .x = rt->act,
+                                                                  .ids = rt->expert,
+                                                                  .factor = rt->expert_weight,
+                                                                  .y = rt->down};
+    QT_TRY(append_kernel(p, QT_RUNTIME_PRODUCTS, &wide, err));
+    QT_TRY(append_kernel(p, QT_RUNTIME_ACTIVATION, &act, err));
+    QT_TRY(append_kernel(p, QT_RUNTIME_PRODUCTS, &narrow, err));
+done:
+    return rc;
+}
+
 static int append_experts(struct rt_program *p, struct qt_runtime *rt, const struct rt_mixture *x,
                           size_t m, struct qt_err *err)
 {
-    const struct qtool_moe_layer layer = gpu_experts_layer(&x->experts);
+    const struct qtool_moe_layer layer = gpu_experts_layer(&x->grouped);
     const struct qtool_moe_options opt = {
         .dtype = QTOOL_F16,
         .device = rt->gpu->device,
         .activation = rt->config.act == QTOOL_DECODER_SILU ? QTOOL_MOE_SILU : QTOOL_MOE_GELU_TANH,
         .topk = x->top_k,
-        .same_tables = x->experts.same_tables,
+        .same_tables = x->grouped.same_tables,
         .dependent_launch = !rt->opt.plain};
     struct rt_op *op;
     int rc;
+    if (x->gate_up)
+        return append_half_experts(p, rt, x, m, err);
     if (rt->opt.batch_invariant)
-        return not_invariant("experts", err);
+        return not_invariant("packed experts", err);
     QT_TRY(append_op(&op, p, RT_EXPERTS, QT_RUNTIME_PRODUCTS, err));
     op->experts.mixture = x;
     op->experts.y = rt->down;
@@ -380,7 +425,7 @@ static int append_dense(struct rt_program *p, struct qt_runtime *rt, const struc
         a->up_bias = l->up_bias;
     }
     if (l->mixture.shared_gate) {
-        a->token_gate = rt->router + l->mixture.experts.experts;
+        a->token_gate = rt->router + l->mixture.experts;
         a->token_gate_stride = l->mixture.router.n;
     }
     QT_TRY(append_group(p, rt, &l->gate_up, rt->gate_up, rt->x, m, err));
@@ -393,7 +438,7 @@ done:
 static int append_mlp(struct rt_program *p, struct qt_runtime *rt, const struct rt_layer *l,
                       size_t m, struct qt_err *err)
 {
-    const bool mixture = l->mixture.experts.experts > 0;
+    const bool mixture = l->mixture.experts > 0;
     int rc = QT_OK;
     if (mixture) {
         QT_TRY(append_router(p, rt, &l->mixture, m, err));
@@ -455,7 +500,7 @@ static int append_layer(struct rt_program *p, struct qt_runtime *rt, size_t i,
         QT_TRY(append_norm(p, rt, &middle, m, err));
     }
     QT_TRY(append_mlp(p, rt, l, m, err));
-    if (l->mixture.experts.experts && l->width) /* has neither bias nor norm */
+    if (l->mixture.experts && l->width) /* has neither bias nor norm */
         end.add[1] = (struct qtool_decoder_addend){.x = rt->shared};
     if (c->norm_after)
         end.after = l->mlp_in;
@@ -591,7 +636,7 @@ static int enqueue(struct qt_runtime *rt, const struct rt_op *op, bool dependent
     case RT_DENSE_F32:
         return enqueue_dense(rt, op, err);
     case RT_EXPERTS:
-        return gpu->moe_run(gpu, &op->experts.plan, op->experts.mixture->experts.table,
+        return gpu->moe_run(gpu, &op->experts.plan, op->experts.mixture->grouped.table,
                             op->experts.y, op->experts.x, rt->expert, rt->expert_weight, workspace,
                             err);
     case RT_APPEND:

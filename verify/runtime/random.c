@@ -19,7 +19,8 @@ static int random_halves(const void **out, struct qt_runtime *rt, size_t count, 
     void *p = NULL;
     int rc;
     QT_TRY(rt_alloc(rt, &p, count, 2, err));
-    QT_TRY(gpu_fill_random(rt->gpu, p, count * 2, size, err));
+    if (!rt->original)
+        QT_TRY(gpu_fill_random(rt->gpu, p, count * 2, size, err));
     *out = p;
 done:
     return rc;
@@ -34,7 +35,7 @@ static int ones(struct qtool_decoder_norm *out, struct qt_runtime *rt, size_t n,
     for (size_t i = 0; i < n; i++)
         values[i] = 1;
     QT_TRY(rt_alloc(rt, &p, n, sizeof *p, err));
-    QT_TRY(rt->gpu->upload(rt->gpu, p, values, n * sizeof *p, err));
+    QT_TRY(rt_upload(rt, p, values, n * sizeof *p, err));
     *out = (struct qtool_decoder_norm){.weight = p, .eps = 1e-5f};
 done:
     qt_free(values);
@@ -89,40 +90,39 @@ static void group_shapes(struct group_shape out[GROUPS], const struct qt_runtime
     out[3] = (struct group_shape){{s->hidden}, 1, s->width};
 }
 
-/* Experts in GPU memory that are those of the first layer; `wide`: gate and up. */
-static int random_experts(struct gpu_experts *e, struct qt_runtime *rt,
-                          const struct gpu_experts *first, const struct qt_runtime_shape *s,
+static int random_experts(struct gpu_experts *e, struct qt_runtime *rt, size_t experts,
                           const struct qt_packed *wide, const struct qt_packed *narrow,
                           struct qt_err *err)
 {
-    void *memory;
     int rc;
-    QT_TRY(gpu_experts_new(e, s->experts, err));
-    for (size_t i = 0; i < s->experts * GPU_EXPERT_MATRICES; i++)
+    QT_TRY(gpu_experts_new(e, experts, err));
+    for (size_t i = 0; i < experts * GPU_EXPERT_MATRICES; i++)
         e->packed[i] = i % GPU_EXPERT_MATRICES == GPU_EXPERT_MATRICES - 1 ? *narrow : *wide;
-    const size_t bytes = gpu_experts_bytes(e);
-    QT_TRY(rt_alloc(rt, &memory, bytes, 1, err));
-    if (e != first)
-        QT_TRY(rt->gpu->copy(rt->gpu, memory, first->table, bytes, err));
-    QT_TRY(gpu_experts_place(e, rt->gpu, memory, e == first, err));
+    QT_TRY(rt_place_experts(e, rt, err));
 done:
     qt_free(e->packed);
     e->packed = NULL;
     return rc;
 }
 
-/* A router that chooses among all experts alike. */
+/* A router that chooses among all experts alike. wide: gate and up; n 0: FP16. */
 static int random_mixture(struct rt_mixture *x, struct qt_runtime *rt,
                           const struct qt_runtime_shape *s, const struct qt_packed *wide,
                           const struct qt_packed *narrow, struct qt_err *err)
 {
+    const size_t matrix = s->hidden * s->width;
     int rc;
-    *x = (struct rt_mixture){.router = {.n = s->experts, .k = s->hidden},
+    *x = (struct rt_mixture){.experts = s->experts,
+                             .router = {.n = s->experts, .k = s->hidden},
                              .normalize = true,
                              .top_k = s->top_k,
                              .scale = 1};
     QT_TRY(random_halves(&x->router.dense, rt, s->experts * s->hidden, .02f, err));
-    QT_TRY(random_experts(&x->experts, rt, &rt->layers[0].mixture.experts, s, wide, narrow, err));
+    if (wide->n)
+        return random_experts(&x->grouped, rt, s->experts, wide, narrow, err);
+    x->width = s->width;
+    QT_TRY(random_halves(&x->gate_up, rt, s->experts * 2 * matrix, .02f, err));
+    QT_TRY(random_halves(&x->down, rt, s->experts * matrix, .02f, err));
 done:
     return rc;
 }
@@ -132,10 +132,8 @@ static int random_layers(struct qt_runtime *rt, const struct qt_runtime_shape *s
 {
     struct qt_packed packed[GROUPS][RT_PARTS] = {{{.n = 0}}};
     struct group_shape g[GROUPS];
+    const size_t first = rt->memory.count;
     int rc = QT_OK;
-    if (s->experts && !spec)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "the fused runtime has no products of experts that are not quantized");
     group_shapes(g, s);
     for (size_t j = 0; spec && j < GROUPS; j++)
         for (size_t i = 0; i < g[j].count; i++)
@@ -145,6 +143,7 @@ static int random_layers(struct qt_runtime *rt, const struct qt_runtime_shape *s
         struct rt_group *const groups[GROUPS] = {&l->qkv, &l->o, &l->gate_up, &l->down};
         qt_log_progress(rt->opt.log, "load", (double)layer, (double)s->layers);
         QT_TRY(qt_stop_check(err));
+        rt->original = layer ? first : 0;
         *l = (struct rt_layer){.width = s->width, .gated = true, .rope = QT_ROPE_FULL};
         QT_TRY(ones(&l->attn_in, rt, s->hidden, err));
         QT_TRY(ones(&l->mlp_in, rt, s->hidden, err));
@@ -157,6 +156,7 @@ static int random_layers(struct qt_runtime *rt, const struct qt_runtime_shape *s
                                 err));
     }
 done:
+    rt->original = 0;
     for (size_t j = 0; j < GROUPS; j++)
         for (size_t i = 0; i < RT_PARTS; i++)
             qt_packed_free(&packed[j][i]);

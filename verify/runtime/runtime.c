@@ -99,11 +99,13 @@ static int new_activations(struct qt_runtime *rt, struct qt_err *err)
     int rc;
     for (size_t i = 0; i < c->layers; i++) {
         qkv = qt_max_size(qkv, group_width(&rt->layers[i].qkv));
+        const struct rt_mixture *x = &rt->layers[i].mixture;
         gate_up = qt_max_size(gate_up, group_width(&rt->layers[i].gate_up));
-        width = qt_max_size(width, rt->layers[i].width);
-        router = qt_max_size(router, rt->layers[i].mixture.router.n);
-        top_k = qt_max_size(top_k, rt->layers[i].mixture.top_k);
-        shared = top_k && width ? c->hidden : 0;
+        gate_up = qt_max_size(gate_up, x->top_k * 2 * x->width);
+        width = qt_max_size(width, qt_max_size(rt->layers[i].width, x->top_k * x->width));
+        router = qt_max_size(router, x->router.n);
+        top_k = qt_max_size(top_k, x->top_k);
+        shared = x->experts && rt->layers[i].width ? c->hidden : shared;
     }
     QT_TRY(rt_alloc(rt, &rt->hidden, rows, c->hidden * sizeof *rt->hidden, err));
     QT_TRY(rt_alloc(rt, &rt->x, rows, c->hidden * 2, err));
@@ -281,7 +283,7 @@ void qt_runtime_close(struct qt_runtime *rt)
     release(rt, 0);
     for (size_t i = 0; rt->layers && i < rt->config.layers; i++) {
         struct rt_layer *l = &rt->layers[i];
-        gpu_experts_free(&l->mixture.experts);
+        gpu_experts_free(&l->mixture.grouped);
         gpu_w4ax_input_free(&l->qkv.input, rt->gpu);
         gpu_w4ax_input_free(&l->o.input, rt->gpu);
         gpu_w4ax_input_free(&l->gate_up.input, rt->gpu);
@@ -399,6 +401,54 @@ int qt_runtime_prompt(struct qt_runtime *rt, const uint32_t *ids, size_t tokens,
     rt->past = tokens;
     if (seconds)
         *seconds = time;
+done:
+    return rc;
+}
+
+/* Copies the first `have` of `count` items of `bytes` at p to the others. */
+static int repeat(struct qt_runtime *rt, void *p, size_t bytes, size_t have, size_t count,
+                  struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t n; rc == QT_OK && p && have < count; have += n) {
+        n = qt_min_size(have, count - have);
+        rc = rt->gpu->copy(rt->gpu, (char *)p + have * bytes, p, n * bytes, err);
+    }
+    return rc;
+}
+
+/* Gives the sequences from `have` on the caches and logits of those before. */
+static int repeat_sequences(struct qt_runtime *rt, size_t have, struct qt_err *err)
+{
+    const size_t count = rt->opt.sequences, dim = rt->config.head_dim, heads = rt->config.kv_heads;
+    const size_t tokens = heads * rt->page, key = rt->opt.kv4 ? dim / 2 : dim * 2;
+    int rc = QT_OK;
+    for (size_t i = 0; i < rt->config.layers; i++) {
+        const struct qtool_kv_cache *c = &rt->layers[i].cache;
+        QT_TRY(repeat(rt, c->k, tokens * key, have, count, err));
+        QT_TRY(repeat(rt, c->v, tokens * key, have, count, err));
+        QT_TRY(repeat(rt, c->k_param, tokens / QTOOL_KV_GROUP * 4 * dim, have, count, err));
+        QT_TRY(repeat(rt, c->v_param, tokens * 4, have, count, err));
+        QT_TRY(repeat(rt, c->k_first, heads * 2 * dim, have, count, err));
+        QT_TRY(repeat(rt, c->k_tail, heads * QTOOL_KV_GROUP * 2 * dim, have, count, err));
+    }
+    QT_TRY(repeat(rt, rt->logits, rt->config.vocab * sizeof *rt->logits, have, count, err));
+done:
+    return rc;
+}
+
+int rt_prompt_some(struct qt_runtime *rt, const uint32_t *ids, size_t tokens, size_t *sequences,
+                   double *seconds, struct qt_err *err)
+{
+    int rc;
+    if (tokens == 0 || tokens > rt->opt.prompt)
+        return too_long(rt, tokens, err);
+    *sequences = rt->group_most;
+    *seconds = 0;
+    QT_TRY(run_prompts(rt, ids, 0, *sequences, tokens, false, seconds, err));
+    QT_TRY(repeat_sequences(rt, *sequences, err));
+    QT_TRY(choose_next(rt, tokens, err));
+    rt->past = tokens;
 done:
     return rc;
 }

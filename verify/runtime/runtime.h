@@ -36,9 +36,13 @@ struct rt_group {
     } part[RT_PARTS];
 };
 
-/* The routed experts of a layer; experts.experts 0: none. */
+/* The routed experts of a layer; experts 0: none. */
 struct rt_mixture {
-    struct gpu_experts experts; /* without `packed` */
+    size_t experts;
+    struct gpu_experts grouped; /* without `packed`; or */
+    /* F16 [experts][2 * width][hidden], gate and then up, and [experts][hidden][width]. */
+    const void *gate_up, *down; /* NULL: `grouped` */
+    size_t width;
     /* F16 [experts][hidden]; with shared_gate one more row, whose sigmoid multiplies the output of
      * the shared expert. */
     struct rt_linear router;
@@ -141,6 +145,9 @@ struct qt_runtime {
     struct rt_layer *layers;
     struct rt_memory memory;
     size_t weights; /* entries of `memory` that hold weights; the others follow */
+    /* random.c: the entry of `memory` that the next allocation becomes a copy of; 0: none. Nothing
+     * is uploaded into copies. */
+    size_t original;
     struct rt_rope rope[QT_ROPES], query_rope; /* query_rope: for QT_ROPE_FULL, if it differs */
     const void *embed, *positions;             /* F16 */
     struct rt_linear head;                     /* F16 */
@@ -172,6 +179,8 @@ enum { RT_LOGIT_ROWS = 256, RT_PROMPT_ROWS = 8192, RT_INVARIANT_ROWS = 16 };
 /* ---- load.c --------------------------------------------------------------------------------- */
 
 int rt_alloc(struct qt_runtime *rt, void *out, size_t count, size_t size, struct qt_err *err);
+/* Copies to memory of rt_alloc, unless that is a copy already. */
+int rt_upload(struct qt_runtime *rt, void *dst, const void *src, size_t bytes, struct qt_err *err);
 /* Loads everything but the caches and activations. container NULL: all linears are FP16. */
 int rt_load(struct qt_runtime *rt, const struct qt_model *model, const struct qt_weights *w,
             const struct qt_container *container, struct qt_err *err);
@@ -204,9 +213,8 @@ struct rt_rows {
 int rt_follow(struct qt_act *act, const struct rt_rows *from, struct qt_err *err);
 
 /* Memory for the experts, whose `packed` is filled, and their table. */
-int rt_place_experts(struct gpu_experts *e, struct qt_runtime *rt, bool upload, struct qt_err *err);
-/* Random weights: those of one decoder layer, packed, and copies of them for the others. spec NULL:
- * FP16. */
+int rt_place_experts(struct gpu_experts *e, struct qt_runtime *rt, struct qt_err *err);
+/* Random weights: those of a decoder layer, and copies of them for the others. spec NULL: FP16. */
 int rt_load_random(struct qt_runtime *rt, const struct qt_runtime_shape *shape,
                    const struct qt_spec *spec, struct qt_err *err);
 
@@ -230,6 +238,10 @@ int rt_add_next(struct rt_program *out, struct qt_runtime *rt, struct qt_err *er
 /* Enqueues the operations; share < QT_RUNTIME_SHARES: only those. */
 int rt_enqueue(struct qt_runtime *rt, const struct rt_program *p, int share, struct qt_err *err);
 void rt_program_free(struct rt_program *p);
+/* Runs as many of the prompts ids[][tokens] as run at a time, *sequences of them, and gives all
+ * other sequences copies of their caches: for measurements. */
+int rt_prompt_some(struct qt_runtime *rt, const uint32_t *ids, size_t tokens, size_t *sequences,
+                   double *seconds, struct qt_err *err);
 /* Allocates caches and activations. */
 int rt_prepare(struct qt_runtime *rt, struct qt_err *err);
 

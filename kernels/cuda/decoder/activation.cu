@@ -1,18 +1,19 @@
-/* Activation of an MLP, with or without a gate: 256 threads of 8 values each. */
+/* Activation of an MLP, with or without a gate: 256 threads of 8 values each, or of 2 for few
+ * tokens. */
 #include "kernels/cuda/common/device.h"
 #include "kernels/cuda/decoder/decoder.h"
 #include "kernels/cuda/decoder/reduce.cuh"
 
-enum { ACT_THREADS = 256, ACT_EACH = 8 };
+enum { ACT_THREADS = 256, ACT_FEW = 1 << 19 /* values of few tokens */ };
 
 static __device__ __forceinline__ float sigmoid(float x)
 {
     return __fdividef(1, 1 + __expf(-x));
 }
 
-static __device__ __forceinline__ float activate(qtool_decoder_act act, float g, float u)
+template <qtool_decoder_act ACT> static __device__ __forceinline__ float activate(float g, float u)
 {
-    switch (act) {
+    switch (ACT) {
     case QTOOL_DECODER_SILU:
         return g * sigmoid(g) * u;
     case QTOOL_DECODER_GELU_TANH:
@@ -31,16 +32,21 @@ static __device__ __forceinline__ float activate(qtool_decoder_act act, float g,
     }
 }
 
-/* Loads 8 values; wide: as 16 bytes. */
-static __device__ __forceinline__ void load_act_values(float out[ACT_EACH], const __half *x, int i,
+/* Loads EACH (2 or 8) values; wide: as one word of 4 or 16 bytes. */
+template <int EACH>
+static __device__ __forceinline__ void load_act_values(float out[EACH], const __half *x, int i,
                                                        int n, bool wide)
 {
-    if (wide) {
+    if (!wide) {
+#pragma unroll
+        for (int j = 0; j < EACH; j++)
+            out[j] = i + j < n ? __half2float(x[i + j]) : 0;
+    } else if constexpr (EACH == 8) {
         unpack_8_halves(out, *(const uint4 *)(x + i));
     } else {
-#pragma unroll
-        for (int j = 0; j < ACT_EACH; j++)
-            out[j] = i + j < n ? __half2float(x[i + j]) : 0;
+        const float2 pair = __half22float2(*(const __half2 *)(x + i));
+        out[0] = pair.x;
+        out[1] = pair.y;
     }
 }
 
@@ -49,48 +55,72 @@ struct activation_args {
     int wide; /* rows of all arrays are 16-byte aligned, and n is a multiple of 8 */
 };
 
+/* One instance per activation, without jumps among activations for every value. */
+template <qtool_decoder_act ACT, int EACH>
 static __global__ void __launch_bounds__(ACT_THREADS) activation_kernel(activation_args args)
 {
     const qtool_decoder_activation &a = args.a;
-    const int i = ((int)blockIdx.x * ACT_THREADS + (int)threadIdx.x) * ACT_EACH, n = (int)a.n;
-    const size_t token = blockIdx.y;
-    float g[ACT_EACH], u[ACT_EACH];
+    const int i = ((int)blockIdx.y * ACT_THREADS + (int)threadIdx.x) * EACH, n = (int)a.n;
+    const size_t token = blockIdx.x;
+    float g[EACH], u[EACH];
     ptx_launch_dependents();
     ptx_wait_previous();
     if (i >= n)
         return;
-    load_act_values(g, (const __half *)a.gate + token * a.gate_stride, i, n, args.wide);
-    if (a.up)
-        load_act_values(u, (const __half *)a.up + token * a.up_stride, i, n, args.wide);
+    const __half *gate = (const __half *)a.gate + token * a.gate_stride;
+    const __half *up = a.up ? (const __half *)a.up + token * a.up_stride : gate;
+    load_act_values<EACH>(g, gate, i, n, args.wide);
+    load_act_values<EACH>(u, up, i, n, args.wide);
     const float factor = a.token_gate ? sigmoid(a.token_gate[token * a.token_gate_stride]) : 1;
-    uint32_t out[ACT_EACH / 2];
+    uint32_t out[EACH / 2];
 #pragma unroll
-    for (int j = 0; j < ACT_EACH; j++) {
+    for (int j = 0; j < EACH; j++) {
         const bool in = i + j < n;
-        const float gate = g[j] + (a.gate_bias && in ? a.gate_bias[i + j] : 0);
-        const float up = a.up ? u[j] + (a.up_bias && in ? a.up_bias[i + j] : 0) : 1;
-        ((__half *)out)[j] = to_half(factor * activate(a.act, gate, up));
+        g[j] += a.gate_bias && in ? a.gate_bias[i + j] : 0;
+        u[j] = !a.up ? 1 : a.up_bias && in ? u[j] + a.up_bias[i + j] : u[j];
+        g[j] = factor * activate<ACT>(g[j], u[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < EACH; j += 2) {
+        const __half2 pair = __halves2half2(to_half(g[j]), to_half(g[j + 1]));
+        out[j / 2] = *(const uint32_t *)&pair;
     }
     __half *to = (__half *)a.out + token * n + i;
-    if (args.wide)
+    if (!args.wide) {
+#pragma unroll
+        for (int j = 0; j < EACH; j++)
+            if (i + j < n)
+                to[j] = to_half(g[j]);
+    } else if constexpr (EACH == 8)
         *(uint4 *)to = make_uint4(out[0], out[1], out[2], out[3]);
     else
-        for (int j = 0; j < ACT_EACH && i + j < n; j++)
-            to[j] = ((const __half *)out)[j];
+        *(uint32_t *)to = out[0];
 }
+
+#define INSTANCE(ACT)                                                                              \
+    {                                                                                              \
+        (const void *)activation_kernel<ACT, 2>, (const void *)activation_kernel<ACT, 8>           \
+    }
+static const void *const activations[][2] = {
+    INSTANCE(QTOOL_DECODER_SILU),   INSTANCE(QTOOL_DECODER_GELU_TANH),
+    INSTANCE(QTOOL_DECODER_GELU),   INSTANCE(QTOOL_DECODER_RELU),
+    INSTANCE(QTOOL_DECODER_RELU2),  INSTANCE(QTOOL_DECODER_SIGMOID),
+    INSTANCE(QTOOL_DECODER_CLAMPED)};
+#undef INSTANCE
 
 int qt_decoder_activation(const struct qtool_decoder_activation *a, bool dependent, void *stream)
 {
     struct activation_args args = {*a, 0};
     struct qt_kernel_launch l = {};
-    const size_t each = ACT_THREADS * ACT_EACH;
-    if (a->m > 65535)
+    const bool many = a->m * a->n > ACT_FEW;
+    const size_t each = ACT_THREADS * (many ? 8 : 2);
+    if (a->act > QTOOL_DECODER_CLAMPED || a->m >= 1u << 31 || a->n > 65535 * each)
         return QTOOL_UNSUPPORTED;
     args.wide = a->n % 8 == 0 && a->gate_stride % 8 == 0 && (size_t)a->gate % 16 == 0 &&
                 (size_t)a->out % 16 == 0 &&
                 (!a->up || (a->up_stride % 8 == 0 && (size_t)a->up % 16 == 0));
-    l.kernel = (const void *)activation_kernel;
-    l.grid = dim3((unsigned)((a->n + each - 1) / each), (unsigned)a->m);
+    l.kernel = activations[a->act][many];
+    l.grid = dim3((unsigned)a->m, (unsigned)((a->n + each - 1) / each));
     l.threads = ACT_THREADS;
     l.dependent = l.most_smem = dependent; /* products that follow need much of it */
     return qt_launch_kernel(&l, &args, stream);

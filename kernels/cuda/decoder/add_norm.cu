@@ -121,7 +121,8 @@ static __device__ __forceinline__ void add_eight(float v[RMS_EACH], const qtool_
     }
 }
 
-/* The weights are loaded before the preceding kernel has finished. */
+/* Before the preceding kernel has finished, the weights are loaded, and the row, which weights of
+ * products have displaced, starts on its way to L2. */
 static __global__ void __launch_bounds__(1024) add_rms_kernel(qtool_decoder_add_norm a)
 {
     __shared__ float parts[32];
@@ -134,6 +135,8 @@ static __global__ void __launch_bounds__(1024) add_rms_kernel(qtool_decoder_add_
     if (own) {
         *(float4 *)weight = *(const float4 *)(a.norm.weight + i);
         *(float4 *)(weight + 4) = *(const float4 *)(a.norm.weight + i + 4);
+        if (threadIdx.x % 4 == 0) /* 128 bytes */
+            prefetch_line(row);
     }
     ptx_wait_previous();
     if (own) {
@@ -194,7 +197,8 @@ int qt_decoder_add_norm(const struct qtool_decoder_add_norm *a, bool dependent, 
         l.smem = 0;
     }
     l.dependent = l.most_smem = dependent;
-    if (l.smem > 48 << 10 && qt_allow_smem(l.kernel, l.smem, reason) != QTOOL_OK)
+    const size_t all = l.smem + 32 * sizeof(float); /* with `parts` */
+    if (all > 48 << 10 && qt_allow_smem(l.kernel, l.smem, reason) != QTOOL_OK)
         return QTOOL_UNSUPPORTED;
     return qt_launch_kernel(&l, &args, stream);
 }

@@ -10,6 +10,8 @@ int qt_decoder_add_norm(const struct qtool_decoder_add_norm *a, bool dependent, 
 int qt_decoder_heads(const struct qtool_decoder_heads *a, bool dependent, void *stream);
 int qt_decoder_activation(const struct qtool_decoder_activation *a, bool dependent, void *stream);
 int qt_decoder_route(const struct qtool_decoder_route *a, bool dependent, void *stream);
+int qt_decoder_expert_product(const struct qtool_decoder_expert_product *a, bool dependent,
+                              void *stream);
 int qt_decoder_next(const struct qtool_decoder_next *a, bool dependent, void *stream);
 /* With a temperature. */
 int qt_decoder_sample(const struct qtool_decoder_next *a, bool dependent, void *stream);

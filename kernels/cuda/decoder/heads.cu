@@ -3,6 +3,8 @@
  *
  *   smem   the head's values in FP32, [warp][head_dim]
  *   grid   (ceil((heads + 2 kv_heads) / 4), m)
+ *
+ * Before the preceding kernel has finished, cosines and sines start on their way to L2.
  */
 #include "kernels/cuda/common/device.h"
 #include "kernels/cuda/decoder/decoder.h"
@@ -66,6 +68,8 @@ static __device__ __forceinline__ void store_head(void *to, size_t at, const flo
         ((__half *)to)[at + i] = to_half(row[i]);
 }
 
+/* NORM: queries or keys have a norm. */
+template <bool NORM>
 static __global__ void __launch_bounds__(HEAD_WARPS * 32) heads_kernel(qtool_decoder_heads a)
 {
     __shared__ float rows[HEAD_WARPS][MOST_HEAD_DIM];
@@ -75,7 +79,6 @@ static __global__ void __launch_bounds__(HEAD_WARPS * 32) heads_kernel(qtool_dec
     const size_t token = blockIdx.y;
     float *row = rows[warp];
     ptx_launch_dependents();
-    ptx_wait_previous();
     if (number >= heads + 2 * kv_heads)
         return;
     const bool query = number < heads, key = !query && number < heads + kv_heads;
@@ -101,10 +104,15 @@ static __global__ void __launch_bounds__(HEAD_WARPS * 32) heads_kernel(qtool_dec
         h.cos += (size_t)position * half;
         h.sin += (size_t)position * half;
     }
+    for (int i = lane * 32; h.cos && i < half; i += 32 * 32) { /* 128 bytes */
+        prefetch_line(h.cos + i);
+        prefetch_line(h.sin + i);
+    }
+    ptx_wait_previous();
     for (int i = lane; i < dim; i += 32)
         row[i] = head_value(h, h.head * dim + i);
     __syncwarp();
-    const bool norm = (query || key) && h.norm->weight, all = a.norm_all_heads != 0;
+    const bool norm = NORM && (query || key) && h.norm->weight, all = a.norm_all_heads != 0;
     if (norm && !a.norm_last)
         norm_head(row, h, dim, all);
     if (h.cos)
@@ -133,7 +141,8 @@ int qt_decoder_heads(const struct qtool_decoder_heads *a, bool dependent, void *
     if (a->head_dim > MOST_HEAD_DIM || a->rotary > a->head_dim || a->rotary % 2 || a->m > 65535 ||
         (a->norm_all_heads && a->norm_last))
         return QTOOL_UNSUPPORTED;
-    l.kernel = (const void *)heads_kernel;
+    l.kernel = a->q_norm.weight || a->k_norm.weight ? (const void *)heads_kernel<true>
+                                                    : (const void *)heads_kernel<false>;
     l.grid = dim3((unsigned)((heads + HEAD_WARPS - 1) / HEAD_WARPS), (unsigned)a->m);
     l.threads = HEAD_WARPS * 32;
     l.dependent = l.most_smem = dependent; /* products that follow need much of it */

@@ -1,4 +1,4 @@
-/* Sums and conversions that the decoder's kernels share. */
+/* Sums, conversions and prefetches that the decoder's kernels share. */
 #ifndef QT_KERNELS_CUDA_DECODER_REDUCE_CUH
 #define QT_KERNELS_CUDA_DECODER_REDUCE_CUH
 
@@ -36,6 +36,12 @@ static __device__ __forceinline__ void unpack_8_halves(float out[8], uint4 v)
         out[2 * i] = f.x;
         out[2 * i + 1] = f.y;
     }
+}
+
+/* Starts to bring the cache line at p into L2. */
+static __device__ __forceinline__ void prefetch_line(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 /* FP16 of v, within its range; NaN stays NaN. */

@@ -37,6 +37,8 @@ int qtool_decoder_run(const struct qtool_decoder_op *op, int dependent_launch, v
         return qt_decoder_activation(&op->activation, dependent, stream);
     case QTOOL_DECODER_ROUTE:
         return qt_decoder_route(&op->route, dependent, stream);
+    case QTOOL_DECODER_EXPERT_PRODUCT:
+        return qt_decoder_expert_product(&op->expert_product, dependent, stream);
     case QTOOL_DECODER_NEXT:
         return op->next.temperature > 0 ? qt_decoder_sample(&op->next, dependent, stream)
                                         : qt_decoder_next(&op->next, dependent, stream);
