@@ -2,7 +2,8 @@
 # Targets:
 #   all (default)  kernels  install  install-kernels  deps  deps-dev  demo  charts  dist  deb  clean
 #   tests.mk: test  check  check-threads  check-valgrind  coverage  determinism  fuzz  bench  oracle
-#             browser  test-gpu  sanitize-gpu  test-install  test-large  fmt  fmt-check  tidy
+#             browser  test-gpu  sanitize-gpu  test-install  test-large  test-ranks  fmt  fmt-check
+#             tidy
 # Output goes to $(B). NVCC= builds without CUDA. V=1 shows commands.
 
 MAKEFLAGS += --no-builtin-rules

@@ -99,6 +99,10 @@ test-large: $(B)/qtool $(B)/tests/make_checkpoint $(B)/tests/peak
 	tests/large/plan_memory.sh $(B) ../shared/checkpoints/tiny-llama ../shared/data/prose.calib.txt
 	tests/large/plan_time.sh $(B) ../shared/checkpoints/tiny-llama ../shared/data/prose.calib.txt
 
+# Containers of every scheme on 1 to 4 ranks, with shared memory and over TCP; takes some minutes.
+test-ranks: $(B)/qtool
+	tests/large/ranks.sh $(B)/qtool ../shared/checkpoints/tiny-llama ../shared/data/prose.calib.txt
+
 bench: $(BENCH)
 	@for b in $(BENCH); do echo "== $${b##*/}"; $$b || exit 1; done
 
@@ -127,5 +131,5 @@ tidy: $(B)/pkg.cflags
 	    'clang-tidy --quiet "$$@" -- $(QFLAGS) -DQT_ISA=generic' tidy
 
 .PHONY: tests test check check-threads check-valgrind coverage determinism fuzz test-install \
-        test-large bench oracle oracle-llama oracle-tokenizer browser \
+        test-large test-ranks bench oracle oracle-llama oracle-tokenizer browser \
         fmt fmt-check tidy

@@ -117,8 +117,8 @@ enum { QT_MIN_TOKENS_PER_CHANNEL = 4 };
 
 struct qt_calibrate_options {
     struct qt_backend *backend; /* qt_calibrate_merge needs none */
-    struct qt_comm
-        *comm;  /* ranks that share the windows; all call qt_calibrate. NULL: one process */
+    /* Ranks that share the work; all call the function. NULL: one process. */
+    struct qt_comm *comm;
     bool force; /* replace an existing file */
     const struct qt_log *log;
     /* Polled; may be NULL. Returning true ends the run with QT_E_INTERRUPTED and without a file. */

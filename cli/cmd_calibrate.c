@@ -98,16 +98,11 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
 {
     const struct calibrate_options *o = options;
     struct qt_calibrate_options opt = {
-        .force = o->force, .log = &cli->log, .interrupted = interrupt_came};
+        .force = o->force, .comm = cli->comm, .log = &cli->log, .interrupted = interrupt_came};
     struct bos_rule bos = {0};
     size_t n = 0;
     int rc;
     QT_TRY(check_arguments(o, args, err));
-    if (o->merge && qt_comm_size(cli->comm) > 1) {
-        rc = qt_fail(err, QT_E_USAGE, NULL, NULL,
-                     "--merge is not shared by several ranks: start it without mpirun");
-        goto done;
-    }
     QT_TRY(out_check(o->out, err));
     while (args[n])
         n++;

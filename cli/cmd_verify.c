@@ -435,8 +435,8 @@ static int measure_kernels(struct cli *cli, struct results *r, const struct qt_c
     int rc = qt_backend_cpu_open(&cpu, err);
     if (rc < 0)
         return rc;
-    rc = qt_verify_device(&r->device, container, gpu, cpu, &cli->log, err);
-    if (rc == QT_OK && r->whole)
+    rc = qt_verify_device(&r->device, container, gpu, cpu, cli->comm, &cli->log, err);
+    if (rc == QT_OK && r->whole && qt_comm_rank(cli->comm) == 0)
         rc = qt_verify_model(&r->model, container, gpu, cpu, &cli->log, err);
     cpu->close(cpu);
     return rc;
@@ -466,12 +466,6 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     if (r.whole && !r.on_gpu)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "--model needs --device cuda");
     QT_TRY(check_gate(o->gate, &r, err));
-    if (r.on_gpu && qt_comm_size(cli->comm) > 1) {
-        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                     "checks of GPU kernels cannot be shared by several ranks: start it without "
-                     "mpirun");
-        goto done;
-    }
     if (r.on_gpu)
         QT_TRY(qt_gpu_open(&gpu, device_number(o->common.device), err));
     QT_TRY(container_open(&container, args[0], err));

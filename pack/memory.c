@@ -72,6 +72,15 @@ static uint64_t rounding_bytes(const struct qt_plan *plan, uint64_t n, uint64_t 
     return n * k * (2 + 4 + 1) + panels + plan->working_bytes;
 }
 
+/* Sums of blocks of windows wait for others: as many as the tree is deep. */
+static uint64_t tree_depth(size_t blocks)
+{
+    uint64_t depth = 0;
+    while (blocks > (size_t)1 << depth)
+        depth++;
+    return depth;
+}
+
 /* The linear [n][k] and its input. Hessians are sums in FP64, their factors FP32; `cross` are the
  * sums of products with the differences to the unquantized model. With w4ax all are reordered. */
 static uint64_t solving_bytes(const struct phases *p, const struct qt_plan *plan, uint64_t n,
@@ -81,10 +90,7 @@ static uint64_t solving_bytes(const struct phases *p, const struct qt_plan *plan
     const uint64_t chunk =
         qt_min_size(p->tokens, qt_max_size(CHUNK_TOKENS, p->opt->seqlen)) * (k + p->info->hidden);
     const uint64_t cross = p->opt->file ? 0 : 4 * (square + hidden);
-    /* Sums of blocks of windows wait for others: as many as the tree is deep. */
-    uint64_t depth = 0;
-    while (p->blocks > (size_t)1 << depth)
-        depth++;
+    const uint64_t depth = tree_depth(p->blocks);
     /* Sums of other ranks: a subtree of its own and its share of theirs, of 3 ranks one more. */
     const size_t ranks = p->opt->ranks;
     const uint64_t exchanged =
@@ -159,8 +165,8 @@ static uint64_t acts_bytes(const struct phases *p)
     return p->layer + p->s.linear * 4 + max_u64(statistics, variants);
 }
 
-/* Learning keeps the outputs of the unquantized model, the hidden states of a batch behind every
- * layer, and the gradients of a layer. */
+/* Learning keeps the outputs of the unquantized model for all windows, the hidden states of a batch
+ * behind every layer, and the gradients of a layer, of which some wait for others. */
 static uint64_t learning_bytes(const struct phases *p, const struct qt_plan *plan,
                                const struct qt_learn_options *learn)
 {
@@ -168,10 +174,15 @@ static uint64_t learning_bytes(const struct phases *p, const struct qt_plan *pla
     const bool by_layer = learn->scope == QT_LEARN_BLOCK;
     const uint64_t batch = qt_min_size(learn->batch * p->opt->seqlen, p->tokens);
     const uint64_t layers = by_layer ? 2 : info->layers + 1;
+    const uint64_t all = p->tokens * info->state * 4;
+    const size_t blocks = qt_sums_count(qt_min_size(learn->batch, p->opt->samples));
+    const size_t ranks = qt_max_size(p->opt->ranks, 1);
+    const uint64_t waiting = ranks > 1 ? 3 : tree_depth(blocks);
     const uint64_t logits = by_layer ? 0 : 3 * HEAD_TOKENS * (uint64_t)info->vocab * 4;
-    const uint64_t references = by_layer ? 2 * p->hidden : p->hidden + 2 * p->head;
+    const uint64_t references = by_layer ? 2 * all : all + 2 * p->head;
     return references + (layers + 2) * batch * info->state * 4 + p->rows * p->s.backward * 4 +
-           logits + p->layer + (p->s.layer + p->s.linear) * 4 + plan->packed_bytes * 3 / 2;
+           logits + p->layer + ((1 + waiting) * p->s.layer + p->s.linear) * 4 +
+           plan->packed_bytes * 3 / 2;
 }
 
 static uint64_t calibrated_bytes(const struct qt_plan *plan, const struct qt_model *model,

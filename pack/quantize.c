@@ -334,12 +334,11 @@ static int report_new(struct qt_quantize_report *out, struct qt_run *run, double
     return qt_run_report(&out->document, run, start, err);
 }
 
-/* Learning, and static scales of keys: rank 0 does them while the others wait. */
+/* Learning; then static scales of keys, which rank 0 finds while the others wait. */
 static int finish_weights(struct qt_run *run, struct qt_learner *learner, struct qt_err *err)
 {
-    const bool works = qt_comm_rank(run->opt->comm) == 0;
-    int rc = works && learner ? qt_learn_run(learner, err) : QT_OK;
-    if (works && rc == QT_OK)
+    int rc = learner ? qt_learn_run(learner, err) : QT_OK;
+    if (rc == QT_OK && qt_comm_rank(run->opt->comm) == 0)
         rc = qt_run_kv(run, err);
     return qt_comm_meet(run->opt->comm, rc, err);
 }

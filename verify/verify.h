@@ -193,11 +193,12 @@ struct qt_device_report {
  * model): appended tokens must equal those of qt_kv_apply bit for bit; attention must match FP64
  * with a relative error of 1.5e-3 (BF16: 3e-3).
  *
- * Faults are counted in the report; the function still returns QT_OK. cpu: the CPU backend. log may
- * be NULL. The caller frees *out.
+ * Faults are counted in the report; the function still returns QT_OK. cpu: the CPU backend. Ranks of
+ * comm (NULL: one process) share the entries, and all have the report. log may be NULL. The caller frees *out.
  */
 int qt_verify_device(struct qt_device_report *out, const struct qt_container *c, struct qt_gpu *gpu,
-                     struct qt_backend *cpu, const struct qt_log *log, struct qt_err *err);
+                     struct qt_backend *cpu, struct qt_comm *comm, const struct qt_log *log,
+                     struct qt_err *err);
 void qt_device_free(struct qt_device_report *report);
 
 /* ---- bench ---------------------------------------------------------------------------------- */

@@ -538,6 +538,9 @@ int qt_learn_run(struct qt_learner *l, struct qt_err *err)
     QT_TRY(read_matrices(l, err));
     QT_TRY(found ? resume(l, err) : learn_params_read(l, err));
     QT_TRY(train(l, err));
+    QT_TRY(qt_comm_meet(l->run->opt->comm, QT_OK, err)); /* all have read what is rewritten */
+    if (qt_comm_rank(l->run->opt->comm) > 0)
+        return QT_OK;
     QT_TRY(rewrite(l, err));
     l->run->learning = report_json(l, start);
     if (!l->run->learning)

@@ -1,7 +1,7 @@
 /*
  * Learning (private to pack/): after all tensors are quantized and written, Adam tunes continuous
  * parameters (scales, zero-points of mix24, norm weights) by gradients through the quantized model,
- * the student. Schemes provide their parameters by struct qt_learnable; this folder does not know
+ * the student. Ranks share the windows of a batch; all make the same steps, and rank 0 saves. Schemes provide their parameters by struct qt_learnable; this folder does not know
  * their meaning.
  *
  *   learn.c   finds the parameters; runs training; rewrites the tensors that changed
@@ -109,14 +109,15 @@ void learn_params_step(struct qt_learner *l, size_t first, size_t end, size_t t,
 /* Stores parameters [first, end) in the packed matrices. mode=ste: also chooses the codes again,
  * nearest to the source weights. */
 int learn_params_apply(struct qt_learner *l, size_t first, size_t end, struct qt_err *err);
-/* Adds dL/dvalue of the parameters of matrix `m` to params.grad. dw[n][k] = dL/dW, host memory. */
+/* Adds dL/dvalue of the parameters of strips [first, end) of matrix `m` to params.grad. dw[rows][k]
+ * = dL/dW of their rows, host memory. */
 int learn_params_grad(struct qt_learner *l, const struct learn_matrix *m, const float *dw,
-                      struct qt_err *err);
+                      size_t first, size_t end, struct qt_err *err);
 /* Returns a norm's weights as they will be stored: *bytes (owned) in the source's dtype, and w[n]
  * the same values as FP32. */
 int learn_norm_stored(void **bytes, float *w, const struct qt_learner *l,
                       const struct learn_norm *norm, struct qt_err *err);
-/* Saves progress, parameters and curve. */
+/* Saves progress, parameters and curve (rank 0). All ranks call it. */
 int learn_params_save(struct qt_learner *l, struct qt_err *err);
 /* Loads them; *found is false if none were saved. QT_E_RESUME if they belong to another run. */
 int learn_params_load(bool *found, struct qt_learner *l, struct qt_err *err);
@@ -126,7 +127,7 @@ void learn_params_free(struct learn_params *p);
 int learn_work_open(struct qt_learner *l, struct qt_err *err);
 void learn_work_close(struct qt_learner *l);
 /* Returns the mean loss of windows[n], n <= opt.batch. gradient: also adds its gradient to
- * params.grad. */
+ * params.grad. All ranks call it, and have the same result. */
 typedef int learn_loss_fn(double *loss, struct qt_learner *l, const size_t *windows, size_t n,
                           bool gradient, struct qt_err *err);
 learn_loss_fn learn_model_loss, learn_layer_loss;

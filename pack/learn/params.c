@@ -70,7 +70,8 @@ struct strips {
     struct qt_learner *l;
     const struct learn_matrix *m;
     const struct qt_matrix *source; /* mode=ste */
-    const float *dw;
+    const float *dw;                /* of strips from `first` on */
+    size_t first;
     unsigned char *scratch; /* per thread: the scheme's scratch, rows [16][k], values */
     size_t rows_at, stride; /* offset of rows; bytes per thread */
 };
@@ -134,8 +135,9 @@ static int put_strip(void *ctx, size_t item, int thread, struct qt_err *err)
 static int grad_strip(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     const struct strips *s = ctx;
-    float *rows, *values, *grad = s->l->params.grad + s->m->first + item * s->m->per_strip;
-    struct qt_strip strip = strip_at(s, item, thread, &rows, &values);
+    const size_t index = s->first + item;
+    float *rows, *values, *grad = s->l->params.grad + s->m->first + index * s->m->per_strip;
+    struct qt_strip strip = strip_at(s, index, thread, &rows, &values);
     (void)err;
     learnable(s->m)->grad(values, &s->m->packed, &strip,
                           s->dw + item * QT_FRAG_ROWS * s->m->packed.k);
@@ -176,13 +178,14 @@ int learn_params_apply(struct qt_learner *l, size_t first, size_t end, struct qt
 }
 
 int learn_params_grad(struct qt_learner *l, const struct learn_matrix *m, const float *dw,
-                      struct qt_err *err)
+                      size_t first, size_t end, struct qt_err *err)
 {
     struct strips s;
     int rc = strips_open(&s, l, m, err);
     s.dw = dw;
+    s.first = first;
     if (rc == QT_OK)
-        rc = qt_parallel(strip_count(m), grad_strip, &s, err);
+        rc = qt_parallel(end - first, grad_strip, &s, err);
     qt_free(s.scratch);
     return rc;
 }
@@ -275,10 +278,9 @@ int learn_params_save(struct qt_learner *l, struct qt_err *err)
     size_t array = l->params.count * sizeof(float), curve = l->at.points * sizeof *l->points;
     size_t size = sizeof l->at + SAVED * array + curve;
     float *arrays[SAVED];
-    unsigned char *data, *to;
-    int rc = qt_array_new(&data, size, 1, err);
-    if (rc < 0)
-        return rc;
+    unsigned char *data = NULL, *to;
+    int rc;
+    QT_TRY(qt_array_new(&data, size, 1, err));
     memcpy(l->at.magic, magic, sizeof magic);
     l->at.params = l->params.count;
     memcpy(data, &l->at, sizeof l->at);
@@ -288,8 +290,9 @@ int learn_params_save(struct qt_learner *l, struct qt_err *err)
         memcpy(to, arrays[i], array);
     memcpy(to, l->points, curve);
     rc = qt_writer_save(l->run->writer, QT_PROGRESS_LEARNING, data, size, err);
+done:
     qt_free(data);
-    return rc;
+    return qt_comm_meet(l->run->opt->comm, rc, err);
 }
 
 int learn_params_load(bool *found, struct qt_learner *l, struct qt_err *err)

@@ -18,11 +18,15 @@ $ qtool verify nf4-1 --source "$NANO" --json -q >1.json && ./ranks 2 qtool verif
 # Only rank 0 prints.
 $ ./ranks 2 qtool verify nf4-1 | grep -c '^container'
 > ^1$
+# Each rank adds up other inputs.
+$ qtool calibrate "$NANO" -o b.qcal --data "$NANO/eval.txt" --samples 8 --seqlen 128 -q && qtool calibrate --merge 1.qcal b.qcal -o m1.qcal -q && ./ranks 3 qtool calibrate --merge b.qcal 1.qcal -o m3.qcal -q && cmp m1.qcal m3.qcal
 $ ./ranks 2 qtool plan "$NANO" --scheme nf4
 ? 2
 2 qtool plan: 'plan' is not shared by several ranks
-# Rank 0 learns and finds static scales; every rank chooses the same schemes for a target.
-$ l="--scheme nf3:learn=1 --learn passes=1 --kv 4 --kv-keys static --data $NANO/calib.txt --samples 8 --seqlen 128 --threads 1 -q"; qtool quantize "$NANO" -o learn-1 $l && ./ranks 2 qtool quantize "$NANO" -o learn-2 $l && cmp learn-1/SHA256SUMS learn-2/SHA256SUMS
+# Ranks share the windows of a learning step; rank 0 finds static scales; every rank chooses the same
+# schemes for a target.
+$ l="--scheme nf3:learn=1 --learn passes=1 --tune-norms --kv 4 --kv-keys static --data $NANO/calib.txt --samples 8 --seqlen 64 --threads 1 -q"; qtool quantize "$NANO" -o learn-1 $l && ./ranks 3 qtool quantize "$NANO" -o learn-3 $l && cmp learn-1/SHA256SUMS learn-3/SHA256SUMS
+$ l="--scheme nf3:learn=1 --learn passes=1,scope=block --data $NANO/calib.txt --samples 5 --seqlen 32 --threads 1 -q"; qtool quantize "$NANO" -o block-1 $l && ./ranks 2 qtool quantize "$NANO" -o block-2 $l && cmp block-1/SHA256SUMS block-2/SHA256SUMS
 $ qtool quantize "$NANO" -o bpw-1 --target-bpw 4 -q >/dev/null && ./ranks 2 qtool quantize "$NANO" -o bpw-2 --target-bpw 4 -q >/dev/null && cmp bpw-1/SHA256SUMS bpw-2/SHA256SUMS
 # Ranks that do not have the same input: rank 1 sees another file under the same name.
 $ mkdir a b && cp -r "$NANO" a/m && cp -r "$NANO" b/m && head -c 2000 /dev/zero | dd of=b/m/model.safetensors bs=1000 seek=$(($(stat -c %s b/m/model.safetensors) / 1000 - 4)) conv=notrunc 2>/dev/null
@@ -32,6 +36,10 @@ $ mpirun --allow-run-as-root --oversubscribe -n 1 -wdir "$PWD/a" qtool quantize 
 $ mpirun --allow-run-as-root --oversubscribe -n 1 qtool quantize "$NANO" -o no --scheme nf4 : -n 1 qtool quantize "$NANO" -o no --scheme fp6
 ? 2
 2 rank 1: has other arguments than rank 0
+# A rank with another qtool.
+$ sed "s/$(qtool version | grep -o '[0-9]*\.[0-9]*\.[0-9]*' | head -n 1 | sed 's/\./\\./g')/9.8.7/g" "$(command -v qtool)" >other && chmod +x other && mpirun --allow-run-as-root --oversubscribe -n 1 qtool quantize "$NANO" -o no --scheme nf4 : -n 1 ./other quantize "$NANO" -o no --scheme nf4
+? 2
+2 rank 1: is qtool 9\.8\.7[^ ]*, but rank 0 is
 # A rank whose host does not see the checkpoint.
 $ rm -r b/m && mpirun --allow-run-as-root --oversubscribe -n 1 -wdir "$PWD/a" qtool quantize m -o "$PWD/no" --scheme nf4 : -n 1 -wdir "$PWD/b" qtool quantize m -o "$PWD/no" --scheme nf4
 ? 3

@@ -314,7 +314,7 @@ static int verify(struct qt_device_report *out, struct fake *f, enum defect wron
 {
     *err = (struct qt_err){0};
     fake_init(f, wrong);
-    return qt_verify_device(out, world.container, &f->sim.gpu, world.cpu, NULL, err);
+    return qt_verify_device(out, world.container, &f->sim.gpu, world.cpu, NULL, NULL, err);
 }
 
 /* ---- descriptors ---------------------------------------------------------------------------- */
@@ -476,8 +476,8 @@ static void test_without_cublas(void **state)
     (void)state;
     fake_init(&f, NOTHING);
     f.sim.gpu.has_cublas = false;
-    expect_ok("verify", qt_verify_device(&r, world.container, &f.sim.gpu, world.cpu, NULL, &err),
-              &err);
+    expect_ok("verify",
+              qt_verify_device(&r, world.container, &f.sim.gpu, world.cpu, NULL, NULL, &err), &err);
     assert_true(isnan(r.tensors[0].cublas_us[0]));
     assert_true(r.tensors[0].us[0] == 4);
     qt_device_free(&r);
@@ -494,7 +494,7 @@ static void test_no_room(void **state)
         struct qt_err err = {0};
         fake_init(&f, NOTHING);
         f.sim.fail_alloc = n;
-        int rc = qt_verify_device(&r, world.container, &f.sim.gpu, world.cpu, NULL, &err);
+        int rc = qt_verify_device(&r, world.container, &f.sim.gpu, world.cpu, NULL, NULL, &err);
         if (rc < 0) {
             expect_error("no room", rc, QT_E_RESOURCE, "out of GPU memory", &err);
             continue;

@@ -265,8 +265,8 @@ static void verify(struct qt_device_tensor *row, enum defect wrong)
     struct qt_err err = {0};
     struct fake f;
     fake_init(&f, wrong);
-    expect_ok("verify", qt_verify_device(&r, world.container, &f.sim.gpu, world.cpu, NULL, &err),
-              &err);
+    expect_ok("verify",
+              qt_verify_device(&r, world.container, &f.sim.gpu, world.cpu, NULL, NULL, &err), &err);
     assert_int_equal(r.count, EXPERTS * 3 + (wrong != REFUSES));
     *row = (struct qt_device_tensor){.name = NULL};
     if (wrong != REFUSES) {

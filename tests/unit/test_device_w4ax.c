@@ -630,7 +630,7 @@ static void test_container(void **state)
     struct qt_container *container = quantized("tests/golden/models/llama", out);
     size_t tensors = qt_container_count(container);
     fake_init(&f, NOTHING);
-    expect_ok("verify", qt_verify_device(&r, container, &f.sim.gpu, cpu, NULL, &err), &err);
+    expect_ok("verify", qt_verify_device(&r, container, &f.sim.gpu, cpu, NULL, NULL, &err), &err);
     assert_int_equal(r.count, tensors + 1);
     assert_int_equal(r.faults, 0);
     assert_int_equal(r.missing, 1); /* head_dim is 8 */
@@ -640,13 +640,13 @@ static void test_container(void **state)
         assert_int_equal(r.tensors[i].runs, 45);
     qt_device_free(&r);
     fake_init(&f, ONE_CODE);
-    expect_ok("verify", qt_verify_device(&r, container, &f.sim.gpu, cpu, NULL, &err), &err);
+    expect_ok("verify", qt_verify_device(&r, container, &f.sim.gpu, cpu, NULL, NULL, &err), &err);
     assert_true(r.faults >= tensors);
     qt_device_free(&r);
     for (long n = 0, rc = QT_E_RESOURCE; rc != QT_OK; n += 1 + n / 2) {
         fake_init(&f, NOTHING);
         qt_mem_fail_after(n);
-        rc = qt_verify_device(&r, container, &f.sim.gpu, cpu, NULL, &err);
+        rc = qt_verify_device(&r, container, &f.sim.gpu, cpu, NULL, NULL, &err);
         qt_mem_fail_after(-1);
         if (rc == QT_OK)
             qt_device_free(&r);
@@ -670,7 +670,7 @@ static void test_container_cache(void **state)
     struct qt_container *container = quantized("examples/nano-llama", out);
     size_t tensors = qt_container_count(container);
     fake_init(&f, NOTHING);
-    expect_ok("verify", qt_verify_device(&r, container, &f.sim.gpu, cpu, NULL, &err), &err);
+    expect_ok("verify", qt_verify_device(&r, container, &f.sim.gpu, cpu, NULL, NULL, &err), &err);
     assert_int_equal(r.count, tensors + 1);
     assert_int_equal(r.faults, 0);
     assert_int_equal(r.missing, 0);
