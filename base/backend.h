@@ -174,6 +174,37 @@ struct qt_round_values {
 };
 
 /*
+ * mix24 (docs/schemes.md): groups of 2 and 4 bits, whose scales are (q + z2) s2 2^-22. Strips of 16
+ * rows share s2 and z2, or their halves do. Outliers are stored as FP16; they are no part of the
+ * groups. Arrays are in host memory.
+ */
+struct qt_round_mix24 {
+    const uint8_t *bits; /* [groups] of a code: 2 or 4 */
+    int halves;          /* s2 and z2 of a strip and group: 1 or 2 */
+    size_t outliers;
+    const uint32_t *outlier_row, *outlier_col; /* [outliers] */
+    /* Results. */
+    float *outlier; /* [outliers] values, FP16 numbers */
+    uint8_t *q;     /* [groups][stride of struct qt_round] */
+    uint16_t *u;    /* [strips][groups][2] per half: bits of s2 as FP16, plus z2 */
+};
+
+/* Costs of groups of mix24 in each row, with a separate scale for the row: what its choices before
+ * rounding depend on. Arrays are in host memory unless stated otherwise. */
+struct qt_mix24_costs {
+    size_t n, k, group;
+    const float *w;          /* backend memory, [n][k] */
+    int exp2;                /* the weights are w times 2^exp2 */
+    const float *importance; /* [k] weights of squared errors; NULL: all 1 */
+    /* [groups] sums over the rows of the costs with codes of 2 and 4 bits; NULL: not wanted. */
+    double *two, *four;
+    /* [n][groups][2] by how much the cost of 2 bits is lower without the largest and without the
+     * smallest weight of the group, and which channel of the group that is; NULL: not wanted. */
+    float *gain;
+    uint8_t *channel;
+};
+
+/*
  * One matrix to be rounded; arrays are in host memory unless stated otherwise. With h and v (as in
  * struct qt_factor of hessian/, in backend memory) by error compensation and coordinate descent;
  * with h = NULL each group separately.
@@ -181,8 +212,10 @@ struct qt_round_values {
 struct qt_round {
     size_t n, k, group; /* columns [i * group, (i + 1) * group) share parameters */
     const struct qt_round_values *values;
-    float *w;                       /* backend memory, [n][k]; overwritten */
-    const float *importance;        /* [k] weights of squared errors, for h = NULL; NULL: all 1 */
+    struct qt_round_mix24 *mix24; /* instead of values, and of the results `scale`; else NULL */
+    float *w;                     /* backend memory, [n][k]; overwritten */
+    /* [k] weights of squared errors, for h = NULL, and of mix24 for `before`; NULL: all 1. */
+    const float *importance;
     const float *h, *v;             /* [k][k] */
     const size_t *order, *group_at; /* [k] column and group at each position of h and v */
     int descent_rounds;
@@ -195,7 +228,8 @@ struct qt_round {
     float *rounded; /* backend memory, [n][k]: the rounded values times 2^exp2; NULL: not wanted */
     int exp2;
     double before, after_compensation, after_descent; /* with h: E of hessian/; `before`: rounded
-                                                       * with the diagonal of h as importance */
+                                                       * with the diagonal of h, or that of
+                                                       * mix24, as importance */
 };
 
 struct qt_backend {
@@ -347,6 +381,9 @@ struct qt_backend {
      * false, and leaves v undefined, if h is not positive definite. */
     int (*factor)(struct qt_backend *be, float *h, float *v, bool *positive, const double *gram,
                   const size_t *order, double scale, double damp, size_t k, struct qt_err *err);
+    /* The same for h[i][j] = from[order[i]][order[j]] of a symmetric matrix. */
+    int (*factor_again)(struct qt_backend *be, float *h, float *v, bool *positive,
+                        const float *from, const size_t *order, size_t k, struct qt_err *err);
     /* s[m][k] = scale c[m][k] h^-1 for h = v v^T. *explained (host memory) = sum of c s. */
     int (*regress)(struct qt_backend *be, float *s, double *explained, const float *c,
                    const float *v, const size_t *order, double scale, size_t m, size_t k,
@@ -368,6 +405,7 @@ struct qt_backend {
     /* Chooses codes, scales and zero-points. QT_E_UNSUPPORTED for groups that are longer than 256
      * columns, unless one group spans the row. */
     int (*round)(struct qt_backend *be, struct qt_round *job, struct qt_err *err);
+    int (*mix24_costs)(struct qt_backend *be, const struct qt_mix24_costs *job, struct qt_err *err);
     /* The largest and the smallest largest magnitude of the groups of w[n][k]; groups of zeros do
      * not count (*smallest is infinite if there are no others). *largest is not finite if any w is
      * not. Both are in host memory. */

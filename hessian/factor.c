@@ -285,18 +285,77 @@ done:
     return rc;
 }
 
+static int factor_again(struct qt_factor *out, const struct qt_factor *f, struct qt_err *err)
+{
+    struct qt_backend *be = f->backend;
+    const size_t k = f->k, bytes = k * k * sizeof *f->backend_h;
+    size_t *at = NULL, *from = NULL; /* position of a column in f; position in f by that in out */
+    bool positive;
+    int rc;
+    QT_TRY(qt_array_new(&at, k, sizeof *at, err));
+    QT_TRY(qt_array_new(&from, k, sizeof *from, err));
+    for (size_t p = 0; p < k; p++)
+        at[f->order[p]] = p;
+    for (size_t p = 0; p < k; p++) {
+        from[p] = at[out->order[p]];
+        out->diagonal[p] = f->diagonal[from[p]];
+    }
+    QT_TRY(be->alloc(be, &out->backend_h, bytes, err));
+    QT_TRY(be->alloc(be, &out->backend_v, bytes, err));
+    QT_TRY(be->factor_again(be, out->backend_h, out->backend_v, &positive, f->backend_h, from, k,
+                            err));
+    if (!positive)
+        rc = qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                     "the Hessian cannot be factored in another order");
+done:
+    qt_free(at);
+    qt_free(from);
+    return rc;
+}
+
+static int reorder_on_backend(struct qt_factor *out, const struct qt_factor *f,
+                              const struct qt_factor_options *opt, struct qt_err *err)
+{
+    const size_t k = f->k;
+    double *diag = NULL;
+    int rc;
+    *out = (struct qt_factor){.k = k,
+                              .group_size = f->group_size,
+                              .scale = f->scale,
+                              .damp = f->damp,
+                              .dead = f->dead,
+                              .backend = f->backend,
+                              .damping = f->damping};
+    QT_TRY(qt_array_new(&diag, k, sizeof *diag, err));
+    QT_TRY(qt_array_new(&out->order, k, sizeof *out->order, err));
+    QT_TRY(qt_array_new(&out->group, k, sizeof *out->group, err));
+    QT_TRY(qt_array_new(&out->diagonal, k, sizeof *out->diagonal, err));
+    for (size_t p = 0; p < k; p++)
+        diag[f->order[p]] = (double)f->diagonal[p] - (double)(float)f->damp;
+    QT_TRY(order_new(out, diag, opt, err));
+    QT_TRY(factor_again(out, f, err));
+done:
+    qt_free(diag);
+    if (rc < 0)
+        qt_factor_free(out);
+    return rc;
+}
+
 int qt_factor_reorder(struct qt_factor *out, const struct qt_factor *f,
                       const struct qt_factor_options *opt, struct qt_err *err)
 {
     struct qt_factor_options full = *opt;
     size_t k = f->k;
     double *h;
-    int rc = qt_array_new(&h, k, k * sizeof *h, err);
-    if (rc < 0)
-        return rc;
+    int rc;
     full.damp = f->damp;
     full.group = f->group_size;
     full.backend = f->backend;
+    if (f->backend && !f->v)
+        return reorder_on_backend(out, f, &full, err);
+    rc = qt_array_new(&h, k, k * sizeof *h, err);
+    if (rc < 0)
+        return rc;
     for (size_t i = 0; i < k; i++)
         for (size_t j = 0; j < k; j++)
             h[f->order[i] * k + f->order[j]] =
@@ -335,10 +394,42 @@ static int invert_columns(void *ctx, size_t item, int thread, struct qt_err *err
     return QT_OK;
 }
 
+/* The same on the backend: H^-1 of some rows of the identity at a time. */
+static int inverse_diagonal_on_backend(float *out, const struct qt_factor *f, struct qt_err *err)
+{
+    enum { ROWS = 2048 };
+    struct qt_backend *be = f->backend;
+    const size_t k = f->k, most = qt_min_size(ROWS, k);
+    float *unit = NULL, *rows = NULL, *ones = NULL;
+    double explained;
+    int rc;
+    QT_TRY(be->alloc(be, &unit, most * k * sizeof *unit, err));
+    QT_TRY(be->alloc(be, &rows, most * k * sizeof *rows, err));
+    QT_TRY(be->alloc(be, &ones, most * sizeof *ones, err));
+    for (size_t i = 0; i < most; i++)
+        out[i] = 1;
+    QT_TRY(be->upload(be, ones, out, most * sizeof *ones, err));
+    for (size_t first = 0; first < k; first += most) {
+        const size_t m = qt_min_size(most, k - first);
+        QT_TRY(be->zero(be, unit, most * k * sizeof *unit, err));
+        QT_TRY(be->copy_columns(be, unit + first, k + 1, ones, 1, 1, m, err));
+        QT_TRY(be->regress(be, rows, &explained, unit, f->backend_v, f->order, 1, m, k, err));
+        QT_TRY(be->copy_columns(be, unit, 1, rows + first, k + 1, 1, m, err));
+        QT_TRY(be->download(be, out + first, unit, m * sizeof *out, err));
+    }
+done:
+    be->free(be, unit);
+    be->free(be, rows);
+    be->free(be, ones);
+    return rc;
+}
+
 int qt_factor_inverse_diagonal(float *out, const struct qt_factor *f, struct qt_err *err)
 {
     struct inverse v = {.f = f, .out = out};
     int rc;
+    if (f->backend && !f->v)
+        return inverse_diagonal_on_backend(out, f, err);
     openblas_set_num_threads(1);
     QT_TRY(qt_array_new(&v.work, (size_t)qt_threads() * COLUMNS, f->k * sizeof *v.work, err));
     QT_TRY(qt_parallel(qt_ceil_div(f->k, COLUMNS), invert_columns, &v, err));

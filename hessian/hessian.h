@@ -70,11 +70,10 @@ struct qt_factor_options {
 int qt_factor_new(struct qt_factor *out, const double *h, size_t k,
                   const struct qt_factor_options *opt, struct qt_err *err);
 void qt_factor_free(struct qt_factor *f);
-/* Copies h and v of a factor on a backend to the host, for qt_solve, qt_factor_reorder,
- * qt_factor_inverse_diagonal, and callers that read them. */
+/* Copies h and v of a factor on a backend to the host, for qt_solve and callers that read them. */
 int qt_factor_fetch(struct qt_factor *f, struct qt_err *err);
 /* Factors the H of f in another order. Uses opt->storage_order and opt->class only; the damping and
- * the groups are those of f, whose h and v must be on the host; those of *out are, too. */
+ * the groups are those of f. h and v of *out are where those of f are, without corrections. */
 int qt_factor_reorder(struct qt_factor *out, const struct qt_factor *f,
                       const struct qt_factor_options *opt, struct qt_err *err);
 /* out[k] = [H^-1]_jj for each column j, in storage order. */

@@ -211,7 +211,7 @@ struct qt_packed {
     int scale_exp2;     /* scale = stored scale * 2^scale_exp2 */
     size_t nsections;
     struct qt_section section[QT_MAX_SECTIONS];
-    struct qt_codebook_codes *codes; /* not packed yet: see qt_packed_round; else NULL */
+    struct qt_codes *codes; /* not packed yet: see qt_packed_round; else NULL */
 };
 
 /* A matrix to quantize, in its stored dtype: n rows of k, contiguous. Borrowed. */

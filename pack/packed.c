@@ -208,7 +208,7 @@ void qt_packed_free(struct qt_packed *p)
 {
     for (size_t i = 0; i < p->nsections; i++)
         qt_free(p->section[i].data);
-    qt_codebook_codes_free(p->codes);
+    qt_codes_free(p->codes);
     *p = (struct qt_packed){0};
 }
 

@@ -152,10 +152,10 @@ static int scan(struct range *all, struct walk *walk, struct qt_err *err)
 /* Chooses the scale exponent and the parameters that precede the codes (tables), for the values w
  * with this range. */
 static int quantize_prepare(struct walk *walk, struct qt_packed *out, const struct qt_matrix *w,
-                            const struct range *range, struct qt_err *err)
+                            const struct qt_copy *on, const struct range *range, struct qt_err *err)
 {
     out->scale_exp2 = choose_scale_exp2(out, range);
-    return out->spec.scheme->prepare ? out->spec.scheme->prepare(out, w, walk->importance, err)
+    return out->spec.scheme->prepare ? out->spec.scheme->prepare(out, w, on, walk->importance, err)
                                      : QT_OK;
 }
 
@@ -178,7 +178,7 @@ static int quantize_on_host(struct qt_packed *out, const struct qt_spec *spec,
     int rc;
     QT_TRY(quantize_begin(&walk, out, spec, w, importance, error != NULL, err));
     QT_TRY(scan(&range, &walk, err));
-    QT_TRY(quantize_prepare(&walk, out, w, &range, err));
+    QT_TRY(quantize_prepare(&walk, out, w, NULL, &range, err));
     QT_TRY(qt_parallel(walk_strips(out), quantize_strip, &walk, err));
     if (error) {
         walk_total(error, &walk);
@@ -271,7 +271,7 @@ static int prepare_on_host(struct walk *walk, struct qt_packed *out, const float
     }
     targets.data = rows;
     targets.dtype = QT_F32;
-    QT_TRY(quantize_prepare(walk, out, &targets, range, err));
+    QT_TRY(quantize_prepare(walk, out, &targets, &(struct qt_copy){be, t}, range, err));
 done:
     qt_free(rows);
     return rc;
@@ -301,7 +301,8 @@ static int round_on_backend(struct qt_packed *out, struct walk *walk, struct qt_
 {
     float *const wanted = place ? place->rounded : NULL;
     const bool arranged = wanted && qt_is_arranged(out);
-    struct qt_round job = {.importance = walk->importance, .rounded = wanted};
+    struct qt_round job = {
+        .n = out->n, .k = out->k, .importance = walk->importance, .rounded = wanted};
     struct range range;
     int rc;
     if (arranged) {
@@ -312,6 +313,7 @@ static int round_on_backend(struct qt_packed *out, struct walk *walk, struct qt_
     QT_TRY(load_targets(job.w, &range, walk, be, factor, place, err));
     QT_TRY(prepare_on_host(walk, out, job.w, &range, be, err));
     QT_TRY(scale_on_backend(be, job.w, out->n * out->k, -out->scale_exp2, err));
+    job.exp2 = out->scale_exp2;
     if (factor) {
         job.h = factor->backend_h;
         job.v = factor->backend_v;
@@ -320,8 +322,7 @@ static int round_on_backend(struct qt_packed *out, struct walk *walk, struct qt_
         job.descent_rounds = descent_rounds(&out->spec);
         job.min_gain = QT_SOLVE_MIN_GAIN;
     }
-    QT_TRY(qt_codebook_codes_new(&out->codes, out, err));
-    QT_TRY(qt_codebook_round_on(be, out->codes, out, &job, err));
+    QT_TRY(out->spec.scheme->round_on(out, be, factor, &job, err));
     if (arranged)
         QT_TRY(qt_arrange_restore_on(be, wanted, job.rounded, out, err));
     if (report)
@@ -359,7 +360,7 @@ static int quantize_stored(struct qt_packed *out, const struct qt_spec *spec,
     QT_TRY(quantize_begin(&walk, out, spec, w, importance, false, err));
     walk.targets = w;
     QT_TRY(scan(&range, &walk, err));
-    QT_TRY(quantize_prepare(&walk, out, w, &range, err));
+    QT_TRY(quantize_prepare(&walk, out, w, NULL, &range, err));
     walk.row0 = part->first;
     QT_TRY(qt_parallel(qt_ceil_div(part->end - part->first, QT_FRAG_ROWS), quantize_strip, &walk,
                        err));
@@ -421,11 +422,8 @@ done:
 
 bool qt_packed_rounds_on(const struct qt_packed *p, const struct qt_backend *be)
 {
-    struct qt_codebook cb;
-    if (!be || !be->round || !p->spec.scheme->codebook)
-        return false;
-    p->spec.scheme->codebook(&cb, p);
-    return !cb.multiples;
+    const struct qt_scheme *scheme = p->spec.scheme;
+    return be && be->round && scheme->rounds_on && scheme->rounds_on(p);
 }
 
 size_t qt_packed_unit(const struct qt_packed *p, const struct qt_backend *be)
@@ -464,7 +462,7 @@ static int solve_on_host(struct qt_packed *out, struct walk *walk, const struct 
     /* Exponent and tables are chosen for the targets, which may be larger than W. */
     walk->targets = &targets;
     QT_TRY(scan(&range, walk, err));
-    QT_TRY(quantize_prepare(walk, out, &targets, &range, err));
+    QT_TRY(quantize_prepare(walk, out, &targets, NULL, &range, err));
     walk_scale(rows, w->n * w->k, -out->scale_exp2);
     if (own < w->n)
         qt_codebook_rows(&rows_of, out, first, part->end);
@@ -549,8 +547,8 @@ int qt_packed_complete(struct qt_packed *p, const struct qt_matrix *w, struct qt
 {
     int rc = QT_OK;
     if (p->codes)
-        QT_TRY(qt_codebook_pack(p, p->codes, err));
-    qt_codebook_codes_free(p->codes);
+        QT_TRY(p->spec.scheme->pack(p, p->codes, err));
+    qt_codes_free(p->codes);
     p->codes = NULL;
     if (error) {
         QT_TRY(qt_packed_compare(error, p, w, err));

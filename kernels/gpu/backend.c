@@ -559,6 +559,13 @@ static int cuda_factor(struct qt_backend *be, float *h, float *v, bool *positive
     return rc < 0 ? rc : gpu_factor(products(be), h, v, positive, gram, order, scale, damp, k, err);
 }
 
+static int cuda_factor_again(struct qt_backend *be, float *h, float *v, bool *positive,
+                             const float *from, const size_t *order, size_t k, struct qt_err *err)
+{
+    int rc = check_size(k, err);
+    return rc < 0 ? rc : gpu_factor_again(products(be), h, v, positive, from, order, k, err);
+}
+
 static int cuda_regress(struct qt_backend *be, float *s, double *explained, const float *c,
                         const float *v, const size_t *order, double scale, size_t m, size_t k,
                         struct qt_err *err)
@@ -568,6 +575,12 @@ static int cuda_regress(struct qt_backend *be, float *s, double *explained, cons
 }
 
 /* ---- rounding ------------------------------------------------------------------------------- */
+
+static int cuda_mix24_costs(struct qt_backend *be, const struct qt_mix24_costs *job,
+                            struct qt_err *err)
+{
+    return gpu_mix24_group_costs(products(be)->gpu, job, err);
+}
 
 static int cuda_round(struct qt_backend *be, struct qt_round *job, struct qt_err *err)
 {
@@ -943,8 +956,10 @@ static const struct qt_backend functions = {
     .round_inputs = cuda_round_inputs,
     .arrange_inputs = cuda_arrange_inputs,
     .factor = cuda_factor,
+    .factor_again = cuda_factor_again,
     .regress = cuda_regress,
     .round = cuda_round,
+    .mix24_costs = cuda_mix24_costs,
     .group_range = cuda_group_range,
     .link = cuda_link,
     .shift = cuda_shift,

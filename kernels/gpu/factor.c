@@ -50,8 +50,15 @@ done:
     return rc;
 }
 
-int gpu_factor(struct gpu_products *g, float *h, float *v, bool *positive, const double *gram,
-               const size_t *order, double scale, double damp, size_t k, struct qt_err *err)
+/* The source of h: gram, scaled and damped, or h in another order. */
+struct source {
+    const double *gram;
+    double scale, damp;
+    const float *from;
+};
+
+static int factor(struct gpu_products *g, float *h, float *v, bool *positive,
+                  const struct source *source, const size_t *order, size_t k, struct qt_err *err)
 {
     struct qt_gpu *gpu = g->gpu;
     void *stream = gpu_stream_of(gpu), *a = NULL, *failed = NULL;
@@ -64,7 +71,10 @@ int gpu_factor(struct gpu_products *g, float *h, float *v, bool *positive, const
     QT_TRY(upload_order(&at, gpu, order, k, err));
     QT_TRY(gpu->alloc(gpu, &a, bytes, err));
     QT_TRY(gpu->alloc(gpu, &failed, sizeof(int), err));
-    QT_TRY(launched(gpu_math_order_gram(h, a, gram, at, scale, damp, k, stream), err));
+    QT_TRY(launched(source->gram ? gpu_math_order_gram(h, a, source->gram, at, source->scale,
+                                                       source->damp, k, stream)
+                                 : gpu_math_order_again(h, a, source->from, at, k, stream),
+                    err));
     QT_TRY(cholesky(positive, g, a, failed, k, err));
     if (*positive)
         QT_TRY(launched(gpu_math_reverse(v, a, k, stream), err));
@@ -73,6 +83,19 @@ done:
     gpu->free(gpu, a);
     gpu->free(gpu, failed);
     return rc;
+}
+
+int gpu_factor(struct gpu_products *g, float *h, float *v, bool *positive, const double *gram,
+               const size_t *order, double scale, double damp, size_t k, struct qt_err *err)
+{
+    const struct source source = {.gram = gram, .scale = scale, .damp = damp};
+    return factor(g, h, v, positive, &source, order, k, err);
+}
+
+int gpu_factor_again(struct gpu_products *g, float *h, float *v, bool *positive, const float *from,
+                     const size_t *order, size_t k, struct qt_err *err)
+{
+    return factor(g, h, v, positive, &(struct source){.from = from}, order, k, err);
 }
 
 /* Replaces x[m][k] by x V^-1, or by x V^-T if `transposed`: y V = x gives the columns of y from

@@ -238,6 +238,9 @@ int gpu_math_cholesky_tile(double *a, int n, size_t pitch, int *failed, void *st
  * diagonals. */
 int gpu_math_order_gram(float *h, double *a, const double *gram, const uint32_t *order,
                         double scale, double damp, size_t k, void *stream);
+/* The same for factor_again. */
+int gpu_math_order_again(float *h, double *a, const float *from, const uint32_t *order, size_t k,
+                         void *stream);
 /* v[k][k] = the upper triangle of the reversed a, in FP32; 0 below. */
 int gpu_math_reverse(float *v, const double *a, size_t k, void *stream);
 /* y[m][k]: column p = column order[p] of x, times scale. gpu_math_restore_columns: the inverse,

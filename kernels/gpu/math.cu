@@ -484,6 +484,18 @@ static __global__ void order_gram_kernel(float *h, double *a, const double *gram
     }
 }
 
+static __global__ void order_again_kernel(float *h, double *a, const float *from,
+                                          const uint32_t *order, size_t k)
+{
+    FOR_ELEMENTS(e, k * k)
+    {
+        const size_t i = e / k, j = e % k;
+        h[e] = from[order[i] * k + order[j]];
+        if (i <= j)
+            a[(k - 1 - i) * k + k - 1 - j] = (double)h[e];
+    }
+}
+
 static __global__ void reverse_kernel(float *v, const double *a, size_t k)
 {
     FOR_ELEMENTS(e, k * k)
@@ -732,6 +744,12 @@ int gpu_math_order_gram(float *h, double *a, const double *gram, const uint32_t 
 {
     return LAUNCH(order_gram_kernel, blocks_for(k * k), THREADS, stream, h, a, gram, order, scale,
                   damp, k);
+}
+
+int gpu_math_order_again(float *h, double *a, const float *from, const uint32_t *order, size_t k,
+                         void *stream)
+{
+    return LAUNCH(order_again_kernel, blocks_for(k * k), THREADS, stream, h, a, from, order, k);
 }
 
 int gpu_math_reverse(float *v, const double *a, size_t k, void *stream)

@@ -47,12 +47,15 @@ int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_e
 int gpu_gram(struct gpu_products *g, double *h, const float *x, size_t m, size_t k,
              struct qt_err *err);
 
-/* factor.c: the functions factor and regress of struct qt_backend. */
+/* factor.c: the functions factor, factor_again and regress of struct qt_backend. */
 int gpu_factor(struct gpu_products *g, float *h, float *v, bool *positive, const double *gram,
                const size_t *order, double scale, double damp, size_t k, struct qt_err *err);
+int gpu_factor_again(struct gpu_products *g, float *h, float *v, bool *positive, const float *from,
+                     const size_t *order, size_t k, struct qt_err *err);
 int gpu_regress(struct gpu_products *g, float *s, double *explained, const float *c, const float *v,
                 const size_t *order, double scale, size_t m, size_t k, struct qt_err *err);
-/* round.c: the functions round and group_range of struct qt_backend. */
+/* round.c: the functions round, mix24_costs and group_range of struct qt_backend. */
+int gpu_mix24_group_costs(struct qt_gpu *gpu, const struct qt_mix24_costs *job, struct qt_err *err);
 int gpu_round(struct gpu_products *g, struct qt_round *job, struct qt_err *err);
 int gpu_group_range(struct qt_gpu *gpu, float *largest, float *smallest, const float *w, size_t n,
                     size_t k, size_t group, struct qt_err *err);

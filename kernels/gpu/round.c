@@ -10,6 +10,7 @@ enum {
     BLOCK = 128, /* positions of a column block, unless a group is longer */
     SPAN = 512,  /* positions whose errors go to those outside by one product */
     PANEL = 128, /* rows that converge together */
+    STRIP = 16,  /* rows and columns of a group of mix24 */
 };
 
 struct rounding {
@@ -17,7 +18,7 @@ struct rounding {
     struct qt_gpu *gpu;
     struct qt_round *job;
     struct gpu_round r;
-    void *memory[24]; /* of r, and of the results */
+    void *memory[32]; /* of r, and of the results */
     size_t allocated;
     uint32_t *host;            /* [3 k + 2 groups] the tables of r */
     struct row_values *values; /* host */
@@ -25,6 +26,10 @@ struct rounding {
     uint8_t *skip;             /* host [n] */
     uint8_t *code, *zero;      /* device: results */
     float *scale;
+    const float *weights; /* device, mix24: importance by position */
+    uint8_t *q;           /* device, mix24 */
+    uint64_t *outlier_at; /* device, mix24 [outliers]: row k + position */
+    float *outlier;       /* device, mix24 [outliers]: values */
 };
 
 static int launched(int status, struct qt_err *err)
@@ -113,15 +118,95 @@ static void rounding_free(struct rounding *s)
     qt_free(s->skip);
 }
 
+/* Groups of mix24 have parameters for less than a column block. */
 static bool is_one_group(const struct rounding *s)
 {
-    return s->r.groups == 1;
+    return s->r.groups == 1 && !s->job->mix24;
+}
+
+/* The outliers: their places, and their marks by strip and position. */
+static int outliers_new(struct rounding *s, struct qt_err *err)
+{
+    const struct qt_round_mix24 *job = s->job->mix24;
+    const size_t k = s->r.k, strips = qt_ceil_div(s->r.n, STRIP);
+    size_t *position = NULL;
+    uint16_t *marks = NULL;
+    uint64_t *at = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&position, k, sizeof *position, err));
+    QT_TRY(qt_array_new(&marks, strips, k * sizeof *marks, err));
+    QT_TRY(qt_array_new(&at, job->outliers, sizeof *at, err));
+    for (size_t p = 0; p < k; p++)
+        position[s->host[p]] = p;
+    for (size_t i = 0; i < job->outliers; i++) {
+        const size_t row = job->outlier_row[i], p = position[job->outlier_col[i]];
+        at[i] = row * k + p;
+        marks[row / STRIP * k + p] |= (uint16_t)(1u << row % STRIP);
+    }
+    QT_TRY(upload_new(&s->r.mix24.outliers, s, marks, strips * k, sizeof *marks, err));
+    QT_TRY(upload_new(&s->outlier_at, s, at, job->outliers, sizeof *at, err));
+    QT_TRY(device_new(&s->outlier, s, job->outliers, sizeof *s->outlier, err));
+done:
+    qt_free(position);
+    qt_free(marks);
+    qt_free(at);
+    return rc;
+}
+
+static int weights_new(struct rounding *s, struct qt_err *err)
+{
+    const size_t k = s->r.k;
+    float *weights = NULL;
+    int rc = QT_OK;
+    if (!s->job->importance)
+        return QT_OK;
+    QT_TRY(qt_array_new(&weights, k, sizeof *weights, err));
+    for (size_t p = 0; p < k; p++)
+        weights[p] = s->job->importance[s->host[p]];
+    QT_TRY(upload_new(&s->weights, s, weights, k, sizeof *weights, err));
+done:
+    qt_free(weights);
+    return rc;
+}
+
+static int mix24_new(struct rounding *s, struct qt_err *err)
+{
+    const struct qt_round *job = s->job;
+    const size_t n = s->r.n, groups = s->r.groups, strips = qt_ceil_div(n, STRIP);
+    struct gpu_mix24 *to = &s->r.mix24;
+    int rc;
+    to->halves = job->mix24->halves;
+    QT_TRY(upload_new(&to->bits, s, job->mix24->bits, groups, 1, err));
+    QT_TRY(device_new(&to->values, s, n * s->r.k, sizeof *to->values, err));
+    QT_TRY(device_new(&to->q, s, n * groups, 1, err));
+    QT_TRY(device_new(&to->u, s, 2 * strips * groups, sizeof *to->u, err));
+    QT_TRY(device_new(&s->q, s, groups * job->stride, 1, err));
+    QT_TRY(outliers_new(s, err));
+    QT_TRY(weights_new(s, err));
+    if (job->h)
+        QT_TRY(device_new(&to->factor, s, groups * STRIP * STRIP, sizeof *to->factor, err));
+done:
+    return rc;
+}
+
+/* Scales that are floats, and their table of values. */
+static int scales_new(struct rounding *s, struct qt_err *err)
+{
+    const struct qt_round *job = s->job;
+    int rc;
+    QT_TRY(device_new(&s->r.scale, s, s->r.n * s->r.groups, sizeof *s->r.scale, err));
+    QT_TRY(device_new(&s->scale, s, s->r.groups * job->stride, sizeof *s->scale, err));
+    if (job->h && is_one_group(s) && job->descent_rounds > 0)
+        QT_TRY(device_new(&s->r.hw, s, s->r.n * s->r.k, sizeof *s->r.hw, err));
+done:
+    return rc;
 }
 
 static int rounding_new(struct rounding *s, struct qt_err *err)
 {
     const struct qt_round *job = s->job;
     const size_t n = job->n, k = job->k, groups = qt_ceil_div(k, job->group);
+    uint8_t code[ROW_VALUES];
     size_t cells;
     int rc = QT_OK;
     if (qt_mul_overflow(&cells, n, k))
@@ -134,10 +219,13 @@ static int rounding_new(struct rounding *s, struct qt_err *err)
     QT_TRY(qt_array_new(&s->sum, n, sizeof *s->sum, err));
     QT_TRY(qt_array_new(&s->error, qt_ceil_div(n, PANEL), sizeof *s->error, err));
     QT_TRY(qt_array_new(&s->skip, n, 1, err));
-    fill_values(s->values, job->values);
+    if (job->values)
+        fill_values(s->values, job->values);
+    for (size_t i = 0; i < ROW_VALUES; i++)
+        code[i] = job->values ? job->values->code[i] : (uint8_t)i;
     fill_tables(s);
     QT_TRY(upload_new(&s->r.values, s, s->values, 1, sizeof *s->values, err));
-    QT_TRY(upload_new(&s->r.code, s, job->values->code, ROW_VALUES, 1, err));
+    QT_TRY(upload_new(&s->r.code, s, code, ROW_VALUES, 1, err));
     QT_TRY(upload_new(&s->r.order, s, s->host, 3 * k + 2 * groups, sizeof *s->host, err));
     s->r.group = s->r.order + k;
     s->r.end = s->r.group + k;
@@ -145,17 +233,14 @@ static int rounding_new(struct rounding *s, struct qt_err *err)
     s->r.length = s->r.first + groups;
     QT_TRY(device_new(&s->r.w, s, cells, sizeof *s->r.w, err));
     QT_TRY(device_new(&s->r.rank, s, cells, 1, err));
-    QT_TRY(device_new(&s->r.scale, s, n * groups, sizeof *s->r.scale, err));
     QT_TRY(device_new(&s->r.zero, s, n * groups, 1, err));
     QT_TRY(device_new(&s->r.sum, s, n, sizeof *s->r.sum, err));
     QT_TRY(device_new(&s->r.skip, s, n, 1, err));
     if (job->h)
         QT_TRY(device_new(&s->r.d, s, cells, sizeof *s->r.d, err));
-    if (job->h && is_one_group(s) && job->descent_rounds > 0)
-        QT_TRY(device_new(&s->r.hw, s, cells, sizeof *s->r.hw, err));
     QT_TRY(device_new(&s->code, s, k * job->stride, 1, err));
-    QT_TRY(device_new(&s->scale, s, groups * job->stride, sizeof *s->scale, err));
     QT_TRY(device_new(&s->zero, s, groups * job->stride, 1, err));
+    QT_TRY(job->mix24 ? mix24_new(s, err) : scales_new(s, err));
 done:
     return rc;
 }
@@ -222,6 +307,9 @@ static int spread(struct rounding *s, const float *m, struct span span, size_t a
 static int pass(struct rounding *s, bool descent, struct qt_err *err)
 {
     const float *m = descent ? s->job->h : s->job->v;
+    int (*const round)(const struct gpu_round *, const float *, size_t, size_t, void *) =
+        !s->job->mix24 ? (descent ? gpu_round_descend : gpu_round_compensate)
+                       : (descent ? gpu_mix24_descend : gpu_mix24_compensate);
     void *stream = gpu_stream_of(s->gpu);
     int rc = QT_OK;
     for (struct span span = {0, 0}; span.end < s->r.k;) {
@@ -229,9 +317,7 @@ static int pass(struct rounding *s, bool descent, struct qt_err *err)
         for (size_t at = span.first, columns; at < span.end; at += columns) {
             columns = block_columns(s, at);
             set_change(s, span, at);
-            QT_TRY(launched(descent ? gpu_round_descend(&s->r, m, at, columns, stream)
-                                    : gpu_round_compensate(&s->r, m, at, columns, stream),
-                            err));
+            QT_TRY(launched(round(&s->r, m, at, columns, stream), err));
             QT_TRY(spread(s, m, span, at, columns, descent ? span.first : at + columns, span.end,
                           err));
         }
@@ -308,9 +394,14 @@ done:
 /* The objective of rounding to nearest, which is only reported. */
 static int measure_before(struct rounding *s, struct qt_err *err)
 {
+    void *stream = gpu_stream_of(s->gpu);
     int rc;
-    QT_TRY(fit(s, s->job->h, false, err));
-    QT_TRY(launched(gpu_round_assign(&s->r, gpu_stream_of(s->gpu)), err));
+    if (s->job->mix24) {
+        QT_TRY(launched(gpu_mix24_assign(&s->r, s->weights, stream), err));
+    } else {
+        QT_TRY(fit(s, s->job->h, false, err));
+        QT_TRY(launched(gpu_round_assign(&s->r, stream), err));
+    }
     QT_TRY(start_sums(&s->job->before, s, true, err));
 done:
     return rc;
@@ -368,6 +459,8 @@ static int solve(struct rounding *s, struct qt_err *err)
         QT_TRY(s->gpu->fill(s->gpu, s->r.skip, 0, job->n, err));
         if (s->r.hw)
             QT_TRY(times_h(s, s->r.hw, s->r.w, false, err));
+        if (job->mix24)
+            QT_TRY(launched(gpu_mix24_factor(&s->r, job->h, gpu_stream_of(s->gpu)), err));
         QT_TRY(start_sums(&job->after_descent, s, false, err));
     }
     for (int round = 0; round < job->descent_rounds && active; round++) {
@@ -384,6 +477,8 @@ static int round_groups(struct rounding *s, struct qt_err *err)
     void *stream = gpu_stream_of(s->gpu);
     const float *importance = NULL;
     int rc = QT_OK;
+    if (s->job->mix24)
+        return launched(gpu_mix24_assign(&s->r, s->weights, stream), err);
     if (s->job->importance)
         QT_TRY(upload_new(&importance, s, s->job->importance, s->r.k, sizeof *importance, err));
     QT_TRY(launched(gpu_round_fit(&s->r, importance, stream), err));
@@ -392,7 +487,7 @@ done:
     return rc;
 }
 
-static int store(struct rounding *s, struct qt_err *err)
+static int store_scales(struct rounding *s, struct qt_err *err)
 {
     const struct qt_round *job = s->job;
     const size_t params = s->r.groups * job->stride;
@@ -400,10 +495,86 @@ static int store(struct rounding *s, struct qt_err *err)
     QT_TRY(launched(
         gpu_round_store(&s->r, s->code, s->scale, s->zero, job->stride, gpu_stream_of(s->gpu)),
         err));
-    QT_TRY(s->gpu->download(s->gpu, job->code, s->code, job->k * job->stride, err));
     QT_TRY(s->gpu->download(s->gpu, job->scale, s->scale, params * sizeof *s->scale, err));
-    QT_TRY(s->gpu->download(s->gpu, job->zero, s->zero, params, err));
 done:
+    return rc;
+}
+
+static int store_mix24(struct rounding *s, struct qt_err *err)
+{
+    const struct qt_round_mix24 *to = s->job->mix24;
+    const size_t stride = s->job->stride, params = s->r.groups * stride;
+    const size_t strips = qt_ceil_div(s->r.n, STRIP);
+    void *stream = gpu_stream_of(s->gpu);
+    int rc;
+    QT_TRY(launched(gpu_mix24_store(&s->r, s->code, s->q, s->zero, stride, stream), err));
+    QT_TRY(s->gpu->download(s->gpu, to->q, s->q, params, err));
+    QT_TRY(s->gpu->download(s->gpu, to->u, s->r.mix24.u, 2 * strips * s->r.groups * sizeof *to->u,
+                            err));
+    if (to->outliers) {
+        QT_TRY(launched(gpu_mix24_gather(s->outlier, &s->r, s->outlier_at, to->outliers, stream),
+                        err));
+        QT_TRY(s->gpu->download(s->gpu, to->outlier, s->outlier, to->outliers * sizeof *to->outlier,
+                                err));
+    }
+done:
+    return rc;
+}
+
+static int store(struct rounding *s, struct qt_err *err)
+{
+    const struct qt_round *job = s->job;
+    int rc;
+    QT_TRY(job->mix24 ? store_mix24(s, err) : store_scales(s, err));
+    QT_TRY(s->gpu->download(s->gpu, job->code, s->code, job->k * job->stride, err));
+    QT_TRY(s->gpu->download(s->gpu, job->zero, s->zero, s->r.groups * job->stride, err));
+done:
+    return rc;
+}
+
+/* Downloads the sums over the rows of cost. sum: device, [groups]. */
+static int download_costs(double *out, struct qt_gpu *gpu, double *sum, const float *cost,
+                          const struct gpu_mix24_costs *c, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(launched(gpu_mix24_sum_rows(sum, cost, c->n, c->groups, gpu_stream_of(gpu)), err));
+    QT_TRY(gpu->download(gpu, out, sum, c->groups * sizeof *sum, err));
+done:
+    return rc;
+}
+
+int gpu_mix24_group_costs(struct qt_gpu *gpu, const struct qt_mix24_costs *job, struct qt_err *err)
+{
+    const size_t n = job->n, groups = qt_ceil_div(job->k, job->group), cells = n * groups;
+    struct gpu_mix24_costs c = {
+        .n = n, .k = job->k, .group = job->group, .groups = groups, .w = job->w, .exp2 = job->exp2};
+    struct rounding s = {.gpu = gpu}; /* owns the memory */
+    double *sum = NULL;
+    int rc;
+    if (n == 0 || groups == 0)
+        return QT_OK;
+    if (job->importance)
+        QT_TRY(upload_new(&c.weights, &s, job->importance, job->k, sizeof *c.weights, err));
+    if (job->two) {
+        QT_TRY(device_new(&sum, &s, groups, sizeof *sum, err));
+        QT_TRY(device_new(&c.two, &s, cells, sizeof *c.two, err));
+        QT_TRY(device_new(&c.four, &s, cells, sizeof *c.four, err));
+    }
+    if (job->gain) {
+        QT_TRY(device_new(&c.gain, &s, 2 * cells, sizeof *c.gain, err));
+        QT_TRY(device_new(&c.channel, &s, 2 * cells, 1, err));
+    }
+    QT_TRY(launched(gpu_mix24_costs(&c, gpu_stream_of(gpu)), err));
+    if (job->two) {
+        QT_TRY(download_costs(job->two, gpu, sum, c.two, &c, err));
+        QT_TRY(download_costs(job->four, gpu, sum, c.four, &c, err));
+    }
+    if (job->gain) {
+        QT_TRY(gpu->download(gpu, job->gain, c.gain, 2 * cells * sizeof *c.gain, err));
+        QT_TRY(gpu->download(gpu, job->channel, c.channel, 2 * cells, err));
+    }
+done:
+    rounding_free(&s);
     return rc;
 }
 

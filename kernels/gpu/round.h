@@ -15,6 +15,20 @@
 extern "C" {
 #endif
 
+/* Columns of the widest column block; of mix24. */
+enum { GPU_ROUND_WIDEST = 256, GPU_MIX24_WIDEST = 128 };
+
+/* What struct gpu_round has for mix24 besides. */
+struct gpu_mix24 {
+    const uint8_t *bits;      /* [groups] of a code: 2 or 4 */
+    const uint16_t *outliers; /* [strips][k] bit r: row r of the strip has an outlier there */
+    int halves;               /* s2 and z2 of a strip and group: 1 or 2 */
+    float *values;            /* [n][k] */
+    uint8_t *q;               /* [n][groups] codes of scales */
+    uint16_t *u;              /* [strips][groups][2] bits of s2, and z2 */
+    float *factor;            /* [groups][16][16] of the blocks of H, for descent */
+};
+
 struct gpu_round {
     size_t n, k, groups;
     const struct row_values *values;
@@ -27,15 +41,13 @@ struct gpu_round {
     float *d;      /* [n][k] errors w - q, or changes of a span of column blocks */
     float *change; /* place of a column block in d: [n][change_ld] */
     size_t change_ld;
-    uint8_t *rank; /* [n][k] index of each value */
-    float *scale;  /* [n][groups] */
+    uint8_t *rank; /* [n][k] index of each value, or code of mix24 */
+    float *scale;  /* [n][groups]; NULL for mix24 */
     uint8_t *zero; /* [n][groups] */
     uint8_t *skip; /* [n] not 0: descent leaves the row as it is */
     double *sum;   /* [n] objective, or its part so far */
+    struct gpu_mix24 mix24;
 };
-
-/* Columns of the widest column block. */
-enum { GPU_ROUND_WIDEST = 256 };
 
 /* These functions return a cudaError_t and only enqueue work on `stream`. */
 
@@ -67,6 +79,39 @@ int gpu_round_values(const struct gpu_round *r, float *out, int exp2, void *stre
  * to them where they are not 0. Bits of magnitudes compare like the magnitudes, NaN above all. */
 int gpu_round_range(uint32_t range[2], const float *w, size_t n, size_t k, size_t group,
                     void *stream);
+
+/* ---- mix24 (mix24_kernels.cu) ---- */
+
+/* The function mix24_costs of struct qt_backend, with costs of each row. */
+struct gpu_mix24_costs {
+    size_t n, k, group, groups;
+    const float *w;       /* [n][k] */
+    int exp2;             /* the weights are w times 2^exp2 */
+    const float *weights; /* [k] of squared errors; NULL: all 1 */
+    float *two, *four;    /* [n][groups], or NULL */
+    float *gain;          /* [n][groups][2], or NULL */
+    uint8_t *channel;     /* same */
+};
+int gpu_mix24_costs(const struct gpu_mix24_costs *c, void *stream);
+/* sum[groups] = sums over the rows of cost[n][groups]. */
+int gpu_mix24_sum_rows(double *sum, const float *cost, size_t n, size_t groups, void *stream);
+
+/* Fits the parameters of all groups to w, and rounds w to nearest. weights[k] of squared errors by
+ * position; NULL: all 1. */
+int gpu_mix24_assign(const struct gpu_round *r, const float *weights, void *stream);
+/* As gpu_round_compensate and gpu_round_descend. */
+int gpu_mix24_compensate(const struct gpu_round *r, const float *v, size_t at, size_t columns,
+                         void *stream);
+int gpu_mix24_descend(const struct gpu_round *r, const float *h, size_t at, size_t columns,
+                      void *stream);
+/* Factors the blocks of h. */
+int gpu_mix24_factor(const struct gpu_round *r, const float *h, void *stream);
+/* As gpu_round_store, with the codes q of scales. */
+int gpu_mix24_store(const struct gpu_round *r, uint8_t *code, uint8_t *q, uint8_t *zero,
+                    size_t stride, void *stream);
+/* out[i] = values[at[i]]: the outliers. */
+int gpu_mix24_gather(float *out, const struct gpu_round *r, const uint64_t *at, size_t count,
+                     void *stream);
 
 #ifdef __cplusplus
 }

@@ -163,6 +163,7 @@ static __global__ void __launch_bounds__(THREADS) row_kernel(struct gpu_round r)
                                 r.group,
                                 r.w + first,
                                 STEP == RESCALE ? r.hw + first : NULL,
+                                r.mix24.values ? r.mix24.values + first : NULL,
                                 r.g + first,
                                 r.rank + first,
                                 r.scale + row * r.groups,
@@ -283,12 +284,14 @@ static __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     if (row >= r.n)
         return;
-    const float *scale = r.scale + row * r.groups;
+    const float *scale = r.scale + row * r.groups, *stored = r.mix24.values;
     const uint8_t *zero = r.zero + row * r.groups;
     for (size_t p = row_lane(); p < r.k; p += ROW_LANES) {
         const uint32_t group = r.group[p];
-        out[first + r.order[p]] =
-            ldexpf(scale[group], exp2) * (values.value[r.rank[first + p]] - (float)zero[group]);
+        out[first + r.order[p]] = stored
+                                      ? ldexpf(stored[first + p], exp2)
+                                      : ldexpf(scale[group], exp2) *
+                                            (values.value[r.rank[first + p]] - (float)zero[group]);
     }
 }
 
@@ -296,6 +299,19 @@ int gpu_round_values(const struct gpu_round *r, float *out, int exp2, void *stre
 {
     values_kernel<<<blocks_of_rows(r->n), THREADS, 0, (cudaStream_t)stream>>>(*r, out, exp2);
     return cudaGetLastError();
+}
+
+static int store_codes(const struct gpu_round *r, uint8_t *code, size_t stride, cudaStream_t stream)
+{
+    const dim3 tiles((unsigned)((r->k + TILE_COLUMNS - 1) / TILE_COLUMNS),
+                     (unsigned)((r->n + TILE_ROWS - 1) / TILE_ROWS));
+    store_codes_kernel<<<tiles, STORE_THREADS, 0, stream>>>(*r, code, stride);
+    return cudaGetLastError();
+}
+
+static unsigned blocks_of_params(const struct gpu_round *r)
+{
+    return (unsigned)((r->n * r->groups + 255) / 256);
 }
 
 static __global__ void store_params_kernel(struct gpu_round r, float *scale, uint8_t *zero,
@@ -312,10 +328,31 @@ static __global__ void store_params_kernel(struct gpu_round r, float *scale, uin
 int gpu_round_store(const struct gpu_round *r, uint8_t *code, float *scale, uint8_t *zero,
                     size_t stride, void *stream)
 {
-    const dim3 tiles((unsigned)((r->k + TILE_COLUMNS - 1) / TILE_COLUMNS),
-                     (unsigned)((r->n + TILE_ROWS - 1) / TILE_ROWS));
-    store_codes_kernel<<<tiles, STORE_THREADS, 0, (cudaStream_t)stream>>>(*r, code, stride);
-    store_params_kernel<<<(unsigned)((r->n * r->groups + 255) / 256), 256, 0,
-                          (cudaStream_t)stream>>>(*r, scale, zero, stride);
+    const int status = store_codes(r, code, stride, (cudaStream_t)stream);
+    if (status)
+        return status;
+    store_params_kernel<<<blocks_of_params(r), 256, 0, (cudaStream_t)stream>>>(*r, scale, zero,
+                                                                               stride);
+    return cudaGetLastError();
+}
+
+static __global__ void store_mix24_kernel(struct gpu_round r, uint8_t *q, uint8_t *zero,
+                                          size_t stride)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (i >= r.n * r.groups)
+        return;
+    const size_t group = i / r.n, row = i % r.n;
+    q[group * stride + row] = r.mix24.q[row * r.groups + group];
+    zero[group * stride + row] = r.zero[row * r.groups + group];
+}
+
+int gpu_mix24_store(const struct gpu_round *r, uint8_t *code, uint8_t *q, uint8_t *zero,
+                    size_t stride, void *stream)
+{
+    const int status = store_codes(r, code, stride, (cudaStream_t)stream);
+    if (status)
+        return status;
+    store_mix24_kernel<<<blocks_of_params(r), 256, 0, (cudaStream_t)stream>>>(*r, q, zero, stride);
     return cudaGetLastError();
 }

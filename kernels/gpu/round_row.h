@@ -18,6 +18,7 @@
 #define ROW        static __device__ __forceinline__
 #define ROW_CALL   static __device__ __noinline__
 #define ROW_UNROLL _Pragma("unroll")
+#define ROW_LOOP   _Pragma("unroll 1")
 enum { ROW_LANES = 32, ROW_COLS = 8 };
 ROW int row_lane(void)
 {
@@ -69,6 +70,7 @@ ROW float row_from_bits(uint32_t u)
 #define ROW      static inline
 #define ROW_CALL static inline
 #define ROW_UNROLL
+#define ROW_LOOP
 enum { ROW_LANES = 1, ROW_COLS = 256 };
 ROW int row_lane(void)
 {
@@ -464,6 +466,7 @@ struct row_whole {
     int k;
     const uint32_t *group; /* [k] */
     const float *w, *hw;   /* [k]; hw: H w, for row_rescale */
+    const float *q;        /* [k] values that are no scale times a table entry; else NULL */
     float *g;              /* [k] */
     uint8_t *rank;         /* [k] */
     float *scale;          /* by group number */
@@ -477,7 +480,7 @@ ROW float row_unit(const struct row_whole *a, int p)
 
 ROW float row_value(const struct row_whole *a, int p)
 {
-    return a->scale[a->group[p]] * row_unit(a, p);
+    return a->q ? a->q[p] : a->scale[a->group[p]] * row_unit(a, p);
 }
 
 /* Rounds the weights to nearest. */

@@ -523,7 +523,7 @@ static void store(const struct qt_packed *p, const struct qt_codebook *cb,
 }
 
 void qt_codebook_store(const struct qt_packed *p, const struct qt_codebook *cb,
-                       const struct qt_strip *strip, const struct qt_codebook_codes *codes)
+                       const struct qt_strip *strip, const struct qt_codes *codes)
 {
     struct strip_codes c = strip_new(p, cb, strip);
     for (size_t r = 0; r < strip->rows; r++) {

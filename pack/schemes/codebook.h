@@ -32,15 +32,6 @@ struct qt_codebook_group {
     uint8_t zero;   /* zero-point; 0 unless asymmetric */
 };
 
-/* Codes and parameters of some rows, one column per row. */
-struct qt_codebook_codes {
-    uint8_t *code;       /* [k][stride] */
-    uint16_t *scale;     /* [groups][stride] */
-    uint8_t *zero;       /* [groups][stride] */
-    uint16_t *row_scale; /* [stride] FP16 bits of the rows' scales, for multiples */
-    size_t stride;
-};
-
 /* Sets values, grid, midpoints and zero_code from an ascending table. */
 void qt_codebook_set_table(struct qt_codebook *cb, const float *table);
 
@@ -80,29 +71,22 @@ struct qt_grid qt_codebook_grid(const struct qt_codebook *cb, uint8_t zero);
 
 /* Packs codes and parameters of the strip's rows. */
 void qt_codebook_store(const struct qt_packed *p, const struct qt_codebook *cb,
-                       const struct qt_strip *strip, const struct qt_codebook_codes *codes);
+                       const struct qt_strip *strip, const struct qt_codes *codes);
 
 /* scheme->solve: codes and scales by qt_solve; w[n][k] divided by 2^scale_exp2. */
 int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const float *w,
                       const struct qt_factor *f, const struct qt_solve_options *opt,
                       struct qt_err *err);
 
-/* Codes and parameters of a matrix. */
-int qt_codebook_codes_new(struct qt_codebook_codes **out, const struct qt_packed *p,
-                          struct qt_err *err);
-void qt_codebook_codes_free(struct qt_codebook_codes *codes);
 /* Number of the sections that qt_codebook_describe adds. */
 size_t qt_codebook_sections(const struct qt_codebook *cb);
 /* *out = rows [first, end) of p as a matrix with sections in those of p. first: a multiple of 16. */
 void qt_codebook_rows(struct qt_packed *out, const struct qt_packed *p, size_t first, size_t end);
-/* Packs codes into the sections of p. */
-int qt_codebook_pack(struct qt_packed *p, const struct qt_codebook_codes *codes,
-                     struct qt_err *err);
-/* Chooses codes on a backend for which qt_packed_rounds_on is true. The caller has set w, divided
- * by 2^scale_exp2, and how it is rounded: the other arguments of the job that do not depend on the
- * scheme. */
-int qt_codebook_round_on(struct qt_backend *be, struct qt_codebook_codes *codes,
-                         const struct qt_packed *p, struct qt_round *job, struct qt_err *err);
+/* scheme->pack and scheme->round_on. */
+int qt_codebook_pack(struct qt_packed *p, const struct qt_codes *codes, struct qt_err *err);
+bool qt_codebook_rounds_on(const struct qt_packed *p);
+int qt_codebook_round_on(struct qt_packed *p, struct qt_backend *be, const struct qt_factor *f,
+                         struct qt_round *job, struct qt_err *err);
 
 /* The strip functions of struct qt_scheme. */
 size_t qt_codebook_scratch_bytes(const struct qt_packed *p);
@@ -112,7 +96,8 @@ void qt_codebook_decode(float *w, const struct qt_packed *p, const struct qt_str
 bool qt_codebook_repack_equal(const struct qt_packed *p, const struct qt_strip *strip);
 #define QT_CODEBOOK_STRIPS                                                                         \
     .scratch_bytes = qt_codebook_scratch_bytes, .quantize = qt_codebook_quantize,                  \
-    .solve = qt_codebook_solve, .decode = qt_codebook_decode,                                      \
+    .solve = qt_codebook_solve, .rounds_on = qt_codebook_rounds_on,                                \
+    .round_on = qt_codebook_round_on, .pack = qt_codebook_pack, .decode = qt_codebook_decode,      \
     .repack_equal = qt_codebook_repack_equal
 int qt_codebook_check_values(const struct qt_packed *p, struct qt_err *err);
 /* Learns the scales, in stored order; zero-points stay. */

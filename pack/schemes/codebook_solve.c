@@ -14,7 +14,7 @@ struct solver {
     struct qt_codebook cb;
     const struct qt_rowops *ops;
     size_t groups, longest;
-    struct qt_codebook_codes codes;
+    struct qt_codes codes;
     float *scale, *inverse; /* [groups][stride]: codes.scale as numbers, and their inverses */
     float *scratch;         /* per panel: targets of a row and their importance, in storage order,
                              * [2][longest] */
@@ -106,41 +106,37 @@ static void set_scale(void *ctx, size_t group, float *scale, size_t row0, size_t
 
 /* ---- codes of a matrix ---------------------------------------------------------------------- */
 
-static int codes_new(struct qt_codebook_codes *c, const struct qt_packed *p,
-                     const struct qt_codebook *cb, struct qt_err *err)
+static int codes_new(struct qt_codes *c, const struct qt_packed *p, struct qt_err *err)
 {
-    const size_t groups = qt_ceil_div(p->k, cb->group);
+    const size_t groups = qt_ceil_div(p->k, p->spec.scheme->group(p));
     int rc;
     c->stride = qt_round_up(p->n, R);
     QT_TRY(qt_array_new(&c->code, p->k, c->stride, err));
     QT_TRY(qt_array_new(&c->scale, groups, c->stride * sizeof *c->scale, err));
     QT_TRY(qt_array_new(&c->zero, groups, c->stride, err));
-    QT_TRY(qt_array_new(&c->row_scale, c->stride, sizeof *c->row_scale, err));
 done:
     return rc;
 }
 
-static void codes_free(struct qt_codebook_codes *c)
+static void codes_free(struct qt_codes *c)
 {
     qt_free(c->code);
     qt_free(c->scale);
     qt_free(c->zero);
     qt_free(c->row_scale);
+    qt_free(c->shared);
 }
 
-int qt_codebook_codes_new(struct qt_codebook_codes **out, const struct qt_packed *p,
-                          struct qt_err *err)
+int qt_codes_new(struct qt_codes **out, const struct qt_packed *p, struct qt_err *err)
 {
-    struct qt_codebook cb;
     int rc;
-    p->spec.scheme->codebook(&cb, p);
     QT_TRY(qt_array_new(out, 1, sizeof **out, err));
-    QT_TRY(codes_new(*out, p, &cb, err));
+    QT_TRY(codes_new(*out, p, err));
 done:
     return rc;
 }
 
-void qt_codebook_codes_free(struct qt_codebook_codes *codes)
+void qt_codes_free(struct qt_codes *codes)
 {
     if (codes)
         codes_free(codes);
@@ -150,7 +146,7 @@ void qt_codebook_codes_free(struct qt_codebook_codes *codes)
 struct packing {
     const struct qt_packed *p;
     struct qt_codebook cb;
-    const struct qt_codebook_codes *codes;
+    const struct qt_codes *codes;
 };
 
 static int pack_strip(void *ctx, size_t item, int thread, struct qt_err *err)
@@ -162,15 +158,17 @@ static int pack_strip(void *ctx, size_t item, int thread, struct qt_err *err)
     int rc = qt_array_new(&strip.scratch, 1, qt_codebook_scratch_bytes(s->p), err);
     if (rc < 0)
         return rc;
-    struct qt_codebook_codes rows_of = {s->codes->code + row0, s->codes->scale + row0,
-                                        s->codes->zero + row0, s->codes->row_scale + row0,
-                                        s->codes->stride};
+    const struct qt_codes rows_of = {.code = s->codes->code + row0,
+                                     .scale = s->codes->scale + row0,
+                                     .zero = s->codes->zero + row0,
+                                     .row_scale = s->codes->row_scale + row0,
+                                     .stride = s->codes->stride};
     qt_codebook_store(s->p, &s->cb, &strip, &rows_of);
     qt_free(strip.scratch);
     return QT_OK;
 }
 
-int qt_codebook_pack(struct qt_packed *p, const struct qt_codebook_codes *codes, struct qt_err *err)
+int qt_codebook_pack(struct qt_packed *p, const struct qt_codes *codes, struct qt_err *err)
 {
     struct packing s = {.p = p, .codes = codes};
     p->spec.scheme->codebook(&s.cb, p);
@@ -186,7 +184,8 @@ static int solver_new(struct solver *s, struct qt_packed *p, struct qt_err *err)
     p->spec.scheme->codebook(&s->cb, p);
     s->groups = qt_ceil_div(p->k, s->cb.group);
     s->longest = qt_min_size(s->cb.group, p->k);
-    QT_TRY(codes_new(&s->codes, p, &s->cb, err));
+    QT_TRY(codes_new(&s->codes, p, err));
+    QT_TRY(qt_array_new(&s->codes.row_scale, s->codes.stride, sizeof *s->codes.row_scale, err));
     QT_TRY(qt_array_new(&s->scale, s->groups, s->codes.stride * sizeof *s->scale, err));
     QT_TRY(qt_array_new(&s->inverse, s->groups, s->codes.stride * sizeof *s->inverse, err));
     QT_TRY(
@@ -223,30 +222,37 @@ done:
 
 /* ---- on a backend --------------------------------------------------------------------------- */
 
-int qt_codebook_round_on(struct qt_backend *be, struct qt_codebook_codes *codes,
-                         const struct qt_packed *p, struct qt_round *job, struct qt_err *err)
+bool qt_codebook_rounds_on(const struct qt_packed *p)
+{
+    struct qt_codebook cb;
+    p->spec.scheme->codebook(&cb, p);
+    return !cb.multiples;
+}
+
+int qt_codebook_round_on(struct qt_packed *p, struct qt_backend *be, const struct qt_factor *f,
+                         struct qt_round *job, struct qt_err *err)
 {
     struct qt_round_values values;
     struct qt_codebook cb;
-    float *scale;
+    float *scale = NULL;
     int rc;
+    (void)f;
     p->spec.scheme->codebook(&cb, p);
-    const size_t params = qt_ceil_div(p->k, cb.group) * codes->stride;
+    QT_TRY(qt_codes_new(&p->codes, p, err));
+    QT_TRY(qt_array_new(&p->codes->row_scale, p->codes->stride, sizeof *p->codes->row_scale, err));
+    const size_t params = qt_ceil_div(p->k, cb.group) * p->codes->stride;
     QT_TRY(qt_array_new(&scale, params, sizeof *scale, err));
     qt_codebook_round_values(&values, &cb, job->h || job->importance);
-    job->n = p->n;
-    job->k = p->k;
     job->group = cb.group;
     job->values = &values;
-    job->stride = codes->stride;
-    job->code = codes->code;
+    job->stride = p->codes->stride;
+    job->code = p->codes->code;
     job->scale = scale;
-    job->zero = codes->zero;
-    job->exp2 = p->scale_exp2;
+    job->zero = p->codes->zero;
     rc = be->round(be, job, err);
     job->values = NULL;
     for (size_t i = 0; i < params; i++)
-        codes->scale[i] = qt_f32_to_f16(scale[i]);
+        p->codes->scale[i] = qt_f32_to_f16(scale[i]);
 done:
     qt_free(scale);
     return rc;

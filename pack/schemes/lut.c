@@ -335,12 +335,13 @@ done:
     return rc;
 }
 
-static int prepare(struct qt_packed *p, const struct qt_matrix *w, const float *importance,
-                   struct qt_err *err)
+static int prepare(struct qt_packed *p, const struct qt_matrix *w, const struct qt_copy *on,
+                   const float *importance, struct qt_err *err)
 {
     struct learner l = {.p = p, .w = w, .importance = importance};
     float table[QT_GRID_MAX];
     int rc = QT_OK;
+    (void)on;
     if (has_zeros(&p->spec))
         return QT_OK;
     first_table(table, &p->spec);

@@ -35,6 +35,25 @@ bool qt_spec_learns(const struct qt_spec *spec);
 
 struct qt_codebook;
 
+/* A matrix in backend memory: [n][k]. */
+struct qt_copy {
+    struct qt_backend *be;
+    const float *w;
+};
+
+/* Codes and parameters of some rows, one column per row. */
+struct qt_codes {
+    uint8_t *code;       /* [k][stride] */
+    uint16_t *scale;     /* [groups][stride] */
+    uint8_t *zero;       /* [groups][stride] */
+    uint16_t *row_scale; /* [stride] FP16 bits of the rows' scales, for multiples */
+    uint16_t *shared;    /* [strips][groups][2] mix24: s2 and z2 of the halves of a strip */
+    size_t stride;
+};
+/* Without row_scale and shared. */
+int qt_codes_new(struct qt_codes **out, const struct qt_packed *p, struct qt_err *err);
+void qt_codes_free(struct qt_codes *codes);
+
 struct qt_strip {
     size_t index;  /* first row is 16 * index */
     size_t rows;   /* 1 to 16 logical rows */
@@ -91,9 +110,10 @@ struct qt_scheme {
     bool conditional;
     /* Rounds of coordinate descent; NULL: 6. */
     int (*descent_rounds)(const struct qt_spec *spec);
-    /* Preparation of the whole matrix before strips: tables. May be NULL. */
-    int (*prepare)(struct qt_packed *p, const struct qt_matrix *w, const float *importance,
-                   struct qt_err *err);
+    /* Preparation of the whole matrix before strips: tables. on: where w also is in backend memory,
+     * or NULL. May be NULL. */
+    int (*prepare)(struct qt_packed *p, const struct qt_matrix *w, const struct qt_copy *on,
+                   const float *importance, struct qt_err *err);
     /* Memory that prepare takes besides the sections. NULL: negligible. */
     size_t (*prepare_bytes)(const struct qt_packed *p);
     /* w[rows][k], divided by 2^scale_exp2, -> packed bytes of the strip in the sections' data. p
@@ -104,6 +124,15 @@ struct qt_scheme {
      * has no `before`. */
     int (*solve)(struct qt_solve_report *out, struct qt_packed *p, const float *w,
                  const struct qt_factor *f, const struct qt_solve_options *opt, struct qt_err *err);
+    /* True if round_on can be used. NULL: never. */
+    bool (*rounds_on)(const struct qt_packed *p);
+    /* The same on a backend, with codes that are left in p->codes. The caller has set w, divided by
+     * 2^scale_exp2, and how it is rounded: the arguments of the job that do not depend on the
+     * scheme. f is NULL without a Hessian. */
+    int (*round_on)(struct qt_packed *p, struct qt_backend *be, const struct qt_factor *f,
+                    struct qt_round *job, struct qt_err *err);
+    /* Packs these codes into the sections of p. */
+    int (*pack)(struct qt_packed *p, const struct qt_codes *codes, struct qt_err *err);
     /* packed bytes -> w[rows][k]. */
     void (*decode)(float *w, const struct qt_packed *p, const struct qt_strip *strip);
     /* True if unpacking and packing reproduces the strip's bytes. */

@@ -106,13 +106,14 @@ done:
     return rc;
 }
 
-static int prepare(struct qt_packed *p, const struct qt_matrix *w, const float *importance,
-                   struct qt_err *err)
+static int prepare(struct qt_packed *p, const struct qt_matrix *w, const struct qt_copy *on,
+                   const float *importance, struct qt_err *err)
 {
     const struct qt_section *bits = qt_packed_section(p, "bits");
     const struct qt_act *input = p->spec.arrange ? p->spec.arrange->input : NULL;
     const float clip = input ? input->clip : 1;
     (void)w;
+    (void)on;
     (void)importance;
     (void)err;
     if (input)

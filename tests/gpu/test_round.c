@@ -174,7 +174,11 @@ int main(int argc, char **argv)
                                         "fp6",
                                         "fp4",
                                         "fp8",
-                                        "nf4:g=256"};
+                                        "nf4:g=256",
+                                        "mix24",
+                                        "mix24:g=8,g2=8,outliers=0.03",
+                                        "mix24:four=1,outliers=0",
+                                        "mix24:order=natural"};
     const bool quick = check_begin(argc, argv);
     struct qt_err err = {0};
     must(qt_backend_cpu_open(&cpu, &err), &err, "CPU backend");
@@ -186,6 +190,7 @@ int main(int argc, char **argv)
         test_case(specs[i], 17, 64 + random_below(100), (enum kind)(1 + i % (KINDS - 1)));
     }
     test_case("lut3", 40, 300, PLAIN);
+    test_case("mix24", quick ? 20 : 130, quick ? 150 : 1030, PLAIN);
     test_case("nf4", quick ? 9 : 260, 1030, PLAIN); /* the last product is narrow */
     test_half(256, 256, 256, 1);
     test_half(300, 260, 1000, 1e9f);

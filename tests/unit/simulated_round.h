@@ -2,7 +2,7 @@
 #ifndef QT_TESTS_SIMULATED_ROUND_H
 #define QT_TESTS_SIMULATED_ROUND_H
 
-#include "kernels/gpu/round.h"
+#include "kernels/gpu/mix24_row.h"
 
 int gpu_round_diagonal(float *out, const float *m, size_t k, bool squared, void *stream)
 {
@@ -34,9 +34,10 @@ static struct row_whole whole_row(const struct gpu_round *r, size_t row)
                               r->group,
                               r->w + first,
                               r->hw ? r->hw + first : NULL,
+                              r->mix24.values ? r->mix24.values + first : NULL,
                               r->g + first,
                               r->rank + first,
-                              r->scale + row * r->groups,
+                              r->scale ? r->scale + row * r->groups : NULL,
                               r->zero + row * r->groups};
 }
 
@@ -124,12 +125,17 @@ int gpu_round_descend(const struct gpu_round *r, const float *h, size_t at, size
     return round_block(r, h, at, columns, true);
 }
 
+static void store_codes(const struct gpu_round *r, uint8_t *code, size_t stride)
+{
+    for (size_t i = 0; i < r->n * r->k; i++)
+        code[r->order[i % r->k] * stride + i / r->k] = r->code[r->rank[i]];
+}
+
 int gpu_round_store(const struct gpu_round *r, uint8_t *code, float *scale, uint8_t *zero,
                     size_t stride, void *stream)
 {
     (void)stream;
-    for (size_t i = 0; i < r->n * r->k; i++)
-        code[r->order[i % r->k] * stride + i / r->k] = r->code[r->rank[i]];
+    store_codes(r, code, stride);
     for (size_t i = 0; i < r->n * r->groups; i++) {
         scale[i % r->groups * stride + i / r->groups] = r->scale[i];
         zero[i % r->groups * stride + i / r->groups] = r->zero[i];
@@ -143,7 +149,9 @@ int gpu_round_values(const struct gpu_round *r, float *out, int exp2, void *stre
     for (size_t i = 0; i < r->n * r->k; i++) {
         const size_t row = i / r->k, at = row * r->groups + r->group[i % r->k];
         out[row * r->k + r->order[i % r->k]] =
-            ldexpf(r->scale[at], exp2) * (r->values->value[r->rank[i]] - (float)r->zero[at]);
+            r->mix24.values
+                ? ldexpf(r->mix24.values[i], exp2)
+                : ldexpf(r->scale[at], exp2) * (r->values->value[r->rank[i]] - (float)r->zero[at]);
     }
     return 0;
 }
@@ -162,6 +170,106 @@ int gpu_round_range(uint32_t range[2], const float *w, size_t n, size_t k, size_
             range[0] = most > range[0] ? most : range[0];
             range[1] = most && most < range[1] ? most : range[1];
         }
+    return 0;
+}
+
+/* ---- mix24 ---------------------------------------------------------------------------------- */
+
+static struct mix_strip strip_at(const struct gpu_round *r, struct mix_shared *x, size_t index)
+{
+    return (struct mix_strip){r, x, index, index * MIX_STRIP};
+}
+
+static size_t strips_of(const struct gpu_round *r)
+{
+    return qt_ceil_div(r->n, MIX_STRIP);
+}
+
+int gpu_mix24_costs(const struct gpu_mix24_costs *c, void *stream)
+{
+    struct mix_shared x;
+    (void)stream;
+    for (size_t i = 0; i < qt_ceil_div(c->n, MIX_STRIP) * c->groups; i++)
+        mix_costs_of_group(c, &x, i / c->groups, i % c->groups);
+    return 0;
+}
+
+int gpu_mix24_sum_rows(double *sum, const float *cost, size_t n, size_t groups, void *stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < n * groups; i++)
+        sum[i % groups] = (i < groups ? 0 : sum[i % groups]) + (double)cost[i];
+    return 0;
+}
+
+int gpu_mix24_assign(const struct gpu_round *r, const float *weights, void *stream)
+{
+    struct mix_shared x;
+    (void)stream;
+    for (size_t i = 0; i < strips_of(r) * r->groups; i++) {
+        const struct mix_strip s = strip_at(r, &x, i / r->groups);
+        mix_assign(&s, i % r->groups, weights);
+    }
+    return 0;
+}
+
+int gpu_mix24_compensate(const struct gpu_round *r, const float *v, size_t at, size_t columns,
+                         void *stream)
+{
+    struct mix_shared x;
+    (void)stream;
+    for (size_t i = 0; i < strips_of(r); i++) {
+        const struct mix_strip s = strip_at(r, &x, i);
+        double sum[MIX_ROWS] = {0};
+        mix_compensate(&s, sum, v, at, (int)columns);
+        for (size_t row = 0; row < MIX_ROWS && s.row + row < r->n; row++)
+            r->sum[s.row + row] += sum[row];
+    }
+    return 0;
+}
+
+int gpu_mix24_descend(const struct gpu_round *r, const float *h, size_t at, size_t columns,
+                      void *stream)
+{
+    struct mix_shared x;
+    (void)stream;
+    for (size_t i = 0; i < strips_of(r); i++) {
+        const struct mix_strip s = strip_at(r, &x, i);
+        if (!r->skip[s.row])
+            mix_descend(&s, h, at, (int)columns);
+        for (size_t row = s.row; row < r->n && row < s.row + MIX_STRIP && r->skip[row]; row++)
+            memset(r->change + row * r->change_ld, 0, columns * sizeof *r->change);
+    }
+    return 0;
+}
+
+int gpu_mix24_factor(const struct gpu_round *r, const float *h, void *stream)
+{
+    (void)stream;
+    for (size_t group = 0; group < r->groups; group++)
+        mix_factor_group(r->mix24.factor + group * MIX_COLUMNS * MIX_COLUMNS,
+                         h + r->first[group] * (r->k + 1), r->k, (int)r->length[group]);
+    return 0;
+}
+
+int gpu_mix24_store(const struct gpu_round *r, uint8_t *code, uint8_t *q, uint8_t *zero,
+                    size_t stride, void *stream)
+{
+    (void)stream;
+    store_codes(r, code, stride);
+    for (size_t i = 0; i < r->n * r->groups; i++) {
+        q[i % r->groups * stride + i / r->groups] = r->mix24.q[i];
+        zero[i % r->groups * stride + i / r->groups] = r->zero[i];
+    }
+    return 0;
+}
+
+int gpu_mix24_gather(float *out, const struct gpu_round *r, const uint64_t *at, size_t count,
+                     void *stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < count; i++)
+        out[i] = r->mix24.values[at[i]];
     return 0;
 }
 

@@ -258,6 +258,28 @@ int gpu_math_order_gram(float *h, double *a, const double *gram, const uint32_t 
     return 0;
 }
 
+int gpu_math_copy_columns(float *y, size_t ldy, const float *x, size_t ldx, size_t columns,
+                          size_t rows, void *stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < rows * columns; i++)
+        y[i / columns * ldy + i % columns] = x[i / columns * ldx + i % columns];
+    return 0;
+}
+
+int gpu_math_order_again(float *h, double *a, const float *from, const uint32_t *order, size_t k,
+                         void *stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < k; i++)
+        for (size_t j = 0; j < k; j++) {
+            h[i * k + j] = from[order[i] * k + order[j]];
+            if (i <= j)
+                a[(k - 1 - i) * k + k - 1 - j] = (double)h[i * k + j];
+        }
+    return 0;
+}
+
 int gpu_math_reverse(float *v, const double *a, size_t k, void *stream)
 {
     (void)stream;
@@ -838,6 +860,14 @@ static void rounding(void **state)
     round_case("nf4", 258, 580 + random_size(0, 9), PLAIN); /* two spans */
     round_case("fp5", 5, 300, PLAIN);
     round_case("int4:g=256", 5, 600, PLAIN);
+    round_case("mix24", 36, 260, PLAIN);
+    round_case("mix24:g=8,g2=8,outliers=0.03", 17, 140, PLAIN);
+    round_case("mix24:four=1,outliers=0", 3, 7, PLAIN);
+    round_case("mix24:polish=1,order=natural", 9, 64 + random_size(0, 60), ZERO_ROWS);
+    round_case("mix24:polish=1,four=0", 9, 130, ZERO_GROUP);
+    round_case("mix24:polish=1", 9, 130, DEAD_CHANNELS);
+    round_case("mix24:polish=1", 9, 130, HUGE_VALUES);
+    round_case("mix24:polish=1", 9, 130, TINY_VALUES);
 }
 
 /* ---- quantized activations ------------------------------------------------------------------ */
@@ -1037,11 +1067,11 @@ static void expect_same_checksums(const char *dir, const char *a, const char *b)
     qt_free(text[1]);
 }
 
-/* Ranks whose GPUs are connected, or not, make the bytes of one process. mix24 is rounded on the
- * host, so that packed matrices are sent. */
+/* Ranks whose GPUs are connected, or not, make the bytes of one process. fit=minmax is rounded on
+ * the host, so that packed matrices are sent. */
 static void ranks_share_calibration(void **state)
 {
-    static const char *const schemes[] = {"nf4:g=32", "mix24"};
+    static const char *const schemes[] = {"nf4:g=32", "mix24:fit=minmax"};
     struct rank_run *r = calloc(1, sizeof *r);
     char *dir = fixture_dir();
     struct world w;

@@ -21,13 +21,14 @@ struct chooser {
     struct qt_mix24_recipe recipe;
     const struct qt_mix24_fitops *ops;
     const struct qt_matrix *w;
-    float *root;            /* [k] square root of the cost of a squared error of the channel */
-    double *strips;         /* [strips][groups] sensitivities */
-    double *sens;           /* [groups] sums of the sensitivities */
-    bool *is_four;          /* [groups] */
-    float *score;           /* [n][k] error reduction by an outlier; 0 for other weights */
-    float *rows;            /* [threads][16][k] */
-    struct extent *extents; /* [strips] */
+    const struct qt_copy *on; /* where costs are computed; NULL: on the host */
+    float *root;              /* [k] square root of the cost of a squared error of the channel */
+    double *strips;           /* [strips][groups] sensitivities */
+    double *sens;             /* [groups] sums of the sensitivities */
+    bool *is_four;            /* [groups] */
+    float *score;             /* [n][k] error reduction by an outlier; 0 for other weights */
+    float *rows;              /* [threads][16][k] */
+    struct extent *extents;   /* [strips] */
 };
 
 /* ---- one group ------------------------------------------------------------------------------ */
@@ -170,15 +171,58 @@ static int choose_slots(struct chooser *c, struct qt_err *err)
     return QT_OK;
 }
 
-static int choose_fours(struct chooser *c, struct qt_err *err)
+static int sens_on_host(struct chooser *c, struct qt_err *err)
 {
     int rc = qt_parallel(c->m.strips, sens_strip, c, err);
-    if (rc < 0)
-        return rc;
-    for (size_t strip = 0; strip < c->m.strips; strip++)
+    for (size_t strip = 0; strip < c->m.strips && rc == QT_OK; strip++)
         for (size_t group = 0; group < c->m.groups; group++)
             c->sens[group] += c->strips[strip * c->m.groups + group];
-    return choose_slots(c, err);
+    return rc;
+}
+
+/* Costs of a backend, with the present importance. */
+static struct qt_mix24_costs costs_on_backend(const struct chooser *c, const float *importance)
+{
+    return (struct qt_mix24_costs){.n = c->m.n,
+                                   .k = c->m.k,
+                                   .group = c->m.g,
+                                   .w = c->on->w,
+                                   .exp2 = -c->p->scale_exp2,
+                                   .importance = importance};
+}
+
+/* [k] the costs of squared errors. */
+static int importance_new(float **out, const struct chooser *c, struct qt_err *err)
+{
+    int rc = qt_array_new(out, c->m.k, sizeof **out, err);
+    for (size_t i = 0; i < c->m.k && rc == QT_OK; i++)
+        (*out)[i] = c->root[i] * c->root[i];
+    return rc;
+}
+
+static int sens_on_backend(struct chooser *c, struct qt_err *err)
+{
+    float *importance = NULL;
+    double *four = NULL;
+    int rc;
+    QT_TRY(importance_new(&importance, c, err));
+    QT_TRY(qt_array_new(&four, c->m.groups, sizeof *four, err));
+    struct qt_mix24_costs costs = costs_on_backend(c, importance);
+    costs.two = c->sens;
+    costs.four = four;
+    QT_TRY(c->on->be->mix24_costs(c->on->be, &costs, err));
+    for (size_t group = 0; group < c->m.groups; group++)
+        c->sens[group] -= c->recipe.sens == QT_MIX24_SENS_GAIN ? four[group] : 0;
+done:
+    qt_free(importance);
+    qt_free(four);
+    return rc;
+}
+
+static int choose_fours(struct chooser *c, struct qt_err *err)
+{
+    int rc = c->on ? sens_on_backend(c, err) : sens_on_host(c, err);
+    return rc < 0 ? rc : choose_slots(c, err);
 }
 
 /* ---- outliers ------------------------------------------------------------------------------- */
@@ -233,47 +277,173 @@ static int score_strip(void *ctx, size_t strip, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-/* Finds the count-th largest of score[n] (all >= 0), and how many are larger. Radix selection with
- * 16 bits at a time: nonnegative floats compare like their bits. */
-static int threshold(uint32_t *out, size_t *above, const float *score, size_t n, size_t count,
-                     struct qt_err *err)
+enum { BINS = 65536 };
+
+/* Radix selection among the scores with 16 bits at a time: nonnegative floats compare like their
+ * bits. */
+struct selection {
+    const struct chooser *c;
+    bool is_second;  /* half of the bits */
+    uint32_t prefix; /* first half of the limit */
+    size_t *bins;    /* [threads][BINS] */
+};
+
+static int count_bins(void *ctx, size_t strip, int thread, struct qt_err *err)
 {
-    enum { BINS = 65536 };
-    size_t *bins = NULL;
-    uint32_t prefix = 0;
-    int rc = qt_array_new(&bins, BINS, sizeof *bins, err);
-    *above = 0;
-    for (int half = 0; rc == QT_OK && half < 2; half++) {
-        size_t bin = BINS;
-        memset(bins, 0, BINS * sizeof *bins);
-        for (size_t i = 0; i < n; i++) {
-            uint32_t bits = qt_f32_bits(score[i]);
-            if (half == 0)
-                bins[bits >> 16]++;
-            else if (bits >> 16 == prefix)
-                bins[bits & 0xffff]++;
-        }
-        while (bin > 1 && *above + bins[bin - 1] < count)
-            *above += bins[--bin];
-        prefix = prefix << 16 | (uint32_t)(bin - 1);
+    const struct selection *s = ctx;
+    const struct qt_mix24 *m = &s->c->m;
+    const size_t first = strip * ROWS * m->k,
+                 end = first + qt_min_size(ROWS, m->n - strip * ROWS) * m->k;
+    size_t *bins = s->bins + (size_t)thread * BINS;
+    (void)err;
+    for (size_t i = first; i < end; i++) {
+        const uint32_t bits = qt_f32_bits(s->c->score[i]);
+        if (!s->is_second)
+            bins[bits >> 16]++;
+        else if (bits >> 16 == s->prefix)
+            bins[bits & 0xffff]++;
     }
-    *out = prefix;
-    qt_free(bins);
+    return QT_OK;
+}
+
+/* Finds the m.outliers-th largest score, and how many are larger. */
+static int threshold(uint32_t *limit, size_t *above, const struct chooser *c, struct qt_err *err)
+{
+    const size_t threads = (size_t)qt_threads();
+    struct selection s = {.c = c};
+    int rc;
+    *above = 0;
+    QT_TRY(qt_array_new(&s.bins, threads, BINS * sizeof *s.bins, err));
+    for (int half = 0; half < 2; half++) {
+        size_t bin = BINS;
+        s.is_second = half;
+        memset(s.bins, 0, threads * BINS * sizeof *s.bins);
+        QT_TRY(qt_parallel(c->m.strips, count_bins, &s, err));
+        for (size_t i = BINS; i < threads * BINS; i++)
+            s.bins[i % BINS] += s.bins[i];
+        while (bin > 1 && *above + s.bins[bin - 1] < c->m.outliers)
+            *above += s.bins[--bin];
+        s.prefix = s.prefix << 16 | (uint32_t)(bin - 1);
+    }
+    *limit = s.prefix;
+done:
+    qt_free(s.bins);
     return rc;
 }
 
-/* Appends the columns of a row's marked weights in one panel at CSR entry `at`; returns the next
- * entry. */
-static size_t row_outliers(const struct chooser *c, size_t panel, size_t row, size_t at)
+/* The weights with scores above `limit`, and the first ones of 2-bit groups that are equal to it. */
+struct marking {
+    struct chooser *c;
+    uint32_t limit;
+    size_t *ties;        /* [n] per row: those that are equal, then those of them to mark */
+    uint32_t *per_panel; /* [n] columns of the panel that is being written */
+    size_t panel;
+};
+
+static void count_ties(void *ctx, size_t row)
 {
-    size_t first = panel * QT_MIX24_PANEL;
-    size_t end = qt_min_size(first + QT_MIX24_PANEL, c->m.slots * c->m.g);
-    for (size_t col = first; col < end; col++) {
-        size_t channel = qt_mix24_channel(&c->m, col);
-        if (channel < c->m.k && c->score[row * c->m.k + channel] > 0)
-            c->m.csr_col[at++] = (uint16_t)(col - first);
+    const struct marking *x = ctx;
+    const struct chooser *c = x->c;
+    for (size_t i = 0; i < c->m.k; i++)
+        x->ties[row] +=
+            qt_f32_bits(c->score[row * c->m.k + i]) == x->limit && !c->is_four[i / c->m.g];
+}
+
+static void mark_row(void *ctx, size_t row)
+{
+    const struct marking *x = ctx;
+    const struct chooser *c = x->c;
+    size_t ties = x->ties[row];
+    for (size_t i = 0; i < c->m.k; i++) {
+        float *score = &c->score[row * c->m.k + i];
+        const uint32_t bits = qt_f32_bits(*score);
+        const bool tie = bits == x->limit && ties > 0 && !c->is_four[i / c->m.g];
+        ties -= tie;
+        *score = bits > x->limit || tie;
     }
-    return at;
+}
+
+/* Counts the marked weights of a row in a panel, or writes their columns to `to`. */
+static uint32_t row_outliers(uint16_t *to, const struct marking *x, size_t row)
+{
+    const struct qt_mix24 *m = &x->c->m;
+    const size_t per = QT_MIX24_PANEL / m->g, first = x->panel * per,
+                 end = qt_min_size(first + per, m->slots);
+    const float *marks = x->c->score + row * m->k;
+    uint32_t count = 0;
+    for (size_t slot = first; slot < end; slot++) {
+        const size_t channel = m->perm[slot] * m->g;
+        if (m->perm[slot] == QT_MIX24_NO_GROUP || x->c->is_four[m->perm[slot]])
+            continue;
+        for (size_t j = 0; j < qt_min_size(m->g, m->k - channel); j++)
+            if (marks[channel + j] > 0) {
+                if (to)
+                    to[count] = (uint16_t)((slot - first) * m->g + j);
+                count++;
+            }
+    }
+    return count;
+}
+
+static void count_row(void *ctx, size_t row)
+{
+    const struct marking *x = ctx;
+    x->per_panel[row] = row_outliers(NULL, x, row);
+}
+
+static void write_row(void *ctx, size_t row)
+{
+    const struct marking *x = ctx;
+    const struct qt_mix24 *m = &x->c->m;
+    row_outliers(m->csr_col + m->csr_ptr[x->panel * (m->n + 1) + row], x, row);
+}
+
+/* Gains of a backend: [n][groups][2]. */
+struct gains {
+    struct chooser *c;
+    float *gain;
+    uint8_t *channel;
+};
+
+static void score_row(void *ctx, size_t row)
+{
+    const struct gains *x = ctx;
+    const struct qt_mix24 *m = &x->c->m;
+    for (size_t i = 0; i < 2 * m->groups; i++) {
+        const size_t group = i / 2, at = row * 2 * m->groups + i;
+        if (!x->c->is_four[group])
+            x->c->score[row * m->k + group * m->g + x->channel[at]] = x->gain[at];
+    }
+}
+
+static int score_on_backend(struct chooser *c, struct qt_err *err)
+{
+    struct gains x = {.c = c};
+    float *importance = NULL;
+    int rc;
+    QT_TRY(importance_new(&importance, c, err));
+    QT_TRY(qt_array_new(&x.gain, c->m.n, 2 * c->m.groups * sizeof *x.gain, err));
+    QT_TRY(qt_array_new(&x.channel, c->m.n, 2 * c->m.groups, err));
+    struct qt_mix24_costs costs = costs_on_backend(c, importance);
+    costs.gain = x.gain;
+    costs.channel = x.channel;
+    QT_TRY(c->on->be->mix24_costs(c->on->be, &costs, err));
+    qt_parallel_for(c->m.n, score_row, &x);
+done:
+    qt_free(importance);
+    qt_free(x.gain);
+    qt_free(x.channel);
+    return rc;
+}
+
+static int score_all(struct chooser *c, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(qt_array_new(&c->score, c->m.n, c->m.k * sizeof *c->score, err));
+    QT_TRY(c->on && !c->recipe.outliers_by_abs ? score_on_backend(c, err)
+                                               : qt_parallel(c->m.strips, score_strip, c, err));
+done:
+    return rc;
 }
 
 /* Marks the m.outliers largest scores, ties by index, and writes rows and columns of the CSR
@@ -281,28 +451,33 @@ static size_t row_outliers(const struct chooser *c, size_t panel, size_t row, si
 static int choose_outliers(struct chooser *c, struct qt_err *err)
 {
     const struct qt_mix24 *m = &c->m;
-    uint32_t limit;
-    size_t above, at = 0, ties;
-    int rc = QT_OK;
-    QT_TRY(qt_array_new(&c->score, m->n, m->k * sizeof *c->score, err));
-    QT_TRY(qt_parallel(m->strips, score_strip, c, err));
-    QT_TRY(threshold(&limit, &above, c->score, m->n * m->k, m->outliers, err));
-    ties = m->outliers - above;
-    for (size_t i = 0; i < m->n * m->k; i++) {
-        uint32_t bits = qt_f32_bits(c->score[i]);
-        bool tie = bits == limit && ties > 0 && !c->is_four[i % m->k / m->g];
-        ties -= tie;
-        c->score[i] = bits > limit || tie;
+    struct marking x = {.c = c};
+    size_t above, left, at = 0;
+    int rc;
+    QT_TRY(score_all(c, err));
+    QT_TRY(qt_array_new(&x.ties, m->n, sizeof *x.ties, err));
+    QT_TRY(qt_array_new(&x.per_panel, m->n, sizeof *x.per_panel, err));
+    QT_TRY(threshold(&x.limit, &above, c, err));
+    qt_parallel_for(m->n, count_ties, &x);
+    left = m->outliers - above;
+    for (size_t row = 0; row < m->n; row++) {
+        x.ties[row] = qt_min_size(x.ties[row], left);
+        left -= x.ties[row];
     }
-    for (size_t panel = 0; panel < m->panels; panel++) {
-        uint32_t *ptr = m->csr_ptr + panel * (m->n + 1);
+    qt_parallel_for(m->n, mark_row, &x);
+    for (x.panel = 0; x.panel < m->panels; x.panel++) {
+        uint32_t *ptr = m->csr_ptr + x.panel * (m->n + 1);
+        qt_parallel_for(m->n, count_row, &x);
         for (size_t row = 0; row < m->n; row++) {
             ptr[row] = (uint32_t)at;
-            at = row_outliers(c, panel, row, at);
+            at += x.per_panel[row];
         }
         ptr[m->n] = (uint32_t)at;
+        qt_parallel_for(m->n, write_row, &x);
     }
 done:
+    qt_free(x.ties);
+    qt_free(x.per_panel);
     return rc;
 }
 
@@ -386,16 +561,18 @@ size_t qt_mix24_prepare_bytes(const struct qt_packed *p)
     struct qt_mix24 m;
     qt_mix24_open(&m, p);
     return (m.outliers ? m.n * m.k * sizeof(float) : 0) + m.strips * m.groups * sizeof(double) +
-           (size_t)qt_threads() * ROWS * m.k * sizeof(float);
+           (size_t)qt_threads() * (ROWS * m.k * sizeof(float) + BINS * sizeof(size_t));
 }
 
-int qt_mix24_prepare(struct qt_packed *p, const struct qt_matrix *w, const float *importance,
-                     struct qt_err *err)
+int qt_mix24_prepare(struct qt_packed *p, const struct qt_matrix *w, const struct qt_copy *on,
+                     const float *importance, struct qt_err *err)
 {
     struct chooser c = {.p = p, .w = w, .ops = qt_mix24_fitops_best()};
     int rc = QT_OK;
     qt_mix24_open(&c.m, p);
     c.recipe = qt_mix24_recipe(&p->spec);
+    if (c.recipe.search)
+        c.on = on;
     QT_TRY(qt_array_new(&c.root, p->k, sizeof *c.root, err));
     QT_TRY(qt_array_new(&c.strips, c.m.strips, c.m.groups * sizeof *c.strips, err));
     QT_TRY(qt_array_new(&c.sens, c.m.groups, sizeof *c.sens, err));

@@ -6,7 +6,7 @@
  *     pack.c      sizes, groups <-> packed bytes (layouts/layout_mix24.h), checks of stored bytes
  *     choose.c    choices before any code: which groups get 4 bits, which weights are outliers
  *     fit.c       parameters and codes of one group of 16 rows; compiled per instruction set
- *     quantize.c  all groups of a matrix: under a Hessian, or strip by strip without
+ *     quantize.c  all groups of a matrix: under a Hessian, strip by strip without, on a backend
  *     learn.c     scales, zero-points and outliers as learnable parameters
  *     mix24.c     the scheme: parameters, sections, dequantization
  *
@@ -135,8 +135,8 @@ bool qt_mix24_repack_equal(const struct qt_packed *p, const struct qt_strip *str
 /* scheme->prepare: section perm, the structure of the CSR matrix, scale_exp2. importance[k]: cost
  * of a squared error per channel; NULL: 1. */
 size_t qt_mix24_prepare_bytes(const struct qt_packed *p);
-int qt_mix24_prepare(struct qt_packed *p, const struct qt_matrix *w, const float *importance,
-                     struct qt_err *err);
+int qt_mix24_prepare(struct qt_packed *p, const struct qt_matrix *w, const struct qt_copy *on,
+                     const float *importance, struct qt_err *err);
 
 size_t qt_mix24_scratch_bytes(const struct qt_packed *p);
 void qt_mix24_quantize(const struct qt_packed *p, const struct qt_strip *strip, const float *w,
@@ -144,6 +144,12 @@ void qt_mix24_quantize(const struct qt_packed *p, const struct qt_strip *strip, 
 int qt_mix24_solve(struct qt_solve_report *out, struct qt_packed *p, const float *w,
                    const struct qt_factor *f, const struct qt_solve_options *opt,
                    struct qt_err *err);
+
+/* scheme->rounds_on, scheme->round_on and scheme->pack. */
+bool qt_mix24_rounds_on(const struct qt_packed *p);
+int qt_mix24_round_on(struct qt_packed *p, struct qt_backend *be, const struct qt_factor *f,
+                      struct qt_round *job, struct qt_err *err);
+int qt_mix24_pack_codes(struct qt_packed *p, const struct qt_codes *codes, struct qt_err *err);
 
 extern const struct qt_learnable qt_mix24_learnable;
 

@@ -268,17 +268,27 @@ static void store_strip(void *ctx, size_t strip)
     qt_mix24_pack(qt_mix24_strip(&s->m, strip), &s->m, groups);
 }
 
+/* *out: the slot of each group. */
+static int slots_new(uint16_t **out, const struct qt_mix24 *m, struct qt_err *err)
+{
+    int rc = qt_array_new(out, m->groups, sizeof **out, err);
+    for (size_t slot = 0; slot < m->slots && rc == QT_OK; slot++)
+        if (m->perm[slot] != QT_MIX24_NO_GROUP)
+            (*out)[m->perm[slot]] = (uint16_t)slot;
+    return rc;
+}
+
 /* Reorders f as the recipe says. */
-static int order_new(struct qt_factor *out, const struct solver *s, enum qt_mix24_order order,
-                     const struct qt_factor *f, struct qt_err *err)
+static int order_new(struct qt_factor *out, const struct qt_mix24 *m, const uint16_t *slot_of,
+                     enum qt_mix24_order order, const struct qt_factor *f, struct qt_err *err)
 {
     struct qt_factor_options opt = {.storage_order = order == QT_MIX24_NATURAL};
     uint8_t *class = NULL;
-    int rc = qt_array_new(&class, s->m.groups, 1, err);
+    int rc = qt_array_new(&class, m->groups, 1, err);
     if (rc < 0)
         return rc;
-    for (size_t group = 0; group < s->m.groups && order == QT_MIX24_2BIT_FIRST; group++)
-        class[group] = qt_mix24_bits(&s->m, s->slot_of[group]) == 4;
+    for (size_t group = 0; group < m->groups && order == QT_MIX24_2BIT_FIRST; group++)
+        class[group] = qt_mix24_bits(m, slot_of[group]) == 4;
     opt.class = class;
     rc = qt_factor_reorder(out, f, &opt, err);
     qt_free(class);
@@ -346,16 +356,13 @@ int qt_mix24_solve(struct qt_solve_report *out, struct qt_packed *p, const float
     s.search = recipe.search;
     QT_TRY(qt_array_new(&s.groups, s.m.strips, s.m.slots * sizeof *s.groups, err));
     QT_TRY(qt_array_new(&s.outlier_rows, s.m.strips, s.m.k * sizeof *s.outlier_rows, err));
-    QT_TRY(qt_array_new(&s.slot_of, s.m.groups, sizeof *s.slot_of, err));
+    QT_TRY(slots_new(&s.slot_of, &s.m, err));
     QT_TRY(qt_array_new(&s.cache, panels, sizeof *s.cache, err));
     for (size_t i = 0; i < panels; i++)
         s.cache[i].group = SIZE_MAX;
-    for (size_t slot = 0; slot < s.m.slots; slot++)
-        if (s.m.perm[slot] != QT_MIX24_NO_GROUP)
-            s.slot_of[s.m.perm[slot]] = (uint16_t)slot;
     for (size_t strip = 0; strip < s.m.strips; strip++)
         mark_outliers(s.outlier_rows + strip * s.m.k, &s.m, strip);
-    QT_TRY(order_new(&ordered, &s, recipe.order, f, err));
+    QT_TRY(order_new(&ordered, &s.m, s.slot_of, recipe.order, f, err));
     QT_TRY(qt_solve(out, &ordered, w, p->n, &rounder, opt, err));
     qt_parallel_for(s.m.strips, store_strip, &s);
 done:
@@ -364,5 +371,166 @@ done:
     qt_free(s.outlier_rows);
     qt_free(s.slot_of);
     qt_free(s.cache);
+    return rc;
+}
+
+/* ---- on a backend --------------------------------------------------------------------------- */
+
+bool qt_mix24_rounds_on(const struct qt_packed *p)
+{
+    const struct qt_mix24_recipe recipe = qt_mix24_recipe(&p->spec);
+    return recipe.search && recipe.order != QT_MIX24_NO_COMPENSATION;
+}
+
+/* What a backend needs to know, and what it returns. */
+struct backend_job {
+    struct qt_mix24 m;
+    struct qt_round_mix24 mix24;
+    uint16_t *slot_of; /* [groups] */
+    uint8_t *bits;     /* [groups] */
+    uint8_t *q;        /* [groups][stride] */
+    uint32_t *row, *col;
+    float *outlier;
+};
+
+/* Lists the outliers in the order of the CSR matrix. */
+static void list_outliers(const struct backend_job *s)
+{
+    const struct qt_mix24 *m = &s->m;
+    for (size_t panel = 0; m->csr_ptr && panel < m->panels; panel++)
+        for (size_t r = 0; r < m->n; r++) {
+            size_t first, end;
+            qt_mix24_row(&first, &end, m, panel, r);
+            for (size_t i = first; i < end; i++) {
+                s->row[i] = (uint32_t)r;
+                s->col[i] = (uint32_t)qt_mix24_channel(m, panel * QT_MIX24_PANEL + m->csr_col[i]);
+            }
+        }
+}
+
+static int backend_job_new(struct backend_job *s, struct qt_packed *p, struct qt_err *err)
+{
+    struct qt_mix24 *m = &s->m;
+    int rc;
+    qt_mix24_open(m, p);
+    const size_t outliers = m->csr_ptr ? m->outliers : 0;
+    QT_TRY(slots_new(&s->slot_of, m, err));
+    QT_TRY(qt_codes_new(&p->codes, p, err));
+    QT_TRY(qt_array_new(&p->codes->shared, m->strips, 2 * m->groups * sizeof(uint16_t), err));
+    QT_TRY(qt_array_new(&s->bits, m->groups, 1, err));
+    QT_TRY(qt_array_new(&s->q, m->groups, p->codes->stride, err));
+    QT_TRY(qt_array_new(&s->row, outliers, sizeof *s->row, err));
+    QT_TRY(qt_array_new(&s->col, outliers, sizeof *s->col, err));
+    QT_TRY(qt_array_new(&s->outlier, outliers, sizeof *s->outlier, err));
+    for (size_t group = 0; group < m->groups; group++)
+        s->bits[group] = (uint8_t)qt_mix24_bits(m, s->slot_of[group]);
+    list_outliers(s);
+    s->mix24 = (struct qt_round_mix24){.bits = s->bits,
+                                       .halves = (int)m->units.halves,
+                                       .outliers = outliers,
+                                       .outlier_row = s->row,
+                                       .outlier_col = s->col,
+                                       .outlier = s->outlier,
+                                       .q = s->q,
+                                       .u = p->codes->shared};
+done:
+    return rc;
+}
+
+static void backend_job_free(struct backend_job *s)
+{
+    qt_free(s->slot_of);
+    qt_free(s->bits);
+    qt_free(s->q);
+    qt_free(s->row);
+    qt_free(s->col);
+    qt_free(s->outlier);
+}
+
+int qt_mix24_round_on(struct qt_packed *p, struct qt_backend *be, const struct qt_factor *f,
+                      struct qt_round *job, struct qt_err *err)
+{
+    struct backend_job s = {0};
+    struct qt_factor ordered = {0};
+    int rc;
+    QT_TRY(backend_job_new(&s, p, err));
+    if (f) {
+        const enum qt_mix24_order order = qt_mix24_recipe(&p->spec).order;
+        QT_TRY(order_new(&ordered, &s.m, s.slot_of, order, f, err));
+        job->h = ordered.backend_h;
+        job->v = ordered.backend_v;
+        job->order = ordered.order;
+        job->group_at = ordered.group;
+    }
+    job->group = s.m.g;
+    job->mix24 = &s.mix24;
+    job->stride = p->codes->stride;
+    job->code = p->codes->code;
+    job->zero = p->codes->zero;
+    rc = be->round(be, job, err);
+    job->mix24 = NULL;
+    for (size_t i = 0; i < s.m.groups * p->codes->stride; i++)
+        p->codes->scale[i] = s.q[i];
+    for (size_t i = 0; i < s.mix24.outliers; i++)
+        s.m.csr_val[i] = qt_f32_to_f16(s.outlier[i]);
+done:
+    qt_factor_free(&ordered);
+    backend_job_free(&s);
+    return rc;
+}
+
+struct packing {
+    struct qt_mix24 m;
+    const struct qt_codes *codes;
+    unsigned char *scratch; /* per thread */
+    size_t stride;
+};
+
+static void unshare(struct qt_mix24_group *group, const uint16_t *u)
+{
+    for (int half = 0; half < 2; half++) {
+        group->s2[half] = u[half] & QT_MIX24_S2_MASK;
+        group->z2[half] = u[half] & 15;
+    }
+}
+
+static int pack_strip(void *ctx, size_t strip, int thread, struct qt_err *err)
+{
+    const struct packing *s = ctx;
+    const struct qt_mix24 *m = &s->m;
+    const size_t stride = s->codes->stride, row0 = strip * ROWS;
+    struct qt_mix24_group *groups = (void *)(s->scratch + (size_t)thread * s->stride);
+    (void)err;
+    memset(groups, 0, m->slots * sizeof *groups);
+    for (size_t slot = 0; slot < m->slots; slot++) {
+        const size_t index = m->perm[slot], first = index * m->g;
+        struct qt_mix24_group *group = &groups[slot];
+        if (index == QT_MIX24_NO_GROUP)
+            continue;
+        unshare(group, s->codes->shared + (strip * m->groups + index) * 2);
+        const size_t n = qt_min_size(m->g, m->k - first);
+        for (size_t r = 0; r < ROWS; r++) {
+            group->q[r] = (uint8_t)s->codes->scale[index * stride + row0 + r];
+            group->zero[r] = s->codes->zero[index * stride + row0 + r];
+        }
+        for (size_t c = 0; c < n; c++)
+            memcpy(group->code[c], s->codes->code + (first + c) * stride + row0, ROWS);
+        clear_missing(group, n);
+        finish_group(group, qt_min_size(ROWS, m->n - row0));
+    }
+    qt_mix24_pack(qt_mix24_strip(m, strip), m, groups);
+    return QT_OK;
+}
+
+int qt_mix24_pack_codes(struct qt_packed *p, const struct qt_codes *codes, struct qt_err *err)
+{
+    struct packing s = {.codes = codes};
+    int rc;
+    qt_mix24_open(&s.m, p);
+    s.stride = qt_round_up(s.m.slots * sizeof(struct qt_mix24_group), 64);
+    QT_TRY(qt_array_new(&s.scratch, (size_t)qt_threads(), s.stride, err));
+    QT_TRY(qt_parallel(s.m.strips, pack_strip, &s, err));
+done:
+    qt_free(s.scratch);
     return rc;
 }
