@@ -223,6 +223,14 @@ static void test_attention(size_t sequences, const struct qt_attention *a)
     BOTH(CALL);
 #undef CALL
     compare(&again, 5e-6, "attention with sinks");
+#define CALL(be)                                                                                   \
+    (with.sinks = sinks.be,                                                                        \
+     be->attention_grad(be, dq.be, dk.be, dv.be, y.be, q.be, k.be, v.be, m, &with, &err))
+    BOTH(CALL);
+#undef CALL
+    compare(&dq, 2e-5, "attention_grad q with sinks");
+    compare(&dk, 2e-5, "attention_grad k with sinks");
+    compare(&dv, 2e-5, "attention_grad v with sinks");
     with.past = with.seqlen / 3;
     with.seqlen -= with.past;
 #define CALL(be)                                                                                   \
@@ -331,8 +339,8 @@ static void test_recurrences(size_t sequences, size_t seqlen, size_t heads, size
 
 static void test_elements(size_t count)
 {
-    for (int kind = QT_ACT_SILU; kind <= QT_ACT_SIGMOID; kind++)
-        for (int with_up = 0; with_up < 2; with_up++) {
+    for (int kind = QT_ACT_SILU; kind <= QT_ACT_CLAMPED; kind++)
+        for (int with_up = kind == QT_ACT_CLAMPED; with_up < 2; with_up++) {
             struct array gate = floats(count, 8), up = floats(count, 2), y = zeros(count * 4);
             struct array dup = zeros(count * 4), dy = floats(count, 1);
 #define CALL(be)                                                                                   \
