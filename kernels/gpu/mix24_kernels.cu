@@ -1,4 +1,4 @@
-/* Kernels of round.c for mix24 (round.h): a warp per strip of 16 rows, which is a thread block. */
+/* Kernels of round.c for mix24 (round.h): a thread block per strip of 16 rows. */
 #include "kernels/gpu/mix24_row.h"
 
 #include <cuda_runtime.h>
@@ -29,18 +29,18 @@ static __global__ void __launch_bounds__(32) assign_kernel(struct gpu_round r, c
     mix_assign(&s, blockIdx.x % r.groups, weights);
 }
 
-static __global__ void __launch_bounds__(32)
+static __global__ void __launch_bounds__(32 * MIX_WARPS, 3)
     compensate_kernel(struct gpu_round r, const float *v, size_t at, int columns)
 {
     __shared__ struct mix_shared x;
     const struct mix_strip s = strip_of(&r, &x, blockIdx.x);
     double sum[MIX_ROWS] = {0};
     mix_compensate(&s, sum, v, at, columns);
-    if (!mix_part() && s.row < r.n)
+    if (!mix_worker() && s.row < r.n)
         r.sum[s.row] += sum[0];
 }
 
-static __global__ void __launch_bounds__(32)
+static __global__ void __launch_bounds__(32 * MIX_WARPS, 3)
     descend_kernel(struct gpu_round r, const float *h, size_t at, int columns)
 {
     __shared__ struct mix_shared x;
@@ -49,7 +49,7 @@ static __global__ void __launch_bounds__(32)
         mix_descend(&s, h, at, columns);
         return;
     }
-    for (int c = mix_part(); c < columns && s.row < r.n; c += MIX_PARTS)
+    for (int c = mix_worker(); c < columns && s.row < r.n; c += mix_workers())
         r.change[s.row * r.change_ld + c] = 0;
 }
 
@@ -118,14 +118,15 @@ int gpu_mix24_assign(const struct gpu_round *r, const float *weights, void *stre
 int gpu_mix24_compensate(const struct gpu_round *r, const float *v, size_t at, size_t columns,
                          void *stream)
 {
-    compensate_kernel<<<strips(r), 32, 0, (cudaStream_t)stream>>>(*r, v, at, (int)columns);
+    compensate_kernel<<<strips(r), 32 * MIX_WARPS, 0, (cudaStream_t)stream>>>(*r, v, at,
+                                                                              (int)columns);
     return cudaGetLastError();
 }
 
 int gpu_mix24_descend(const struct gpu_round *r, const float *h, size_t at, size_t columns,
                       void *stream)
 {
-    descend_kernel<<<strips(r), 32, 0, (cudaStream_t)stream>>>(*r, h, at, (int)columns);
+    descend_kernel<<<strips(r), 32 * MIX_WARPS, 0, (cudaStream_t)stream>>>(*r, h, at, (int)columns);
     return cudaGetLastError();
 }
 

@@ -1,25 +1,39 @@
 /*
- * Rounding of mix24 (pack/schemes/mix24/): a group of columns in a strip of 16 rows by one warp, for
- * mix24_kernels.cu on the GPU and tests on the CPU. Methods: pack/schemes/mix24/fit.c,
+ * Rounding of mix24 (pack/schemes/mix24/): a group of columns in a strip of 16 rows by a thread
+ * block, for mix24_kernels.cu on the GPU and tests on the CPU. Methods: pack/schemes/mix24/fit.c,
  * hessian/compensate.c, hessian/descent.c.
  *
- * On the GPU two lanes share a row, MIX_PARTS of MIX_ROWS = 1 row each: they divide the trials of a
- * search, and do everything else both. On the CPU one lane has all 16 rows. All lanes call the
- * functions together. Arrays [MIX_ROWS] differ between rows, other arguments are the same in all
- * lanes.
+ * On the GPU a warp has all rows, MIX_PARTS lanes each, and a block has up to MIX_WARPS warps. The
+ * lanes of a row divide the trials of a search, and all do everything else. On the CPU one lane has
+ * all 16 rows. All lanes call the functions together. Arrays [MIX_ROWS] differ between rows, other
+ * arguments are the same in all lanes, unless stated otherwise.
  */
 #ifndef QT_KERNELS_GPU_MIX24_ROW_H
 #define QT_KERNELS_GPU_MIX24_ROW_H
 
 #include "kernels/gpu/round.h"
 
-enum { MIX_STRIP = 16, MIX_COLUMNS = 16 }; /* rows of a strip; most columns of a group */
+/* Rows of a strip, most columns of a group, most warps. */
+enum { MIX_STRIP = 16, MIX_COLUMNS = 16, MIX_WARPS = 4 };
 
 #ifdef __CUDACC__
 enum { MIX_ROWS = 1, MIX_PARTS = 2 };
 ROW int mix_part(void)
 {
     return row_lane() / MIX_STRIP;
+}
+ROW int mix_warp(void)
+{
+    return (int)threadIdx.x / 32;
+}
+ROW int mix_warps(void)
+{
+    return (int)blockDim.x / 32;
+}
+/* Waits until the writes of all lanes are visible to them. */
+ROW void mix_sync(void)
+{
+    __syncthreads();
 }
 /* The first row of this lane. */
 ROW int mix_row(void)
@@ -60,6 +74,17 @@ ROW int mix_part(void)
 {
     return 0;
 }
+ROW int mix_warp(void)
+{
+    return 0;
+}
+ROW int mix_warps(void)
+{
+    return 1;
+}
+ROW void mix_sync(void)
+{
+}
 ROW int mix_row(void)
 {
     return 0;
@@ -92,6 +117,24 @@ ROW float row_from_f16(unsigned bits)
 }
 #endif
 
+ROW int mix_lane(void)
+{
+    return mix_warp() * ROW_LANES + row_lane();
+}
+ROW int mix_lanes(void)
+{
+    return mix_warps() * ROW_LANES;
+}
+/* The lanes of a row. */
+ROW int mix_worker(void)
+{
+    return mix_warp() * MIX_PARTS + mix_part();
+}
+ROW int mix_workers(void)
+{
+    return mix_warps() * MIX_PARTS;
+}
+
 #define MIX_EACH_ROW(r)    ROW_UNROLL for (int r = 0; r < MIX_ROWS; r++)
 #define MIX_EACH_COLUMN(j) ROW_UNROLL for (int j = 0; j < MIX_COLUMNS; j++)
 
@@ -112,6 +155,11 @@ struct mix_shared {
     float weight[MIX_COLUMNS];         /* V_jj^2; 0 beyond the group */
     float curve[MIX_POINTS][MIX_STRIP], edge[MIX_POINTS];
     float g[GPU_MIX24_WIDEST][MIX_STRIP]; /* running sums of the column block */
+    /* A choice of each warp, which others take over. */
+    struct {
+        int s2, z2, trial[MIX_STRIP];
+        float q[MIX_STRIP], zero[MIX_STRIP], cost[MIX_STRIP], total;
+    } choice[MIX_WARPS];
 };
 
 /* The problem of one group. */
@@ -299,21 +347,84 @@ ROW void mix_join_parts(struct mix_choice *c, int *trial, int r)
         c->cost[r] = cost;
         c->q[r] = q;
         c->zero[r] = zero;
+        *trial = other;
     }
 }
 
-/* Evaluates s2 and z2 by true costs: scale codes next to `guess`, all zero-points. */
-ROW void mix_judge(struct mix_choice *c, const struct mix_problem *p, const float *guess,
-                   unsigned rows)
+/* Shows the choices of all warps to all. */
+ROW void mix_show(struct mix_shared *x, const struct mix_choice *c, const int *trial)
 {
-    const float s2 = mix_s2(c->s2), least = c->z2 == 0;
-    const int zeros = mix_zeros(p);
+    const int warp = mix_warp();
+    mix_sync();
+    x->choice[warp].s2 = c->s2;
+    x->choice[warp].z2 = c->z2;
+    x->choice[warp].total = c->total;
     MIX_EACH_ROW(r)
     {
-        int trial = 0;
+        x->choice[warp].q[mix_row() + r] = c->q[r];
+        x->choice[warp].zero[mix_row() + r] = c->zero[r];
+        x->choice[warp].cost[mix_row() + r] = c->cost[r];
+        x->choice[warp].trial[mix_row() + r] = trial[r];
+    }
+    mix_sync();
+}
+
+/* Takes the best candidate c of the warps, if it is better. */
+ROW void mix_pick(struct mix_choice *best, struct mix_shared *x, const struct mix_choice *c)
+{
+    int none[MIX_ROWS] = {0}, from = -1;
+    float total = best->total;
+    mix_show(x, c, none);
+    for (int warp = 0; warp < mix_warps(); warp++)
+        if (x->choice[warp].total < total) {
+            total = x->choice[warp].total;
+            from = warp;
+        }
+    if (from < 0)
+        return;
+    best->s2 = x->choice[from].s2;
+    best->z2 = x->choice[from].z2;
+    best->total = total;
+    MIX_EACH_ROW(r)
+    {
+        best->q[r] = x->choice[from].q[mix_row() + r];
+        best->zero[r] = x->choice[from].zero[mix_row() + r];
+        best->cost[r] = x->choice[from].cost[mix_row() + r];
+    }
+}
+
+/* For each row the best of the warps' trials. */
+ROW void mix_join_warps(struct mix_choice *c, struct mix_shared *x, int *trial)
+{
+    mix_show(x, c, trial);
+    for (int warp = 0; warp < mix_warps(); warp++)
+        MIX_EACH_ROW(r)
+        {
+            const int row = mix_row() + r, other = x->choice[warp].trial[row];
+            const float cost = x->choice[warp].cost[row];
+            if (cost < c->cost[r] || (cost == c->cost[r] && other < trial[r])) {
+                c->cost[r] = cost;
+                c->q[r] = x->choice[warp].q[row];
+                c->zero[r] = x->choice[warp].zero[row];
+                trial[r] = other;
+            }
+        }
+}
+
+/* Evaluates s2 and z2 by true costs: scale codes next to `guess`, all zero-points. With `together`
+ * the warps divide the scale codes of the same s2 and z2; otherwise each warp has its own. */
+ROW void mix_judge(struct mix_choice *c, const struct mix_problem *p, const float *guess,
+                   unsigned rows, bool together)
+{
+    const float s2 = mix_s2(c->s2), least = c->z2 == 0;
+    const int zeros = mix_zeros(p), step = together ? mix_warps() : 1;
+    int trial[MIX_ROWS];
+    MIX_EACH_ROW(r)
+    {
+        trial[r] = 8;
         c->cost[r] = INFINITY;
         c->q[r] = c->zero[r] = 0;
-        ROW_LOOP for (int d = -1; d <= 1; d++)
+        ROW_LOOP for (int d = together ? mix_warp() - 1 : -1; d <= 1; d += step)
         {
             const float q = mix_clamp(guess[r] + (float)d, least, MIX_Q_MAX);
             const float s = (q + (float)c->z2) * s2, inverse = row_inverse(s);
@@ -329,12 +440,14 @@ ROW void mix_judge(struct mix_choice *c, const struct mix_problem *p, const floa
                     c->cost[r] = cost[z];
                     c->q[r] = q;
                     c->zero[r] = zero[z];
-                    trial = 4 * d + at[z];
+                    trial[r] = 4 * d + at[z];
                 }
             }
         }
-        mix_join_parts(c, &trial, r);
+        mix_join_parts(c, &trial[r], r);
     }
+    if (together)
+        mix_join_warps(c, p->x, trial);
     c->total = mix_sum(c->cost, rows);
 }
 
@@ -351,15 +464,15 @@ ROW float mix_eighth_octaves(int i)
 ROW void mix_curve_new(const struct mix_problem *p, float largest)
 {
     struct mix_shared *x = p->x;
-    row_sync();
-    for (int i = row_lane(); i < MIX_POINTS; i += ROW_LANES)
+    mix_sync();
+    for (int i = mix_lane(); i < MIX_POINTS; i += mix_lanes())
         x->edge[i] = 0.5f * largest * (mix_eighth_octaves(i) + mix_eighth_octaves(i + 1));
-    ROW_LOOP for (int i = mix_part(); i < MIX_POINTS; i += MIX_PARTS)
+    ROW_LOOP for (int i = mix_worker(); i < MIX_POINTS; i += mix_workers())
     {
         const float s = largest * mix_eighth_octaves(i);
         MIX_EACH_ROW(r) x->curve[i][mix_row() + r] = mix_plain_cost(p, r, s);
     }
-    row_sync();
+    mix_sync();
 }
 
 /* Finds the best scale code of each row on the curve; returns the cost of all rows. */
@@ -392,42 +505,47 @@ ROW void mix_search_start(struct mix_choice *best, const struct mix_problem *p, 
     enum { OCTAVE = 0x400 };
     const int step = mix_step(p) == MIX_FINE ? 2 * MIX_FINE : MIX_COARSE;
     float range[MIX_ROWS], code[MIX_ROWS];
+    struct mix_choice own; /* of the lanes that have the same z2 */
     MIX_EACH_ROW(r)
     {
         range[r] = (p->high[r] - p->low[r]) / p->top;
-        code[r] = best->q[r] = 0;
+        code[r] = own.q[r] = own.zero[r] = own.cost[r] = 0;
     }
     const float largest = 1.25f * mix_max(range, rows);
     mix_curve_new(p, largest);
-    best->s2 = 0x3c00;
-    best->z2 = MIX_Q_MAX;
-    best->total = INFINITY;
-    ROW_LOOP for (int z2 = mix_part(); z2 <= MIX_Q_MAX; z2 += MIX_PARTS)
+    own.s2 = 0x3c00;
+    own.z2 = MIX_Q_MAX;
+    own.total = INFINITY;
+    *best = own;
+    ROW_LOOP for (int z2 = mix_worker(); z2 <= MIX_Q_MAX; z2 += mix_workers())
     {
         const int top = mix_storable(p, largest / (float)(MIX_Q_MAX + z2), z2);
         ROW_LOOP for (int below = 0; below < OCTAVE; below += step)
         {
             const int s2 = top - below;
             const float total = mix_codes_by_curve(code, p->x, z2, mix_s2(s2 > 0 ? s2 : 0), rows);
-            if (s2 >= mix_step(p) && total < best->total) {
-                best->s2 = s2;
-                best->z2 = z2;
-                best->total = total;
-                MIX_EACH_ROW(r) best->q[r] = code[r];
+            if (s2 >= mix_step(p) && total < own.total) {
+                own.s2 = s2;
+                own.z2 = z2;
+                own.total = total;
+                MIX_EACH_ROW(r) own.q[r] = code[r];
             }
         }
     }
-    const float total = mix_other(best->total);
-    const int s2 = (int)mix_other((float)best->s2), z2 = (int)mix_other((float)best->z2);
-    const bool other = total < best->total || (total == best->total && z2 < best->z2);
+    const float total = mix_other(own.total);
+    const int s2 = (int)mix_other((float)own.s2), z2 = (int)mix_other((float)own.z2);
+    const bool other = total < own.total || (total == own.total && z2 < own.z2);
     MIX_EACH_ROW(r)
     {
-        const float q = mix_other(best->q[r]);
-        code[r] = best->q[r] = other ? q : best->q[r];
+        const float q = mix_other(own.q[r]);
+        own.q[r] = other ? q : own.q[r];
     }
-    best->s2 = other ? s2 : best->s2;
-    best->z2 = other ? z2 : best->z2;
-    mix_judge(best, p, code, rows);
+    own.s2 = other ? s2 : own.s2;
+    own.z2 = other ? z2 : own.z2;
+    own.total = other ? total : own.total;
+    mix_pick(best, p->x, &own);
+    MIX_EACH_ROW(r) code[r] = best->q[r];
+    mix_judge(best, p, code, rows, true);
 }
 
 /* Moves to the best of the four neighbors while that lowers the cost, for a few steps. */
@@ -439,20 +557,21 @@ ROW void mix_climb(struct mix_choice *best, const struct mix_problem *p, unsigne
     {
         const struct mix_choice from = *best;
         before = from.total;
-        ROW_LOOP for (int i = 0; i < NEIGHBORS; i++)
+        ROW_LOOP for (int first = 0; first < NEIGHBORS; first += mix_warps())
         {
-            struct mix_choice c;
+            const int i = first + mix_warp();
+            struct mix_choice c = from;
             float guess[MIX_ROWS];
             c.s2 = from.s2 + (i == 0 ? mix_step(p) : i == 1 ? -mix_step(p) : 0);
             c.z2 = from.z2 + (i == 2 ? 1 : i == 3 ? -1 : 0);
-            if (c.s2 < mix_step(p) || c.z2 < 0 || c.z2 > MIX_Q_MAX ||
-                c.s2 > mix_storable(p, INFINITY, c.z2))
-                continue;
-            MIX_EACH_ROW(r)
-            guess[r] = mix_rint(mix_row_scale(&from, r) * (1 / mix_s2(c.s2))) - (float)c.z2;
-            mix_judge(&c, p, guess, rows);
-            if (c.total < best->total)
-                *best = c;
+            c.total = INFINITY;
+            if (c.s2 >= mix_step(p) && c.z2 >= 0 && c.z2 <= MIX_Q_MAX &&
+                c.s2 <= mix_storable(p, INFINITY, c.z2)) {
+                MIX_EACH_ROW(r)
+                guess[r] = mix_rint(mix_row_scale(&from, r) * (1 / mix_s2(c.s2))) - (float)c.z2;
+                mix_judge(&c, p, guess, rows, false);
+            }
+            mix_pick(best, p->x, &c);
         }
     }
 }
@@ -551,13 +670,13 @@ ROW void mix_load_params(struct mix_params *to, const struct mix_strip *s, size_
 ROW void mix_store_params(const struct mix_params *from, const struct mix_strip *s, size_t group)
 {
     const struct gpu_mix24 *m = &s->r->mix24;
-    if (row_lane() == 0)
+    if (mix_lane() == 0)
         ROW_UNROLL for (int half = 0; half < 2; half++)
             m->u[(s->index * s->r->groups + group) * 2 + (size_t)half] = (uint16_t)from->u[half];
     MIX_EACH_ROW(r)
     {
         const size_t at = (s->row + (size_t)r) * s->r->groups + group;
-        if (mix_part() || !mix_is_row(s, r))
+        if (mix_worker() || !mix_is_row(s, r))
             continue;
         m->q[at] = (uint8_t)from->q[r];
         s->r->zero[at] = (uint8_t)from->zero[r];
@@ -577,8 +696,8 @@ ROW float mix_round(int *code, const struct mix_problem *p, const struct mix_par
 /* u, diagonal and weight of the factor v of n columns. */
 ROW void mix_load_factor(struct mix_shared *x, const float *v, size_t ld, int n)
 {
-    row_sync();
-    for (int i = row_lane(); i < MIX_COLUMNS * MIX_COLUMNS; i += ROW_LANES) {
+    mix_sync();
+    for (int i = mix_lane(); i < MIX_COLUMNS * MIX_COLUMNS; i += mix_lanes()) {
         const int j = i / MIX_COLUMNS, l = i % MIX_COLUMNS;
         const float vjj = j < n ? v[(size_t)j * ld + (size_t)j] : 1;
         x->u[j][l] = l < j && j < n ? v[(size_t)l * ld + (size_t)j] / vjj : 0;
@@ -587,7 +706,7 @@ ROW void mix_load_factor(struct mix_shared *x, const float *v, size_t ld, int n)
             x->weight[j] = j < n ? vjj * vjj : 0;
         }
     }
-    row_sync();
+    mix_sync();
 }
 
 /* The problem of the group of n columns from position `at` on, without targets. */
@@ -616,7 +735,7 @@ ROW void mix_store(const struct mix_strip *s, size_t at, int from, int n, int co
     MIX_EACH_ROW(r)
     {
         const size_t row = s->row + (size_t)r, first = row * s->r->k + at + (size_t)from;
-        if (mix_part() || !mix_is_row(s, r))
+        if (mix_worker() || !mix_is_row(s, r))
             continue;
         MIX_EACH_COLUMN(j)
         {
@@ -634,8 +753,8 @@ ROW void mix_store(const struct mix_strip *s, size_t at, int from, int n, int co
 ROW void mix_spread(const struct mix_strip *s, const float *m, size_t at, int from, int n, int end,
                     int columns, float change[][MIX_ROWS])
 {
-    row_sync();
-    ROW_LOOP for (int c = end + mix_part(); c < columns; c += MIX_PARTS)
+    mix_sync();
+    ROW_LOOP for (int c = end + mix_worker(); c < columns; c += mix_workers())
     {
         const float *column = m + (at + (size_t)from) * s->r->k + at + (size_t)c;
         float factor[MIX_COLUMNS];
@@ -647,15 +766,15 @@ ROW void mix_spread(const struct mix_strip *s, const float *m, size_t at, int fr
             s->x->g[c][mix_row() + r] = sum;
         }
     }
-    row_sync();
+    mix_sync();
 }
 
 ROW void mix_load_sums(const struct mix_strip *s, size_t at, int columns)
 {
-    row_sync();
-    for (int c = mix_part(); c < columns; c += MIX_PARTS)
+    mix_sync();
+    for (int c = mix_worker(); c < columns; c += mix_workers())
         MIX_EACH_ROW(r) s->x->g[c][mix_row() + r] = mix_load(s->r->g, s, at, c, columns, r);
-    row_sync();
+    mix_sync();
 }
 
 /* ---- steps on a column block ---------------------------------------------------------------- */
@@ -668,10 +787,10 @@ ROW void mix_costs_of_group(const struct gpu_mix24_costs *c, struct mix_shared *
     const int n = (int)(at + c->group < c->k ? c->group : c->k - at);
     struct mix_problem p;
     float two[MIX_ROWS], four[MIX_ROWS], rest[MIX_ROWS];
-    row_sync();
-    for (int j = row_lane(); j < MIX_COLUMNS; j += ROW_LANES)
+    mix_sync();
+    for (int j = mix_lane(); j < MIX_COLUMNS; j += mix_lanes())
         x->weight[j] = j >= n ? 0 : c->weights ? c->weights[at + (size_t)j] : 1;
-    row_sync();
+    mix_sync();
     p.x = x;
     p.top = 3;
     MIX_EACH_ROW(r)
@@ -702,7 +821,7 @@ ROW void mix_costs_of_group(const struct gpu_mix24_costs *c, struct mix_shared *
         MIX_EACH_ROW(r)
         {
             const size_t to = ((row0 + (size_t)r) * c->groups + group) * 2 + (size_t)end;
-            if (mix_part() || row0 + (size_t)r >= c->n)
+            if (mix_worker() || row0 + (size_t)r >= c->n)
                 continue;
             c->gain[to] = fmaxf(two[r] - rest[r], 0);
             c->channel[to] = (uint8_t)extreme[r];
@@ -716,7 +835,7 @@ ROW void mix_costs_of_group(const struct gpu_mix24_costs *c, struct mix_shared *
     MIX_EACH_ROW(r)
     {
         const size_t to = (row0 + (size_t)r) * c->groups + group;
-        if (mix_part() || row0 + (size_t)r >= c->n)
+        if (mix_worker() || row0 + (size_t)r >= c->n)
             continue;
         c->two[to] = two[r];
         c->four[to] = four[r];
@@ -730,12 +849,12 @@ ROW void mix_assign(const struct mix_strip *s, size_t group, const float *weight
     const int n = (int)s->r->length[group];
     struct mix_problem p;
     struct mix_params a;
-    row_sync();
-    for (int i = row_lane(); i < MIX_COLUMNS * MIX_COLUMNS; i += ROW_LANES)
+    mix_sync();
+    for (int i = mix_lane(); i < MIX_COLUMNS * MIX_COLUMNS; i += mix_lanes())
         s->x->u[i / MIX_COLUMNS][i % MIX_COLUMNS] = 0;
-    for (int j = row_lane(); j < MIX_COLUMNS; j += ROW_LANES)
+    for (int j = mix_lane(); j < MIX_COLUMNS; j += mix_lanes())
         s->x->weight[j] = j >= n ? 0 : weights ? weights[at + (size_t)j] : 1;
-    row_sync();
+    mix_sync();
     mix_open(&p, s, at, n);
     MIX_EACH_COLUMN(j) MIX_EACH_ROW(r) p.t[j][r] = mix_load(s->r->w, s, at, j, n, r);
     mix_fit(&a, &p, s->r->mix24.halves);
@@ -745,7 +864,7 @@ ROW void mix_assign(const struct mix_strip *s, size_t group, const float *weight
         const size_t to = (s->row + (size_t)r) * s->r->k + at + (size_t)j;
         int code;
         const float q = mix_round(&code, &p, &a, j, r, p.t[j][r]);
-        if (!mix_part() && mix_is_row(s, r) && j < n) {
+        if (!mix_worker() && mix_is_row(s, r) && j < n) {
             s->r->rank[to] = (uint8_t)code;
             s->r->mix24.values[to] = q;
         }
@@ -854,42 +973,56 @@ ROW void mix_nearest_plane(float q[][MIX_ROWS], const struct mix_problem *p,
     }
 }
 
-/* Chooses parameters and values of a group again where that lowers the cost. */
-ROW void mix_refit(float q[][MIX_ROWS], struct mix_problem *p, struct mix_params *a, int halves)
+/* Chooses the parameters of a group again where that lowers the cost of its values, now[r]. take[r]:
+ * the row is rounded again. */
+ROW void mix_refit(bool *take, const float *now, struct mix_problem *p, struct mix_params *a,
+                   int halves)
 {
-    float now[MIX_ROWS];
-    bool all[MIX_ROWS];
-    mix_set_range(p);
-    mix_cost_of_values(now, p, q);
-    MIX_EACH_ROW(r) all[r] = false;
+    MIX_EACH_ROW(r) take[r] = false;
     ROW_LOOP for (int half = 0; half < halves; half++)
     {
         const unsigned rows = mix_half(half, halves), u = half ? a->u[1] : a->u[0];
         struct mix_choice c, fresh;
-        bool take[MIX_ROWS];
+        bool better[MIX_ROWS];
         c.s2 = (int)(u & MIX_S2_MASK);
         c.z2 = (int)(u & 15);
-        mix_judge(&c, p, a->q, rows);
+        mix_judge(&c, p, a->q, rows, true);
         MIX_EACH_ROW(r)
         {
-            take[r] = c.cost[r] < now[r];
-            c.cost[r] = take[r] ? c.cost[r] : now[r];
+            better[r] = c.cost[r] < now[r];
+            c.cost[r] = better[r] ? c.cost[r] : now[r];
         }
         c.total = mix_sum(c.cost, rows);
         if (mix_has_range(p, rows)) {
             mix_search(&fresh, p, rows);
-            const bool better = fresh.total < c.total;
-            MIX_EACH_ROW(r) take[r] |= better;
-            if (better)
+            const bool all = fresh.total < c.total;
+            MIX_EACH_ROW(r) better[r] |= all;
+            if (all)
                 c = fresh;
         }
-        mix_take(a, &c, rows, take);
-        MIX_EACH_ROW(r) all[r] |= take[r] && (rows >> (mix_row() + r) & 1);
+        mix_take(a, &c, rows, better);
+        MIX_EACH_ROW(r) take[r] |= better[r] && (rows >> (mix_row() + r) & 1);
     }
-    mix_nearest_plane(q, p, a, all);
 }
 
-/* One round of coordinate descent on a column block under h[k][k]. */
+/* Opens the problem of improving a group, with its factor in p->x; now[r]: the cost of its values. */
+ROW void mix_open_refit(struct mix_problem *p, float *now, const struct mix_strip *s, size_t at,
+                        int from, int n)
+{
+    float g[MIX_COLUMNS][MIX_ROWS], q[MIX_COLUMNS][MIX_ROWS];
+    mix_open(p, s, at, n);
+    MIX_EACH_COLUMN(j) MIX_EACH_ROW(r)
+    {
+        g[j][r] = j < n ? s->x->g[from + j][mix_row() + r] : 0;
+        q[j][r] = mix_load(s->r->mix24.values, s, at, j, n, r);
+    }
+    mix_group_targets(p, q, g);
+    mix_set_range(p);
+    mix_cost_of_values(now, p, q);
+}
+
+/* One round of coordinate descent on a column block under h[k][k]. Values and sums are loaded again
+ * after the search, which needs the registers. */
 ROW void mix_descend(const struct mix_strip *s, const float *h, size_t at, int columns)
 {
     const size_t k = s->r->k;
@@ -900,32 +1033,29 @@ ROW void mix_descend(const struct mix_strip *s, const float *h, size_t at, int c
         struct mix_problem p;
         struct mix_params a;
         float g[MIX_COLUMNS][MIX_ROWS], q[MIX_COLUMNS][MIX_ROWS], change[MIX_COLUMNS][MIX_ROWS];
+        float now[MIX_ROWS];
+        bool take[MIX_ROWS];
         int code[MIX_COLUMNS][MIX_ROWS];
         end = (int)(s->r->end[first] - at);
         const int n = end - from;
         mix_load_factor(s->x, s->r->mix24.factor + group * MIX_COLUMNS * MIX_COLUMNS, MIX_COLUMNS,
                         n);
-        for (int i = row_lane(); i < MIX_COLUMNS * MIX_COLUMNS; i += ROW_LANES) {
+        for (int i = mix_lane(); i < MIX_COLUMNS * MIX_COLUMNS; i += mix_lanes()) {
             const int j = i / MIX_COLUMNS, l = i % MIX_COLUMNS;
             s->x->h[j][l] =
                 j < n && l < n ? h[(first + (size_t)j) * k + first + (size_t)l] : j == l;
         }
-        row_sync();
-        mix_open(&p, s, first, n);
         mix_load_params(&a, s, group);
+        mix_open_refit(&p, now, s, first, from, n);
+        mix_refit(take, now, &p, &a, s->r->mix24.halves);
+        mix_sync();
+        MIX_EACH_COLUMN(j)
+        MIX_EACH_ROW(r) q[j][r] = mix_load(s->r->mix24.values, s, first, j, n, r);
+        mix_nearest_plane(q, &p, &a, take);
         MIX_EACH_COLUMN(j) MIX_EACH_ROW(r)
         {
             g[j][r] = j < n ? s->x->g[from + j][mix_row() + r] : 0;
-            q[j][r] = mix_load(s->r->mix24.values, s, first, j, n, r);
-        }
-        mix_group_targets(&p, q, g);
-        mix_refit(q, &p, &a, s->r->mix24.halves);
-        mix_store_params(&a, s, group);
-        MIX_EACH_COLUMN(j) MIX_EACH_ROW(r)
-        {
-            change[j][r] = mix_load(s->r->mix24.values, s, first, j, n, r) - q[j][r];
-            if (j >= n)
-                change[j][r] = 0;
+            change[j][r] = j < n ? mix_load(s->r->mix24.values, s, first, j, n, r) - q[j][r] : 0;
         }
         MIX_EACH_COLUMN(j)
         MIX_EACH_COLUMN(i) MIX_EACH_ROW(r) g[j][r] += s->x->h[i][j] * change[i][r];
@@ -938,6 +1068,8 @@ ROW void mix_descend(const struct mix_strip *s, const float *h, size_t at, int c
             change[j][r] += moved;
             ROW_UNROLL for (int i = j + 1; i < MIX_COLUMNS; i++) g[i][r] += s->x->h[j][i] * moved;
         }
+        mix_sync(); /* all lanes have read the parameters and values */
+        mix_store_params(&a, s, group);
         mix_store(s, at, from, n, code, q, change);
         mix_spread(s, h, at, from, n, end, columns, change);
     }
