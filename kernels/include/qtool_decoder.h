@@ -177,7 +177,7 @@ struct qtool_decoder_route {
  * down: m = tokens, terms = top_k, share = 1.
  */
 struct qtool_decoder_expert_product {
-    size_t m, n, k; /* outputs, their channels, channels of inputs (multiple of 8) */
+    size_t m, n, k; /* outputs, their channels, channels of inputs */
     size_t terms, share;
     const void *w;       /* F16 [experts][n][k] */
     const void *x;       /* F16 [m * terms / share][k] */

@@ -380,7 +380,8 @@ static void test_expert_product(void)
     struct qtool_decoder_op op = {.kind = QTOOL_DECODER_EXPERT_PRODUCT};
     struct qtool_decoder_expert_product *a = &op.expert_product;
     const size_t tokens = 1 + random_below(9), top = 1 + random_below(8), experts = 5;
-    const size_t n = 1 + random_below(coin() ? 40 : 600), k = 8 * (1 + random_below(90));
+    const size_t n = 1 + random_below(coin() ? 40 : 600),
+                 k = coin() ? 8 * (1 + random_below(90)) : 1 + random_below(700);
     for (int down = 0; down < 2; down++) {
         *a = (struct qtool_decoder_expert_product){.m = down ? tokens : tokens * top,
                                                    .n = n,

@@ -385,10 +385,6 @@ static int load_half_experts(struct rt_mixture *out, struct loader *l, size_t la
     int rc;
     qt_model_expert_parts(parts, l->model, layer, 0);
     const size_t bytes = parts[1].n * parts[1].k * 2; /* of gate, up and down alike */
-    if (parts[1].n % 8 || parts[1].k % 8)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "the fused runtime does not support models with FP16 experts whose widths "
-                       "are no multiples of 8");
     QT_TRY(rt_alloc(l->rt, &gate_up, 2 * count, bytes, err));
     QT_TRY(rt_alloc(l->rt, &down, count, bytes, err));
     for (size_t i = 0; i < count; i++) {

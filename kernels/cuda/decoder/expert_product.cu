@@ -13,6 +13,26 @@
 
 enum { EXPERT_WARPS = 4, EXPERT_ROWS = 4, EXPERT_LANE = 8, EXPERT_BLOCK = 32 * EXPERT_LANE };
 
+/* 8 values, of which the first `count` exist; WIDE: all of them, 16-byte aligned. */
+template <bool WIDE>
+static __device__ __forceinline__ uint4 load_expert_values(const __half *p, int count)
+{
+    if constexpr (WIDE) {
+        return *(const uint4 *)p;
+    } else {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const __half low = 2 * i < count ? p[2 * i] : __half(0);
+            const __half high = 2 * i + 1 < count ? p[2 * i + 1] : __half(0);
+            words[i] = __half_as_ushort(low) | (uint32_t)__half_as_ushort(high) << 16;
+        }
+        return make_uint4(words[0], words[1], words[2], words[3]);
+    }
+}
+
+/* WIDE: k is a multiple of 8. */
+template <bool WIDE>
 static __global__ void __launch_bounds__(EXPERT_WARPS * 32)
     expert_product_kernel(qtool_decoder_expert_product a)
 {
@@ -34,9 +54,10 @@ static __global__ void __launch_bounds__(EXPERT_WARPS * 32)
         float x[EXPERT_LANE], v[EXPERT_LANE];
 #pragma unroll
         for (int r = 0; r < EXPERT_ROWS; r++)
-            words[r] =
-                row0 + r < a.n ? *(const uint4 *)(w + (size_t)r * k) : make_uint4(0, 0, 0, 0);
-        unpack_8_halves(x, *(const uint4 *)((const __half *)a.x + term / a.share * k + column));
+            words[r] = row0 + r < a.n ? load_expert_values<WIDE>(w + (size_t)r * k, k - column)
+                                      : make_uint4(0, 0, 0, 0);
+        unpack_8_halves(x, load_expert_values<WIDE>(
+                               (const __half *)a.x + term / a.share * k + column, k - column));
 #pragma unroll
         for (int r = 0; r < EXPERT_ROWS; r++) {
             float dot = 0;
@@ -69,9 +90,10 @@ int qt_decoder_expert_product(const struct qtool_decoder_expert_product *a, bool
     struct qtool_decoder_expert_product args = *a;
     struct qt_kernel_launch l = {};
     const size_t groups = (a->n + EXPERT_ROWS - 1) / EXPERT_ROWS;
-    if (a->k % EXPERT_LANE || groups > 65535 || a->m >= 1u << 31 || a->share == 0)
+    if (groups > 65535 || a->m >= 1u << 31 || a->share == 0)
         return QTOOL_UNSUPPORTED;
-    l.kernel = (const void *)expert_product_kernel;
+    l.kernel = a->k % EXPERT_LANE == 0 ? (const void *)expert_product_kernel<true>
+                                       : (const void *)expert_product_kernel<false>;
     l.grid = dim3((unsigned)a->m, (unsigned)groups);
     l.threads = EXPERT_WARPS * 32;
     l.dependent = l.most_smem = dependent; /* products that follow need much of it */

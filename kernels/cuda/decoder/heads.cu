@@ -104,7 +104,8 @@ static __global__ void __launch_bounds__(HEAD_WARPS * 32) heads_kernel(qtool_dec
         h.cos += (size_t)position * half;
         h.sin += (size_t)position * half;
     }
-    for (int i = lane * 32; h.cos && i < half; i += 32 * 32) { /* 128 bytes */
+    /* 128 bytes; one warp per token, because tokens of a step often share their position */
+    for (int i = lane * 32; number == 0 && h.cos && i < half; i += 32 * 32) {
         prefetch_line(h.cos + i);
         prefetch_line(h.sin + i);
     }
