@@ -232,13 +232,25 @@ struct qt_round {
                                                        * mix24, as importance */
 };
 
+/*
+ * A matrix of codes: w[row][col] = scale * (value[code] - zero), with the scale and the zero-point
+ * of the row's group col / group. All arrays are in backend memory.
+ */
+struct qt_coded {
+    size_t n, k, group;
+    const float *value;  /* [QT_ROUND_VALUES] by code */
+    const uint8_t *code; /* [n][k] */
+    const float *scale;  /* [n][groups] */
+    const uint8_t *zero; /* [n][groups]; NULL: all 0 */
+};
+
 struct qt_backend {
     /* Hardware and libraries that the bits of results depend on: "OpenBLAS 0.3.21 Haswell",
      * "NVIDIA H200, cuBLAS 13.0.2, OpenBLAS 0.3.21 Haswell". */
     const char *name;
     void *ctx;
     bool host; /* backend memory is host memory */
-    /* Set by callers: linear, attention, gram and linear_grad_w may round their factors to the 11
+    /* Set by callers: linear, attention, gram and their gradients may round their factors to the 11
      * significant bits of FP16 and TF32. Sums are FP32. */
     bool half;
 
@@ -372,6 +384,14 @@ struct qt_backend {
      * be y. */
     int (*square_grad)(struct qt_backend *be, double *sum, float *grad, const float *y,
                        const float *target, float weight, size_t count, struct qt_err *err);
+
+    /* ---- learned scales; NULL if `host`: pack/ computes there ---- */
+
+    /* w[n][k] = the values of a coded matrix. */
+    int (*decode)(struct qt_backend *be, float *w, const struct qt_coded *c, struct qt_err *err);
+    /* dscale[n][groups] = gradient of the scales, from dw[n][k]. */
+    int (*decode_grad)(struct qt_backend *be, float *dscale, const struct qt_coded *c,
+                       const float *dw, struct qt_err *err);
 
     /* ---- Hessians; NULL if `host`: hessian/ computes there. order[k] is host memory: position p
      * of h and v is column order[p] of the other matrices. ---- */

@@ -1,8 +1,8 @@
 /*
- * The CUDA backend. Matrix products use cuBLAS (product.c), Hessians and rounding have files of
- * their own (factor.c, round.c), everything else is in the kernels of math.cu. Attention is computed
- * by products of panels, with the scores in scratch memory. Gradients that are not matrix products
- * are needed for learning only and are computed on the CPU, and so are operations of few models.
+ * The CUDA backend. Matrix products use cuBLAS (product.c); Hessians, rounding and gradients have
+ * files of their own (factor.c, round.c, grad.c); everything else is in the kernels of math.cu.
+ * Attention is computed by products of panels, with the scores in scratch memory. Operations of few
+ * models are computed on the CPU.
  */
 #include "kernels/gpu/product.h"
 
@@ -27,9 +27,12 @@ struct cuda {
     void *stream;
 };
 
+/* For all functions but products of two matrices: backend memory may change. */
 static struct cuda *self(struct qt_backend *be)
 {
-    return be->ctx;
+    struct cuda *g = be->ctx;
+    gpu_products_forget(&g->products);
+    return g;
 }
 
 static struct gpu_products *products(struct qt_backend *be)
@@ -151,12 +154,12 @@ struct factor {
 static int multiply(struct qt_backend *be, float *c, struct factor a, struct factor b, bool add,
                     size_t m, size_t n, size_t k, struct qt_err *err)
 {
-    struct qt_gpu *gpu = self(be)->gpu;
+    struct cuda *g = be->ctx;
     int rc = check_sizes(m, n, k, err);
     if (rc < 0 || m == 0 || n == 0 || (k == 0 && add))
         return rc;
     if (k == 0)
-        return gpu->fill(gpu, c, 0, m * n * sizeof *c, err);
+        return cuda_zero(be, c, m * n * sizeof *c, err);
     const struct gpu_product p = {.m = (int)m,
                                   .n = (int)n,
                                   .k = (int)k,
@@ -170,18 +173,21 @@ static int multiply(struct qt_backend *be, float *c, struct factor a, struct fac
                                   .lda = (int)(a.transposed ? m : k),
                                   .ldb = (int)(b.transposed ? k : n),
                                   .ldc = (int)n,
+                                  .follows = true,
                                   .count = 1};
-    return gpu_product(products(be), &p, err);
+    g->products.half = be->half;
+    return gpu_product(&g->products, &p, err);
 }
 
 static int cuda_linear(struct qt_backend *be, float *y, const float *x, const float *w,
                        const float *bias, size_t m, size_t n, size_t k, struct qt_err *err)
 {
+    void *stream = ((struct cuda *)be->ctx)->stream; /* the bias changes y, as the product */
     int rc;
     QT_TRY(
         multiply(be, y, (struct factor){x, false}, (struct factor){w, true}, false, m, n, k, err));
     if (bias && m && n)
-        QT_TRY(gpu_check_launch(gpu_math_bias(y, bias, m, n, self(be)->stream), "bias", err));
+        QT_TRY(gpu_check_launch(gpu_math_bias(y, bias, m, n, stream), "bias", err));
 done:
     return rc;
 }
@@ -337,16 +343,17 @@ done:
 
 /* ---- rows and elements ---------------------------------------------------------------------- */
 
+static const enum gpu_norm norms[] = {
+    [QT_NORM_RMS] = GPU_NORM_RMS, [QT_NORM_LAYER] = GPU_NORM_LAYER};
+
 static int cuda_norm(struct qt_backend *be, float *y, const float *x, const float *w,
                      const float *bias, enum qt_norm_kind kind, float eps, size_t m, size_t n,
                      struct qt_err *err)
 {
-    static const enum gpu_norm kinds[] = {
-        [QT_NORM_RMS] = GPU_NORM_RMS, [QT_NORM_LAYER] = GPU_NORM_LAYER};
     int rc = check_size(m, err);
     if (rc < 0 || m == 0 || n == 0)
         return rc;
-    return gpu_check_launch(gpu_math_norm(y, x, w, kind == QT_NORM_LAYER ? bias : NULL, kinds[kind],
+    return gpu_check_launch(gpu_math_norm(y, x, w, kind == QT_NORM_LAYER ? bias : NULL, norms[kind],
                                           eps, m, n, self(be)->stream),
                             "norm", err);
 }
@@ -362,18 +369,19 @@ static int cuda_rope(struct qt_backend *be, float *x, const float *cos, const fl
         "rope", err);
 }
 
+static const enum gpu_act activations[] = {
+    [QT_ACT_SILU] = GPU_SILU,       [QT_ACT_GELU_TANH] = GPU_GELU_TANH, [QT_ACT_GELU] = GPU_GELU,
+    [QT_ACT_RELU] = GPU_RELU,       [QT_ACT_RELU2] = GPU_RELU2,         [QT_ACT_NONE] = GPU_NONE,
+    [QT_ACT_SIGMOID] = GPU_SIGMOID, [QT_ACT_CLAMPED] = GPU_CLAMPED};
+
 static int cuda_activate(struct qt_backend *be, float *y, const float *gate, const float *up,
                          enum qt_act_kind kind, size_t count, struct qt_err *err)
 {
-    static const enum gpu_act kinds[] = {
-        [QT_ACT_SILU] = GPU_SILU,       [QT_ACT_GELU_TANH] = GPU_GELU_TANH,
-        [QT_ACT_GELU] = GPU_GELU,       [QT_ACT_RELU] = GPU_RELU,
-        [QT_ACT_RELU2] = GPU_RELU2,     [QT_ACT_NONE] = GPU_NONE,
-        [QT_ACT_SIGMOID] = GPU_SIGMOID, [QT_ACT_CLAMPED] = GPU_CLAMPED};
     if (count == 0)
         return QT_OK;
-    return gpu_check_launch(gpu_math_activate(y, gate, up, kinds[kind], count, self(be)->stream),
-                            "activation", err);
+    return gpu_check_launch(
+        gpu_math_activate(y, gate, up, activations[kind], count, self(be)->stream), "activation",
+        err);
 }
 
 static int cuda_add(struct qt_backend *be, float *y, const float *x, size_t count,
@@ -593,7 +601,7 @@ static int cuda_group_range(struct qt_backend *be, float *largest, float *smalle
     return gpu_group_range(self(be)->gpu, largest, smallest, w, n, k, group, err);
 }
 
-/* ---- gradients and operations on the CPU ---------------------------------------------------- */
+/* ---- operations on the CPU ------------------------------------------------------------------ */
 
 /* *out: copy of x[count] in host memory, owned by the caller; NULL if x is NULL. */
 static int fetch(float **out, struct qt_backend *be, const float *x, size_t count,
@@ -615,29 +623,6 @@ static int put(struct qt_backend *be, float *x, const float *from, size_t count,
     return x ? cuda_upload(be, x, from, count * sizeof *x, err) : QT_OK;
 }
 
-static int cuda_norm_grad(struct qt_backend *be, float *dx, float *dw, const float *dy,
-                          const float *x, const float *w, enum qt_norm_kind kind, float eps,
-                          size_t m, size_t n, struct qt_err *err)
-{
-    struct qt_backend *cpu = self(be)->cpu;
-    float *hdw = NULL, *hdy = NULL, *hx = NULL, *hw = NULL;
-    int rc;
-    QT_TRY(fetch(&hdw, be, dw, n, err));
-    QT_TRY(fetch(&hdy, be, dy, m * n, err));
-    QT_TRY(fetch(&hx, be, x, m * n, err));
-    QT_TRY(fetch(&hw, be, w, n, err));
-    QT_TRY(cpu->norm_grad(cpu, hdy, hdw, hdy, hx, hw, kind, eps, m, n, err));
-    QT_TRY(put(be, dx, hdy, m * n, err));
-    QT_TRY(put(be, dw, hdw, n, err));
-done:
-    qt_free(hdw);
-    qt_free(hdy);
-    qt_free(hx);
-    qt_free(hw);
-    return rc;
-}
-
-/* Recurrences are computed by the CPU backend, too. */
 static int cuda_convolve(struct qt_backend *be, float *y, const float *x, const float *w,
                          const float *bias, size_t m, size_t seqlen, size_t channels, size_t kernel,
                          struct qt_err *err)
@@ -783,7 +768,7 @@ done:
     return rc;
 }
 
-static int cuda_attention_grad(struct qt_backend *be, float *dq, float *dk, float *dv,
+static int host_attention_grad(struct qt_backend *be, float *dq, float *dk, float *dv,
                                const float *dy, const float *q, const float *k, const float *v,
                                size_t m, const struct qt_attention *a, struct qt_err *err)
 {
@@ -821,58 +806,84 @@ done:
     return rc;
 }
 
+/* ---- gradients ------------------------------------------------------------------------------ */
+
+static int cuda_norm_grad(struct qt_backend *be, float *dx, float *dw, const float *dy,
+                          const float *x, const float *w, enum qt_norm_kind kind, float eps,
+                          size_t m, size_t n, struct qt_err *err)
+{
+    int rc = check_sizes(m, n, 0, err);
+    return rc < 0 ? rc : gpu_norm_grad(products(be), dx, dw, dy, x, w, norms[kind], eps, m, n, err);
+}
+
+static int cuda_attention_grad(struct qt_backend *be, float *dq, float *dk, float *dv,
+                               const float *dy, const float *q, const float *k, const float *v,
+                               size_t m, const struct qt_attention *a, struct qt_err *err)
+{
+    int rc = check_sizes(a->heads * a->head_dim, a->seqlen, a->heads, err);
+    if (rc < 0)
+        return rc;
+    return a->bias ? host_attention_grad(be, dq, dk, dv, dy, q, k, v, m, a, err)
+                   : gpu_attention_grad(products(be), dq, dk, dv, dy, q, k, v, m, a, err);
+}
+
 static int cuda_activate_grad(struct qt_backend *be, float *dgate, float *dup, const float *dy,
                               const float *gate, const float *up, enum qt_act_kind kind,
                               size_t count, struct qt_err *err)
 {
-    struct qt_backend *cpu = self(be)->cpu;
-    float *hdy = NULL, *hgate = NULL, *hup = NULL;
-    int rc;
-    QT_TRY(fetch(&hdy, be, dy, count, err));
-    QT_TRY(fetch(&hgate, be, gate, count, err));
-    QT_TRY(fetch(&hup, be, up, count, err));
-    QT_TRY(cpu->activate_grad(cpu, hgate, hup, hdy, hgate, hup, kind, count, err));
-    QT_TRY(put(be, dgate, hgate, count, err));
-    QT_TRY(put(be, dup, hup, count, err));
-done:
-    qt_free(hdy);
-    qt_free(hgate);
-    qt_free(hup);
-    return rc;
+    return count ? gpu_check_launch(gpu_grad_activate(dgate, dup, dy, gate, up, activations[kind],
+                                                      count, self(be)->stream),
+                                    "gradient", err)
+                 : QT_OK;
 }
 
 static int cuda_loss_grad(struct qt_backend *be, double *losses, float *dlogits,
                           const float *logits, const float *ref, const uint32_t *targets,
                           float softcap, float weight, size_t m, size_t vocab, struct qt_err *err)
 {
-    struct qt_backend *cpu = self(be)->cpu;
-    float *hlogits = NULL, *href = NULL;
-    int rc;
-    QT_TRY(fetch(&hlogits, be, logits, m * vocab, err));
-    QT_TRY(fetch(&href, be, ref, m * vocab, err));
-    QT_TRY(cpu->loss_grad(cpu, losses, hlogits, hlogits, href, targets, softcap, weight, m, vocab,
-                          err));
-    QT_TRY(put(be, dlogits, hlogits, m * vocab, err));
-done:
-    qt_free(hlogits);
-    qt_free(href);
-    return rc;
+    int rc = check_sizes(m, vocab, 0, err);
+    return rc < 0 ? rc
+                  : gpu_loss_grad(products(be), losses, dlogits, logits, ref, targets, softcap,
+                                  weight, m, vocab, err);
 }
 
 static int cuda_square_grad(struct qt_backend *be, double *sum, float *grad, const float *y,
                             const float *target, float weight, size_t count, struct qt_err *err)
 {
-    struct qt_backend *cpu = self(be)->cpu;
-    float *hy = NULL, *htarget = NULL;
-    int rc;
-    QT_TRY(fetch(&hy, be, y, count, err));
-    QT_TRY(fetch(&htarget, be, target, count, err));
-    QT_TRY(cpu->square_grad(cpu, sum, hy, hy, htarget, weight, count, err));
-    QT_TRY(put(be, grad, hy, count, err));
-done:
-    qt_free(hy);
-    qt_free(htarget);
-    return rc;
+    return gpu_square_grad(products(be), sum, grad, y, target, weight, count, err);
+}
+
+/* ---- learned scales ------------------------------------------------------------------------- */
+
+static struct gpu_coded coded(const struct qt_coded *c)
+{
+    return (struct gpu_coded){.n = c->n,
+                              .k = c->k,
+                              .group = c->group,
+                              .value = c->value,
+                              .code = c->code,
+                              .scale = c->scale,
+                              .zero = c->zero};
+}
+
+static int cuda_decode(struct qt_backend *be, float *w, const struct qt_coded *c,
+                       struct qt_err *err)
+{
+    const struct gpu_coded a = coded(c);
+    int rc = check_sizes(c->n, c->k, c->group, err);
+    if (rc < 0 || c->n == 0 || c->k == 0)
+        return rc;
+    return gpu_check_launch(gpu_grad_decode(w, &a, self(be)->stream), "decoding", err);
+}
+
+static int cuda_decode_grad(struct qt_backend *be, float *dscale, const struct qt_coded *c,
+                            const float *dw, struct qt_err *err)
+{
+    const struct gpu_coded a = coded(c);
+    int rc = check_sizes(c->n, c->k, c->group, err);
+    if (rc < 0 || c->n == 0 || c->k == 0)
+        return rc;
+    return gpu_check_launch(gpu_grad_scales(dscale, &a, dw, self(be)->stream), "gradient", err);
 }
 
 /* ---- ranks ---------------------------------------------------------------------------------- */
@@ -953,6 +964,8 @@ static const struct qt_backend functions = {
     .activate_grad = cuda_activate_grad,
     .loss_grad = cuda_loss_grad,
     .square_grad = cuda_square_grad,
+    .decode = cuda_decode,
+    .decode_grad = cuda_decode_grad,
     .round_inputs = cuda_round_inputs,
     .arrange_inputs = cuda_arrange_inputs,
     .factor = cuda_factor,

@@ -60,9 +60,10 @@ struct gpu_product {
     const float *a, *b;
     float *c;
     bool a_transposed, b_transposed, tf32;
+    bool follows; /* since the product before, nothing but its result has changed (gpu_product) */
     int lda, ldb, ldc;
     int count;
-    float *const *as, *const *bs, *const *cs; /* NULL if count is 1 */
+    float *const *as, *const *bs, *const *cs; /* NULL: not a batch, count is 1 */
 };
 int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p);
 /* A single product of FP16 matrices, in place of p->a and p->b. factors: device memory, alpha and
@@ -254,6 +255,68 @@ int gpu_math_row_dots(double *dots, const float *x, const float *y, size_t m, si
                       void *stream);
 int gpu_math_channels(float *absmax, double *sum2, uint32_t *hist, const float *x, size_t m,
                       size_t k, void *stream);
+
+/* ---- grad_kernels.cu: gradients of the CUDA backend ----------------------------------------- */
+
+/* Statistics of a row of a norm's input and output gradient, for its gradients. The weights' are
+ * summed over runs of GPU_NORM_RUN rows in runs[ceil(m / GPU_NORM_RUN)][n], and added to dw[n]. */
+enum { GPU_NORM_RUN = 1024 };
+struct gpu_norm_row {
+    double mean;
+    float inv, mean_t, mean_tz;
+};
+int gpu_grad_norm_rows(struct gpu_norm_row *rows, const float *dy, const float *x, const float *w,
+                       enum gpu_norm kind, float eps, size_t m, size_t n, void *stream);
+int gpu_grad_norm_weights(float *dw, double *runs, const struct gpu_norm_row *rows, const float *dy,
+                          const float *x, size_t m, size_t n, void *stream);
+int gpu_grad_norm_inputs(float *dx, const struct gpu_norm_row *rows, const float *dy,
+                         const float *x, const float *w, size_t m, size_t n, void *stream);
+int gpu_grad_activate(float *dgate, float *dup, const float *dy, const float *gate, const float *up,
+                      enum gpu_act kind, size_t count, void *stream);
+/* The heads of the gradient of an attention, as struct gpu_heads. Element i is query head i / (batch
+ * / group) of its key head, so that those of different key heads, whose dk and dv are different
+ * arrays, follow each other. */
+enum {
+    GPU_GRAD_Q,
+    GPU_GRAD_K,
+    GPU_GRAD_V,
+    GPU_GRAD_DY,
+    GPU_GRAD_DQ,
+    GPU_GRAD_DK,
+    GPU_GRAD_DV,
+    GPU_GRAD_P,
+    GPU_GRAD_DS,
+    GPU_GRAD_ARRAYS
+};
+struct gpu_grad_heads {
+    const float *q, *k, *v, *dy;
+    float *dq, *dk, *dv, *p, *ds;
+    size_t kv_heads, group, dim, cells, query_step, key_step, batch;
+};
+int gpu_grad_pointers(void *pointers, const struct gpu_grad_heads *a, void *stream);
+/* Replaces the scores a->p[batch][rows][keys] by probabilities, as gpu_math_softmax, and their
+ * gradient a->ds by that of the scores. sinks: NULL, or those of the query heads of all key heads. */
+int gpu_grad_softmax(const struct gpu_grad_heads *a, size_t rows, size_t keys, size_t r0, size_t lo,
+                     size_t window, float softcap, const float *sinks, void *stream);
+/* losses: device memory. Targets must be below vocab, or GPU_NO_TARGET. */
+#define GPU_NO_TARGET UINT32_MAX
+int gpu_grad_loss(double *losses, float *dlogits, const float *logits, const float *ref,
+                  const uint32_t *targets, float softcap, float weight, size_t m, size_t vocab,
+                  void *stream);
+/* sums[ceil(count / GPU_SQUARE_RUN)] of squared errors; grad = factor * error. */
+enum { GPU_SQUARE_RUN = 1 << 14 };
+int gpu_grad_square(double *sums, float *grad, const float *y, const float *target, float factor,
+                    size_t count, void *stream);
+/* struct qt_coded of base/backend.h, and its functions decode and decode_grad. */
+struct gpu_coded {
+    size_t n, k, group;
+    const float *value;
+    const uint8_t *code;
+    const float *scale;
+    const uint8_t *zero;
+};
+int gpu_grad_decode(float *w, const struct gpu_coded *a, void *stream);
+int gpu_grad_scales(float *dscale, const struct gpu_coded *a, const float *dw, void *stream);
 
 #ifdef __cplusplus
 }

@@ -6,68 +6,12 @@
  * All results are deterministic: a sum is computed by one thread, or by one thread block that adds
  * the partial sums of its threads in a fixed order.
  */
+#include "kernels/gpu/block.cuh"
 #include "kernels/gpu/internal.h"
 
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 #include <math.h>
-
-enum { THREADS = 256, WARPS = THREADS / 32 };
-
-static unsigned blocks_for(size_t count)
-{
-    const size_t blocks = (count + THREADS - 1) / THREADS;
-    return (unsigned)(blocks < 1 << 20 ? blocks : 1 << 20);
-}
-
-/* Grid-stride loop over `count` elements. */
-#define FOR_ELEMENTS(i, count)                                                                     \
-    for (size_t i = blockIdx.x * (size_t)THREADS + threadIdx.x; i < (count);                       \
-         i += (size_t)gridDim.x * THREADS)
-
-/* ---- thread block reductions ---------------------------------------------------------------- */
-
-struct largest {
-    float value;
-    int index;
-};
-
-static __device__ __forceinline__ double join(double a, double b)
-{
-    return a + b;
-}
-
-/* Maximum; the lowest index of equal values. */
-static __device__ __forceinline__ largest join(largest a, largest b)
-{
-    return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
-}
-
-static __device__ __forceinline__ double from_lane(double v, int mask)
-{
-    return __shfl_xor_sync(~0u, v, mask);
-}
-
-static __device__ __forceinline__ largest from_lane(largest v, int mask)
-{
-    return {__shfl_xor_sync(~0u, v.value, mask), __shfl_xor_sync(~0u, v.index, mask)};
-}
-
-/* Reduces v over the thread block; all threads get the result. */
-template <class T> static __device__ __forceinline__ T block_join(T v)
-{
-    __shared__ T part[WARPS];
-    for (int mask = 16; mask; mask /= 2)
-        v = join(v, from_lane(v, mask));
-    __syncthreads(); /* the previous result has been read */
-    if (threadIdx.x % 32 == 0)
-        part[threadIdx.x / 32] = v;
-    __syncthreads();
-    v = part[0];
-    for (int i = 1; i < WARPS; i++)
-        v = join(v, part[i]);
-    return v;
-}
 
 /* ---- elements ------------------------------------------------------------------------------- */
 
@@ -222,11 +166,6 @@ static __global__ void norm_kernel(float *y, const float *x, const float *w, con
     }
 }
 
-static __device__ __forceinline__ float capped(float x, float softcap)
-{
-    return softcap > 0 ? softcap * tanhf(x / softcap) : x;
-}
-
 static __global__ void head_pointers_kernel(float **to, struct gpu_heads a)
 {
     FOR_ELEMENTS(i, a.batch)
@@ -250,22 +189,21 @@ static __global__ void softmax_kernel(float *s, size_t rows, size_t keys, size_t
 {
     float *row = s + blockIdx.x * keys;
     const float sink = sinks ? sinks[blockIdx.x / rows % heads] : -INFINITY;
-    const size_t i = r0 + blockIdx.x % rows, from = window && i >= window ? i - window + 1 : 0;
+    const size_t i = r0 + blockIdx.x % rows, first = window && i >= window ? i - window + 1 : 0;
+    const size_t from = first > lo ? first - lo : 0, end = i - lo + 1;
     largest top = {-INFINITY, 0};
     double sum = 0;
-    for (size_t j = threadIdx.x; j < keys; j += THREADS) {
-        const bool visible = lo + j >= from && lo + j <= i;
-        row[j] = visible ? capped(row[j], softcap) : -INFINITY;
-        top.value = fmaxf(top.value, row[j]);
-    }
+    /* The row is read three times, mostly from a cache, and written once. */
+    for (size_t j = threadIdx.x; j < end; j += THREADS)
+        if (j >= from)
+            top.value = fmaxf(top.value, capped(row[j], softcap));
     top = block_join(top);
-    for (size_t j = threadIdx.x; j < keys; j += THREADS) {
-        row[j] = expf(row[j] - top.value); /* masked keys: 0 */
-        sum += (double)row[j];
-    }
+    for (size_t j = threadIdx.x; j < end; j += THREADS)
+        if (j >= from)
+            sum += (double)expf(capped(row[j], softcap) - top.value);
     const float factor = (float)(1 / (block_join(sum) + exp((double)sink - (double)top.value)));
     for (size_t j = threadIdx.x; j < keys; j += THREADS)
-        row[j] *= factor;
+        row[j] = j >= from && j < end ? expf(capped(row[j], softcap) - top.value) * factor : 0;
 }
 
 /* ---- keys of a 4-bit cache ------------------------------------------------------------------ */
@@ -332,24 +270,6 @@ static __global__ void own_scores_kernel(const gpu_own_scores a)
         }
         __syncthreads();
     }
-}
-
-struct row_stats {
-    largest top;
-    double lse;
-};
-
-static __device__ row_stats stats_of(const float *row, float softcap, size_t vocab)
-{
-    row_stats s = {{-INFINITY, 0}, 0};
-    double sum = 0;
-    for (size_t i = threadIdx.x; i < vocab; i += THREADS)
-        s.top = join(s.top, largest{capped(row[i], softcap), (int)i});
-    s.top = block_join(s.top);
-    for (size_t i = threadIdx.x; i < vocab; i += THREADS)
-        sum += (double)expf(capped(row[i], softcap) - s.top.value);
-    s.lse = (double)s.top.value + log(block_join(sum));
-    return s;
 }
 
 /* As in kernels/cpu/backend.c: KL = sum p (b - a) - (lse b - lse a), where p are the probabilities
@@ -427,13 +347,29 @@ static __global__ void __launch_bounds__(TILE *STEP, 1)
 
 /* ---- FP16 factors --------------------------------------------------------------------------- */
 
+/* Four numbers at a time where rows have no gaps between them. */
+static bool by_four(const void *x, const void *z, size_t count, size_t k, size_t ld)
+{
+    return k == ld && count % 4 == 0 && (uintptr_t)x % 16 == 0 && (uintptr_t)z % 8 == 0;
+}
+
 /* The largest magnitude, of bits that compare like it. Infinities and NaN count as well. */
+template <bool FOUR>
 static __global__ void largest_kernel(uint32_t *largest, const float *x, size_t count, size_t k,
                                       size_t ld)
 {
     uint32_t most = 0;
-    FOR_ELEMENTS(i, count)
-    most = max(most, __float_as_uint(x[k == ld ? i : i / k * ld + i % k]) & 0x7fffffff);
+    if (FOUR) {
+        FOR_ELEMENTS(i, count / 4)
+        {
+            const uint4 v = ((const uint4 *)x)[i];
+            most = max(most, max(max(v.x & 0x7fffffff, v.y & 0x7fffffff),
+                                 max(v.z & 0x7fffffff, v.w & 0x7fffffff)));
+        }
+    } else {
+        FOR_ELEMENTS(i, count)
+        most = max(most, __float_as_uint(x[k == ld ? i : i / k * ld + i % k]) & 0x7fffffff);
+    }
     for (int mask = 16; mask; mask /= 2)
         most = max(most, __shfl_xor_sync(~0u, most, mask));
     if (threadIdx.x % 32 == 0)
@@ -447,12 +383,23 @@ static __device__ __forceinline__ float half_scale(uint32_t largest)
     return exponent > -100 && exponent < 128 ? ldexpf(1, 14 - exponent) : 1;
 }
 
+template <bool FOUR>
 static __global__ void to_half_kernel(__half *z, const uint32_t *largest, const float *x,
                                       size_t count, size_t k, size_t ld)
 {
     const float scale = half_scale(*largest);
-    FOR_ELEMENTS(i, count)
-    z[i] = __float2half_rn(x[k == ld ? i : i / k * ld + i % k] * scale);
+    if (FOUR) {
+        FOR_ELEMENTS(i, count / 4)
+        {
+            const float4 v = ((const float4 *)x)[i];
+            const __half2 low = __floats2half2_rn(v.x * scale, v.y * scale);
+            const __half2 high = __floats2half2_rn(v.z * scale, v.w * scale);
+            ((uint2 *)z)[i] = make_uint2(*(const unsigned *)&low, *(const unsigned *)&high);
+        }
+    } else {
+        FOR_ELEMENTS(i, count)
+        z[i] = __float2half_rn(x[k == ld ? i : i / k * ld + i % k] * scale);
+    }
 }
 
 static __global__ void widen_kernel(float *y, const uint16_t *x, bool bf16, size_t count)
@@ -590,10 +537,6 @@ static __global__ void __launch_bounds__(CHANNELS *SLICES)
 
 /* ---- launches ------------------------------------------------------------------------------- */
 
-#define LAUNCH(kernel, blocks, threads, stream, ...)                                               \
-    (kernel<<<(blocks), (threads), 0, (cudaStream_t)(stream)>>>(__VA_ARGS__),                      \
-     (int)cudaGetLastError())
-
 int gpu_math_bias(float *y, const float *bias, size_t m, size_t n, void *stream)
 {
     return LAUNCH(bias_kernel, blocks_for(m * n), THREADS, stream, y, bias, m * n, n);
@@ -650,14 +593,21 @@ int gpu_math_to_half(void *z, uint32_t *largest, const float *x, size_t rows, si
 {
     enum { BLOCKS = 2048 };
     const size_t count = rows * k;
-    const unsigned blocks = blocks_for(count);
-    cudaError_t e = cudaMemsetAsync(largest, 0, sizeof *largest, (cudaStream_t)stream);
-    if (e == cudaSuccess)
-        e = (cudaError_t)LAUNCH(largest_kernel, min(blocks, (unsigned)BLOCKS), THREADS, stream,
-                                largest, x, count, k, ld);
-    return e != cudaSuccess ? (int)e
-                            : LAUNCH(to_half_kernel, blocks, THREADS, stream, (__half *)z, largest,
-                                     x, count, k, ld);
+    const bool four = by_four(x, z, count, k, ld);
+    const unsigned blocks = blocks_for(four ? count / 4 : count),
+                   few = min(blocks, (unsigned)BLOCKS);
+    cudaStream_t on = (cudaStream_t)stream;
+    cudaError_t e = cudaMemsetAsync(largest, 0, sizeof *largest, on);
+    if (e != cudaSuccess)
+        return e;
+    if (four) {
+        largest_kernel<true><<<few, THREADS, 0, on>>>(largest, x, count, k, ld);
+        to_half_kernel<true><<<blocks, THREADS, 0, on>>>((__half *)z, largest, x, count, k, ld);
+    } else {
+        largest_kernel<false><<<few, THREADS, 0, on>>>(largest, x, count, k, ld);
+        to_half_kernel<false><<<blocks, THREADS, 0, on>>>((__half *)z, largest, x, count, k, ld);
+    }
+    return cudaGetLastError();
 }
 
 int gpu_math_widen(float *y, const void *x, bool bf16, size_t count, void *stream)

@@ -34,7 +34,13 @@ void gpu_products_free(struct gpu_products *g)
     g->gpu->free(g->gpu, g->right.p);
     g->gpu->free(g->gpu, g->panel.p);
     g->gpu->free(g->gpu, g->factors.p);
-    g->left = g->right = g->panel = g->factors = (struct gpu_scratch){0};
+    g->gpu->free(g->gpu, g->scores.p);
+    g->gpu->free(g->gpu, g->rows.p);
+    for (size_t i = 0; i < GPU_HALVES; i++) {
+        g->gpu->free(g->gpu, g->halves[i].z.p);
+        g->halves[i] = (struct gpu_half){0};
+    }
+    g->left = g->right = g->panel = g->factors = g->scores = g->rows = (struct gpu_scratch){0};
 }
 
 /* ---- 3xTF32 --------------------------------------------------------------------------------- */
@@ -123,28 +129,73 @@ done:
 
 /* ---- FP16 ----------------------------------------------------------------------------------- */
 
-/* z = rows [0, rows) of a factor as it is stored, in FP16. */
-static int to_half(struct gpu_products *g, struct gpu_scratch *z, uint32_t *largest, const float *x,
-                   int rows, int k, int ld, struct qt_err *err)
+void gpu_products_forget(struct gpu_products *g)
 {
-    int rc = gpu_scratch_need(z, g->gpu, (size_t)rows, (size_t)k * sizeof(uint16_t), err);
-    return rc < 0 ? rc
-                  : gpu_check_launch(gpu_math_to_half(z->p, largest, x, (size_t)rows, (size_t)k,
-                                                      (size_t)ld, gpu_stream_of(g->gpu)),
-                                     "FP16 factors", err);
+    for (size_t i = 0; i < GPU_HALVES; i++)
+        g->halves[i].x = NULL;
 }
 
-/* Enqueues p with the factors a and b in FP16. */
-static int multiply_half(struct gpu_products *g, const struct gpu_product *p, const void *a,
-                         const void *b, const uint32_t *largest_b, struct qt_err *err)
+/* Forgets factors that overlap with c, the result of p. */
+static void forget_result(struct gpu_products *g, const struct gpu_product *p)
+{
+    const uintptr_t c = (uintptr_t)p->c;
+    const uintptr_t end = (uintptr_t)(p->c + (size_t)(p->m - 1) * (size_t)p->ldc + p->n);
+    for (size_t i = 0; i < GPU_HALVES; i++) {
+        const struct gpu_half *h = &g->halves[i];
+        const float *last = h->x ? h->x + (size_t)(h->rows - 1) * (size_t)h->ld + h->k : NULL;
+        if ((uintptr_t)h->x < end && c < (uintptr_t)last)
+            g->halves[i].x = NULL;
+    }
+}
+
+static uint32_t *largest_of(struct gpu_products *g, const struct gpu_half *h)
+{
+    return (uint32_t *)g->factors.p + 2 + (h - g->halves);
+}
+
+/* *out: rows [0, rows) of a factor as it is stored, in FP16. Takes the place of the factor that has not
+ * been used for longest. */
+static int to_half(struct gpu_half **out, struct gpu_products *g, const float *x, int rows, int k,
+                   int ld, struct qt_err *err)
+{
+    struct gpu_half *h = g->halves;
+    int rc;
+    QT_TRY(gpu_scratch_need(&g->factors, g->gpu, 2 + GPU_HALVES, sizeof(uint32_t), err));
+    for (size_t i = 0; i < GPU_HALVES; i++) {
+        *out = &g->halves[i];
+        if ((*out)->x == x && (*out)->rows == rows && (*out)->k == k && (*out)->ld == ld) {
+            (*out)->used = ++g->uses;
+            return QT_OK;
+        }
+        h = (*out)->used < h->used ? *out : h;
+    }
+    *out = h;
+    h->x = NULL;
+    QT_TRY(gpu_scratch_need(&h->z, g->gpu, (size_t)rows, (size_t)k * sizeof(uint16_t), err));
+    QT_TRY(gpu_check_launch(gpu_math_to_half(h->z.p, largest_of(g, h), x, (size_t)rows, (size_t)k,
+                                             (size_t)ld, gpu_stream_of(g->gpu)),
+                            "FP16 factors", err));
+    h->x = x;
+    h->rows = rows;
+    h->k = k;
+    h->ld = ld;
+    h->used = ++g->uses;
+done:
+    return rc;
+}
+
+/* Enqueues p with the factors a and b, that is z_a and z_b, parts of them. */
+static int multiply_half(struct gpu_products *g, const struct gpu_product *p,
+                         const struct gpu_half *a, const void *z_a, const struct gpu_half *b,
+                         const void *z_b, struct qt_err *err)
 {
     float *factors = g->factors.p;
-    const uint32_t *largest = (const uint32_t *)(factors + 2);
     int rc;
-    QT_TRY(gpu_check_launch(gpu_math_half_factors(factors, largest, largest_b, p->alpha, p->beta,
-                                                  gpu_stream_of(g->gpu)),
+    QT_TRY(gpu_check_launch(gpu_math_half_factors(factors, largest_of(g, a), largest_of(g, b),
+                                                  p->alpha, p->beta, gpu_stream_of(g->gpu)),
                             "FP16 factors", err));
-    QT_TRY(gpu_check_cublas(gpu_cublas_product_half(gpu_cublas_of(g->gpu), p, a, b, factors), err));
+    QT_TRY(gpu_check_cublas(gpu_cublas_product_half(gpu_cublas_of(g->gpu), p, z_a, z_b, factors),
+                            err));
 done:
     return rc;
 }
@@ -152,16 +203,13 @@ done:
 static int product_half(struct gpu_products *g, const struct gpu_product *p, struct qt_err *err)
 {
     struct gpu_product q = *p;
-    uint32_t *largest;
+    struct gpu_half *a, *b;
     int rc;
-    QT_TRY(gpu_scratch_need(&g->factors, g->gpu, 4, sizeof *largest, err));
-    largest = (uint32_t *)g->factors.p + 2;
     q.lda = p->a_transposed ? p->m : p->k;
     q.ldb = p->b_transposed ? p->k : p->n;
-    QT_TRY(to_half(g, &g->left, largest, p->a, p->a_transposed ? p->k : p->m, q.lda, p->lda, err));
-    QT_TRY(to_half(g, &g->right, largest + 1, p->b, p->b_transposed ? p->n : p->k, q.ldb, p->ldb,
-                   err));
-    QT_TRY(multiply_half(g, &q, g->left.p, g->right.p, largest + 1, err));
+    QT_TRY(to_half(&a, g, p->a, p->a_transposed ? p->k : p->m, q.lda, p->lda, err));
+    QT_TRY(to_half(&b, g, p->b, p->b_transposed ? p->n : p->k, q.ldb, p->ldb, err));
+    QT_TRY(multiply_half(g, &q, a, a->z.p, b, b->z.p, err));
 done:
     return rc;
 }
@@ -169,9 +217,13 @@ done:
 int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_err *err)
 {
     struct gpu_product q = *p;
-    if (p->count == 1 && is_large(g, p->m, p->n, p->k))
+    if (p->follows)
+        forget_result(g, p);
+    else
+        gpu_products_forget(g);
+    if (!p->as && is_large(g, p->m, p->n, p->k))
         return g->half ? product_half(g, p, err) : product_3xtf32(g, p, err);
-    q.tf32 |= g->half && p->count > 1 && has_fast_tf32(g->gpu);
+    q.tf32 |= g->half && p->as && has_fast_tf32(g->gpu);
     return gpu_check_cublas(gpu_cublas_product(gpu_cublas_of(g->gpu), &q), err);
 }
 
@@ -184,10 +236,11 @@ static int add_gram(struct gpu_products *g, double *h, const float *x, int m, in
 {
     const struct rows f = {x, true, k};
     const bool large = is_large(g, k, k, m), half = large && g->half;
+    struct gpu_half *z = NULL;
     int rc = QT_OK;
-    QT_TRY(gpu_scratch_need(&g->factors, g->gpu, 4, sizeof(uint32_t), err));
+    gpu_products_forget(g);
     if (half)
-        QT_TRY(to_half(g, &g->left, (uint32_t *)g->factors.p + 2, x, m, k, k, err));
+        QT_TRY(to_half(&z, g, x, m, k, k, err));
     if (large && !half) {
         QT_TRY(split(g, &g->left, &f, 0, k, m, err));
         QT_TRY(split(g, &g->right, &f, 0, k, m, err));
@@ -207,8 +260,7 @@ static int add_gram(struct gpu_products *g, double *h, const float *x, int m, in
                                       .ldb = k,
                                       .ldc = cols,
                                       .count = 1};
-        const uint16_t *z = g->left.p;
-        QT_TRY(half    ? multiply_half(g, &p, z + i0, z, (uint32_t *)g->factors.p + 2, err)
+        QT_TRY(half    ? multiply_half(g, &p, z, (uint16_t *)z->z.p + i0, z, z->z.p, err)
                : large ? multiply_split(g, &p, i0, err)
                        : gpu_check_cublas(gpu_cublas_product(gpu_cublas_of(g->gpu), &p), err));
         QT_TRY(gpu_check_launch(gpu_math_add_lower(h, p.c, (size_t)i0, (size_t)rows, (size_t)cols,

@@ -28,16 +28,30 @@ struct gpu_scratch {
 int gpu_scratch_need(struct gpu_scratch *s, struct qt_gpu *gpu, size_t count, size_t size,
                      struct qt_err *err);
 
+/* A factor in FP16, kept for products that follow: often they share a factor. */
+struct gpu_half {
+    struct gpu_scratch z;
+    const float *x; /* NULL: none */
+    int rows, k, ld;
+    size_t used; /* number of the latest product with it */
+};
+enum { GPU_HALVES = 4 };
+
 struct gpu_products {
     struct qt_gpu *gpu;
-    struct gpu_scratch left, right; /* TF32 parts of the factors, at most 805 MB each */
-    struct gpu_scratch panel;       /* product of a panel of a Gram matrix */
-    struct gpu_scratch factors;     /* of products in FP16: alpha, beta, largest magnitudes */
+    struct gpu_scratch left, right;  /* TF32 parts of the factors, at most 805 MB each */
+    struct gpu_scratch panel;        /* product of a panel of a Gram matrix */
+    struct gpu_scratch factors;      /* of products in FP16: alpha, beta, largest magnitudes */
+    struct gpu_scratch scores, rows; /* of gradients */
+    struct gpu_half halves[GPU_HALVES];
+    size_t uses;
     bool half;       /* large products round their factors to FP16, batches to TF32 */
     int split_cells; /* values of a factor that are split at a time; 0: 2^26 */
 };
 
 void gpu_products_free(struct gpu_products *g);
+/* Forgets factors in FP16: the product that comes next does not follow another one. */
+void gpu_products_forget(struct gpu_products *g);
 
 /* Computes p in FP32, or in 3xTF32 if it is large and not a batch. The error of c is up to 1e-5 of
  * a typical value with 3xTF32 (2e-6 with FP32; 1e-3 with `half`), and infinite results may be
@@ -47,6 +61,18 @@ int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_e
 int gpu_gram(struct gpu_products *g, double *h, const float *x, size_t m, size_t k,
              struct qt_err *err);
 
+/* grad.c: functions of struct qt_backend. attention_grad: without a bias. */
+int gpu_norm_grad(struct gpu_products *g, float *dx, float *dw, const float *dy, const float *x,
+                  const float *w, enum gpu_norm kind, float eps, size_t m, size_t n,
+                  struct qt_err *err);
+int gpu_attention_grad(struct gpu_products *g, float *dq, float *dk, float *dv, const float *dy,
+                       const float *q, const float *k, const float *v, size_t m,
+                       const struct qt_attention *a, struct qt_err *err);
+int gpu_loss_grad(struct gpu_products *g, double *losses, float *dlogits, const float *logits,
+                  const float *ref, const uint32_t *targets, float softcap, float weight, size_t m,
+                  size_t vocab, struct qt_err *err);
+int gpu_square_grad(struct gpu_products *g, double *sum, float *grad, const float *y,
+                    const float *target, float weight, size_t count, struct qt_err *err);
 /* factor.c: the functions factor, factor_again and regress of struct qt_backend. */
 int gpu_factor(struct gpu_products *g, float *h, float *v, bool *positive, const double *gram,
                const size_t *order, double scale, double damp, size_t k, struct qt_err *err);

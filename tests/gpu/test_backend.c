@@ -257,10 +257,20 @@ static void test_attention(size_t sequences, const struct qt_attention *a)
     free(first), free(second);
 #define CALL(be) be->attention_grad(be, dq.be, dk.be, dv.be, y.be, q.be, k.be, v.be, m, a, &err)
     BOTH(CALL);
-#undef CALL
     compare(&dq, 2e-5, "attention_grad q");
     compare(&dk, 2e-5, "attention_grad k");
     compare(&dv, 2e-5, "attention_grad v");
+    const struct array *const grads[] = {&dq, &dk, &dv};
+    void *made[3];
+    for (size_t i = 0; i < 3; i++)
+        made[i] = fetch(gpu, grads[i]->gpu, grads[i]->bytes);
+    BOTH(CALL);
+#undef CALL
+    for (size_t i = 0; i < 3; i++) {
+        void *later = fetch(gpu, grads[i]->gpu, grads[i]->bytes);
+        result(memcmp(made[i], later, grads[i]->bytes) == 0, "attention_grad twice");
+        free(made[i]), free(later);
+    }
     array_free(&q), array_free(&k), array_free(&v), array_free(&y), array_free(&again);
     array_free(&dq), array_free(&dk), array_free(&dv);
 }
@@ -495,6 +505,15 @@ static void test_upload_narrow(size_t count)
     array_free(&y);
 }
 
+/* losses: of m positions by the CPU, and then by the GPU. */
+static void compare_losses(const double *losses, size_t m, const char *what)
+{
+    bool ok = true;
+    for (size_t i = 0; i < m; i++)
+        ok = ok && fabs(losses[i] - losses[m + i]) <= 1e-5 * (1 + losses[i]);
+    result(ok, what);
+}
+
 static void test_score(size_t m, size_t vocab, float softcap)
 {
     struct array a = floats(m * vocab, 12), b = floats(m * vocab, 12);
@@ -528,6 +547,19 @@ static void test_score(size_t m, size_t vocab, float softcap)
     targets[m - 1] = (uint32_t)vocab;
     result(gpu->score(gpu, s, a.gpu, NULL, targets, softcap, m, vocab, NULL) == QT_E_INPUT,
            "a target beyond the vocabulary");
+    struct array d = zeros(m * vocab * 4);
+#define CALL(be)                                                                                   \
+    be->loss_grad(be, losses + (be == gpu ? m : 0), d.be, a.be, b.be, NULL, softcap, 0.1f, m,      \
+                  vocab, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&d, softcap > 0 ? 4e-6 : 2e-6, "loss_grad of KL"); /* a difference, of two tanh */
+    compare_losses(losses, m, "losses of KL");
+    array_free(&d);
+    targets[m - 1] = (uint32_t)vocab;
+    result(gpu->loss_grad(gpu, losses, a.gpu, a.gpu, NULL, targets, softcap, 0.1f, m, vocab,
+                          NULL) == QT_E_INPUT,
+           "loss_grad of a target beyond the vocabulary");
     targets[m - 1] = QT_NO_TARGET;
 #define CALL(be)                                                                                   \
     be->loss_grad(be, losses + (be == gpu ? m : 0), a.be, a.be, NULL, targets, softcap, 0.1f, m,   \
@@ -535,8 +567,45 @@ static void test_score(size_t m, size_t vocab, float softcap)
     BOTH(CALL);
 #undef CALL
     compare(&a, 1e-6, "loss_grad");
+    compare_losses(losses, m, "losses");
     array_free(&a), array_free(&b);
     free(targets), free(s), free(losses);
+}
+
+/* Matrices of codes; the reference is a loop on the host. */
+static void test_coded(size_t n, size_t k, size_t group, bool zeros_too)
+{
+    const size_t groups = qt_ceil_div(k, group);
+    struct array w = zeros(n * k * 4), dw = floats(n * k, 1), scale = floats(n * groups, 1);
+    struct array value = floats(QT_ROUND_VALUES, 5), dscale = zeros(n * groups * 4);
+    uint8_t *code = malloc(n * k + 1), *zero = malloc(n * groups + 1);
+    for (size_t i = 0; i < n * k; i++)
+        code[i] = (uint8_t)random_below(QT_ROUND_VALUES);
+    for (size_t i = 0; i < n * groups; i++)
+        zero[i] = (uint8_t)random_below(16);
+    struct array codes = array_of(code, n * k), points = array_of(zero, n * groups);
+    const struct qt_coded on = {
+        n, k, group, value.gpu, codes.gpu, scale.gpu, zeros_too ? points.gpu : NULL};
+    const float *s = scale.cpu, *v = value.cpu, *d = dw.cpu;
+    float *want = w.cpu, *sums = dscale.cpu;
+    struct qt_err err = {0};
+    for (size_t at = 0; at < n * groups; at++) {
+        double sum = 0;
+        for (size_t i = at % groups * group; i < k && i < (at % groups + 1) * group; i++) {
+            const size_t e = at / groups * k + i;
+            const float x = v[code[e]] - (zeros_too ? (float)zero[at] : 0);
+            want[e] = s[at] * x;
+            sum += (double)(d[e] * x);
+        }
+        sums[at] = (float)sum;
+    }
+    must(gpu->decode(gpu, w.gpu, &on, &err), &err, "decode");
+    must(gpu->decode_grad(gpu, dscale.gpu, &on, dw.gpu, &err), &err, "decode_grad");
+    compare(&w, 0, "decode");
+    compare(&dscale, 1e-6, "decode_grad");
+    array_free(&w), array_free(&dw), array_free(&scale), array_free(&value), array_free(&dscale);
+    array_free(&codes), array_free(&points);
+    free(code), free(zero);
 }
 
 static void test_statistics(size_t m, size_t k)
@@ -808,6 +877,14 @@ int main(int argc, char **argv)
         test_linear(300, 259, 300000 + random_below(100));
     for (size_t n = 1; n <= 5000; n = 3 * n + 5)
         test_norm(1 + random_below(40), n);
+    test_norm(1, 1);
+    test_norm(1024 + random_below(3000), 30 + random_below(70)); /* several runs of rows */
+    for (int zeros_too = 0; zeros_too < 2; zeros_too++) {
+        test_coded(1, 1, 1, zeros_too);
+        test_coded(1 + random_below(40), 300 + random_below(300), 128, zeros_too);
+        test_coded(5000 + random_below(100), 17 + random_below(100), 32, zeros_too);
+        test_coded(7, 5000, 5000, zeros_too);
+    }
     for (int i = 0; i < 10; i++)
         test_rope(1 + random_below(3), 1 + random_below(60), 1 + random_below(8), 64,
                   16 * (1 + random_below(4)), i % 2);

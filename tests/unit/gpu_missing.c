@@ -9,6 +9,14 @@
         abort();                                                                                   \
     }
 
+MISSING(gpu_grad_activate)
+MISSING(gpu_grad_decode)
+MISSING(gpu_grad_loss)
+MISSING(gpu_grad_norm_inputs)
+MISSING(gpu_grad_norm_rows)
+MISSING(gpu_grad_norm_weights)
+MISSING(gpu_grad_scales)
+MISSING(gpu_grad_square)
 MISSING(gpu_math_activate)
 MISSING(gpu_math_add)
 MISSING(gpu_math_add_f64)

@@ -19,7 +19,7 @@
 /* ---- the simulated device ------------------------------------------------------------------- */
 
 static bool with_cublas;
-static size_t closed, products_of_parts, products_of_halves;
+static size_t closed, products_of_parts, products_of_halves, halved;
 
 static int simulated_alloc(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err)
 {
@@ -224,6 +224,7 @@ int gpu_math_to_half(void *z, uint32_t *largest, const float *x, size_t rows, si
 {
     uint16_t *to = z;
     (void)stream;
+    halved++;
     *largest = 0;
     for (size_t i = 0; i < rows * k; i++) {
         const uint32_t bits = qt_f32_bits(x[i / k * ld + i % k]) & 0x7fffffff;
@@ -359,6 +360,51 @@ int gpu_math_softmax(float *s, size_t batch, size_t rows, size_t keys, size_t r0
             sum += row[j] = expf(row[j] - most);
         for (size_t j = 0; j < keys; j++)
             row[j] /= sum;
+    }
+    return 0;
+}
+
+int gpu_grad_pointers(void *pointers, const struct gpu_grad_heads *a, void *stream)
+{
+    float **to = pointers;
+    const size_t each = a->batch / a->group;
+    (void)stream;
+    for (size_t i = 0; i < a->batch; i++) {
+        const size_t sequence = i % each / a->kv_heads, head = i % each % a->kv_heads;
+        const size_t query = sequence * a->query_step + (head * a->group + i / each) * a->dim;
+        const size_t key = sequence * a->key_step + head * a->dim;
+        to[GPU_GRAD_Q * a->batch + i] = (float *)(uintptr_t)(a->q + query);
+        to[GPU_GRAD_K * a->batch + i] = (float *)(uintptr_t)(a->k + key);
+        to[GPU_GRAD_V * a->batch + i] = (float *)(uintptr_t)(a->v + key);
+        to[GPU_GRAD_DY * a->batch + i] = (float *)(uintptr_t)(a->dy + query);
+        to[GPU_GRAD_DQ * a->batch + i] = a->dq + query;
+        to[GPU_GRAD_DK * a->batch + i] = a->dk + key;
+        to[GPU_GRAD_DV * a->batch + i] = a->dv + key;
+        to[GPU_GRAD_P * a->batch + i] = a->p + i * a->cells;
+        to[GPU_GRAD_DS * a->batch + i] = a->ds + i * a->cells;
+    }
+    return 0;
+}
+
+int gpu_grad_softmax(const struct gpu_grad_heads *a, size_t rows, size_t keys, size_t r0, size_t lo,
+                     size_t window, float softcap, const float *sinks, void *stream)
+{
+    const size_t cells = rows * keys, each = a->batch / a->group;
+    for (size_t b = 0; b < a->batch; b++) {
+        float *p = a->p + b * cells, *ds = a->ds + b * cells, *caps = copy_floats(p, cells);
+        const size_t head = b % each % a->kv_heads * a->group + b / each;
+        gpu_math_softmax(p, 1, rows, keys, r0, lo, window, softcap, sinks ? sinks + head : NULL, 1,
+                         stream);
+        for (size_t row = 0; row < cells; row += keys) {
+            float mean = 0;
+            for (size_t i = row; i < row + keys; i++)
+                mean += p[i] * ds[i];
+            for (size_t i = row; i < row + keys; i++) {
+                const float cap = softcap > 0 ? tanhf(caps[i] / softcap) : 0;
+                ds[i] = p[i] * (ds[i] - mean) * (1 - cap * cap);
+            }
+        }
+        qt_free(caps);
     }
     return 0;
 }
@@ -532,6 +578,45 @@ static void half_case(size_t m, size_t n, size_t k, double scale)
     cpu->close(cpu);
 }
 
+/* Products that follow each other share factors in FP16, unless these have changed. */
+static void shared_factors(void **state)
+{
+    enum { N = 256, COUNT = N * N };
+    struct qt_backend *be = open_simulated(), *cpu = open_cpu();
+    float *x[7], *want = random_floats(COUNT, 1);
+    (void)state;
+    for (size_t i = 0; i < 7; i++)
+        x[i] = random_floats(COUNT, 1);
+    be->half = true;
+    halved = 0;
+    assert_int_equal(be->linear(be, x[2], x[0], x[1], NULL, N, N, N, NULL), QT_OK);
+    assert_int_equal(halved, 2);
+    assert_int_equal(be->linear(be, x[4], x[0], x[3], NULL, N, N, N, NULL), QT_OK);
+    assert_int_equal(be->linear_grad_w(be, x[6], x[0], x[3], N, N, N, NULL), QT_OK);
+    assert_int_equal(halved, 3);
+    assert_int_equal(be->linear(be, x[3], x[0], x[1], NULL, N, N, N, NULL), QT_OK);
+    assert_int_equal(halved, 3);
+    assert_int_equal(be->linear(be, x[4], x[0], x[3], NULL, N, N, N, NULL), QT_OK); /* a result */
+    assert_int_equal(halved, 4);
+    assert_int_equal(cpu->linear(cpu, want, x[0], x[3], NULL, N, N, N, NULL), QT_OK);
+    compare(want, x[4], COUNT, 1e-3);
+    assert_int_equal(be->scale(be, x[0], 3, COUNT, NULL), QT_OK);
+    assert_int_equal(be->linear(be, x[4], x[0], x[3], NULL, N, N, N, NULL), QT_OK);
+    assert_int_equal(halved, 6);
+    assert_int_equal(cpu->linear(cpu, want, x[0], x[3], NULL, N, N, N, NULL), QT_OK);
+    compare(want, x[4], COUNT, 1e-3);
+    for (size_t i = 1; i < 6; i++) /* more than are kept */
+        assert_int_equal(be->linear_grad_x(be, x[6], x[0], x[i], false, N, N, N, NULL), QT_OK);
+    assert_int_equal(halved, 10);
+    assert_int_equal(be->linear(be, x[6], x[0], x[1], NULL, N, N, N, NULL), QT_OK);
+    assert_int_equal(halved, 11);
+    for (size_t i = 0; i < 7; i++)
+        qt_free(x[i]);
+    qt_free(want);
+    be->close(be);
+    cpu->close(cpu);
+}
+
 static void halves(void **state)
 {
     (void)state;
@@ -636,6 +721,22 @@ static void attention_case(size_t sequences, struct qt_attention a, bool with_ex
         assert_int_equal(be->attention(be, y, q, k, v, m, &a, NULL), QT_OK);
         compare(want, y, wide, 1e-5);
     }
+    if (!exact && a.heads < 100) {
+        float *dx[6];
+        for (size_t i = 0; i < 6; i++)
+            dx[i] = random_floats(i < 2 ? wide : narrow, 1);
+        a.sinks = a.window ? NULL : sinks;
+        assert_int_equal(cpu->attention_grad(cpu, dx[0], dx[2], dx[4], y, q, k, v, m, &a, NULL),
+                         QT_OK);
+        assert_int_equal(be->attention_grad(be, dx[1], dx[3], dx[5], y, q, k, v, m, &a, NULL),
+                         QT_OK);
+        for (size_t i = 0; i < 6; i += 2) {
+            compare(dx[i], dx[i + 1], i < 2 ? wide : narrow, 2e-5);
+            qt_free(dx[i]);
+            qt_free(dx[i + 1]);
+        }
+    }
+    a.sinks = sinks;
     a.past = a.seqlen / 3; /* fewer queries than keys */
     a.seqlen -= a.past;
     assert_int_equal(cpu->attention(cpu, want, q, k, v, sequences * a.seqlen, &a, NULL), QT_OK);
@@ -671,6 +772,9 @@ static void attention(void **state)
             1, (struct qt_attention){600, 2, 1, 128, 0.2f, 0, 257, NULL, NULL, 0, NULL, 0, false},
             exact); /* one head at a time, in parts */
         attention_case(
+            1, (struct qt_attention){300, 1, 1, 256, 0.1f, 0, 0, NULL, NULL, 0, NULL, 0, false},
+            exact); /* a batch of one product, as large as one that would be split */
+        attention_case(
             1, (struct qt_attention){257, 1100, 550, 2, 1, 0, 0, NULL, NULL, 0, NULL, 0, false},
             exact); /* too many heads for one batch */
     }
@@ -703,6 +807,25 @@ static void biased_attention(void **state)
     assert_int_equal(cpu->attention(cpu, want, q, k, v, 2 * a.seqlen, &a, NULL), QT_OK);
     assert_int_equal(be->attention(be, y, q, k, v, 2 * a.seqlen, &a, NULL), QT_OK);
     assert_memory_equal(want, y, 2 * a.seqlen * WIDE * sizeof *y);
+    float *dx[2][3];
+    for (int i = 0; i < 2; i++) {
+        struct qt_backend *on = i ? be : cpu;
+        for (size_t j = 0; j < 3; j++)
+            dx[i][j] = random_floats(M * WIDE, 1);
+        a = (struct qt_attention){.seqlen = M / 2, .heads = 2 * KV, .kv_heads = KV};
+        a.head_dim = DIM;
+        a.scale = 0.5f;
+        a.bias = bias;
+        a.bias_step = M;
+        assert_int_equal(
+            on->attention_grad(on, dx[i][0], dx[i][1], dx[i][2], want, q, k, v, M, &a, NULL),
+            QT_OK);
+    }
+    for (size_t j = 0; j < 3; j++) {
+        assert_memory_equal(dx[0][j], dx[1][j], (size_t)M * (j ? KV * DIM : WIDE) * sizeof *y);
+        qt_free(dx[0][j]);
+        qt_free(dx[1][j]);
+    }
     assert_int_equal(be->clip(be, y, LIMIT, M * WIDE, NULL), QT_OK);
     assert_int_equal(cpu->clip(cpu, want, LIMIT, M * WIDE, NULL), QT_OK);
     assert_memory_equal(want, y, M * WIDE * sizeof *y);
@@ -1117,15 +1240,12 @@ static void without_cublas(void **state)
 int main(void)
 {
     seed_init();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(products),
-                                       cmocka_unit_test(halves),
-                                       cmocka_unit_test(panels),
-                                       cmocka_unit_test(gram_matrices),
-                                       cmocka_unit_test(attention),
-                                       cmocka_unit_test(biased_attention),
-                                       cmocka_unit_test(rounding),
-                                       cmocka_unit_test(round_inputs),
-                                       cmocka_unit_test(ranks_share_calibration),
-                                       cmocka_unit_test(without_cublas)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products),         cmocka_unit_test(halves),
+        cmocka_unit_test(shared_factors),   cmocka_unit_test(panels),
+        cmocka_unit_test(gram_matrices),    cmocka_unit_test(attention),
+        cmocka_unit_test(biased_attention), cmocka_unit_test(rounding),
+        cmocka_unit_test(round_inputs),     cmocka_unit_test(ranks_share_calibration),
+        cmocka_unit_test(without_cublas)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,251 @@
+/*
+ * Gradients of the CUDA backend that are not matrix products (base/backend.h). That of an attention
+ * is computed by products of panels of queries, as the attention itself (backend.c):
+ *
+ *   P = softmax(scale Q K^T), dS = P (dY V^T - row sums of P dY V^T)
+ *   dQ = scale dS K;  dK += scale dS^T Q;  dV += P^T dY
+ *
+ * The query heads of a key head add to the same dK and dV, so they take turns.
+ */
+#include "kernels/gpu/product.h"
+
+enum {
+    QUERIES = 256,    /* per panel */
+    SCORES = 1 << 25, /* scores in memory at a time, and as many gradients of scores */
+};
+
+static int launched(int status, struct qt_err *err)
+{
+    return gpu_check_launch(status, "gradient", err);
+}
+
+/* ---- rows and elements ---------------------------------------------------------------------- */
+
+int gpu_norm_grad(struct gpu_products *g, float *dx, float *dw, const float *dy, const float *x,
+                  const float *w, enum gpu_norm kind, float eps, size_t m, size_t n,
+                  struct qt_err *err)
+{
+    void *stream = gpu_stream_of(g->gpu);
+    const size_t runs = qt_ceil_div(m, GPU_NORM_RUN);
+    struct gpu_norm_row *rows;
+    int rc = QT_OK;
+    if (m == 0 || n == 0)
+        return QT_OK;
+    QT_TRY(gpu_scratch_need(&g->rows, g->gpu, m, sizeof *rows, err));
+    rows = g->rows.p;
+    QT_TRY(launched(gpu_grad_norm_rows(rows, dy, x, w, kind, eps, m, n, stream), err));
+    if (dw) {
+        QT_TRY(gpu_scratch_need(&g->scores, g->gpu, runs * n, sizeof(double), err));
+        QT_TRY(launched(gpu_grad_norm_weights(dw, g->scores.p, rows, dy, x, m, n, stream), err));
+    }
+    QT_TRY(launched(gpu_grad_norm_inputs(dx, rows, dy, x, w, m, n, stream), err));
+done:
+    return rc;
+}
+
+int gpu_loss_grad(struct gpu_products *g, double *losses, float *dlogits, const float *logits,
+                  const float *ref, const uint32_t *targets, float softcap, float weight, size_t m,
+                  size_t vocab, struct qt_err *err)
+{
+    struct qt_gpu *gpu = g->gpu;
+    double *made;
+    uint32_t *at;
+    int rc = QT_OK;
+    for (size_t i = 0; !ref && i < m; i++)
+        if (targets[i] >= vocab && targets[i] != QT_NO_TARGET)
+            return qt_fail(err, QT_E_INPUT, NULL, NULL,
+                           "target %zu is token %u, but the vocabulary has %zu tokens", i,
+                           (unsigned)targets[i], vocab);
+    if (m == 0)
+        return QT_OK;
+    QT_TRY(gpu_scratch_need(&g->rows, gpu, m, sizeof *made + sizeof *at, err));
+    made = g->rows.p;
+    at = (uint32_t *)(void *)(made + m);
+    if (!ref)
+        QT_TRY(gpu->upload(gpu, at, targets, m * sizeof *at, err));
+    QT_TRY(launched(gpu_grad_loss(made, dlogits, logits, ref, at, softcap, weight, m, vocab,
+                                  gpu_stream_of(gpu)),
+                    err));
+    QT_TRY(gpu->download(gpu, losses, made, m * sizeof *made, err));
+done:
+    return rc;
+}
+
+int gpu_square_grad(struct gpu_products *g, double *sum, float *grad, const float *y,
+                    const float *target, float weight, size_t count, struct qt_err *err)
+{
+    struct qt_gpu *gpu = g->gpu;
+    const size_t runs = qt_ceil_div(count, GPU_SQUARE_RUN);
+    double *sums = NULL;
+    int rc = QT_OK;
+    *sum = 0;
+    if (count == 0)
+        return QT_OK;
+    QT_TRY(qt_array_new(&sums, runs, sizeof *sums, err));
+    QT_TRY(gpu_scratch_need(&g->rows, gpu, runs, sizeof *sums, err));
+    QT_TRY(launched(
+        gpu_grad_square(g->rows.p, grad, y, target, 2 * weight, count, gpu_stream_of(gpu)), err));
+    QT_TRY(gpu->download(gpu, sums, g->rows.p, runs * sizeof *sums, err));
+    for (size_t i = 0; i < runs; i++)
+        *sum += sums[i];
+done:
+    qt_free(sums);
+    return rc;
+}
+
+/* ---- attention ------------------------------------------------------------------------------ */
+
+/* Returns the first key that any query from r0 on attends to. */
+static size_t first_key(const struct qt_attention *a, size_t r0)
+{
+    return a->window && r0 >= a->window ? r0 - a->window + 1 : 0;
+}
+
+/* The arrays of an attention and its gradient. */
+struct arrays {
+    float *dq, *dk, *dv;
+    const float *dy, *q, *k, *v;
+};
+
+/* Part of an attention: queries [r0, r1) of sequences [s0, s0 + sequences) and the query heads of KV
+ * heads [h0, h0 + heads). */
+struct panel {
+    size_t s0, sequences, h0, heads, r0, r1;
+};
+
+/* All products of a panel; `of` are the arrays of pointers. */
+static int panel_products(struct gpu_products *g, float **of, const struct gpu_grad_heads *heads,
+                          const struct qt_attention *a, const struct panel *part,
+                          struct qt_err *err)
+{
+    const size_t group = heads->group, batch = heads->batch, each = batch / group;
+    const float *sinks = a->sinks ? a->sinks + part->h0 * group : NULL;
+    const size_t lo = first_key(a, part->r0), keys = part->r1 - lo, rows = part->r1 - part->r0;
+    const int wide = (int)(a->heads * a->head_dim), narrow = (int)(a->kv_heads * a->head_dim);
+    const struct gpu_product scores = {.m = (int)rows,
+                                       .n = (int)keys,
+                                       .k = (int)a->head_dim,
+                                       .alpha = a->scale,
+                                       .b_transposed = true,
+                                       .lda = wide,
+                                       .ldb = narrow,
+                                       .ldc = (int)keys,
+                                       .as = of + GPU_GRAD_Q * batch,
+                                       .bs = of + GPU_GRAD_K * batch,
+                                       .cs = of + GPU_GRAD_P * batch,
+                                       .count = (int)batch};
+    struct gpu_product changes = scores, queries = scores, p_values = scores;
+    int rc;
+    changes.alpha = 1;
+    changes.as = of + GPU_GRAD_DY * batch;
+    changes.bs = of + GPU_GRAD_V * batch;
+    changes.cs = of + GPU_GRAD_DS * batch;
+    queries.n = (int)a->head_dim;
+    queries.k = (int)keys;
+    queries.b_transposed = false;
+    queries.lda = (int)keys;
+    queries.ldc = wide;
+    queries.as = changes.cs;
+    queries.cs = of + GPU_GRAD_DQ * batch;
+    p_values.m = (int)keys;
+    p_values.n = (int)a->head_dim;
+    p_values.k = (int)rows;
+    p_values.alpha = p_values.beta = 1;
+    p_values.a_transposed = true;
+    p_values.b_transposed = false;
+    p_values.lda = (int)keys;
+    p_values.ldb = wide;
+    p_values.ldc = narrow;
+    p_values.count = (int)each;
+    QT_TRY(gpu_product(g, &scores, err));
+    QT_TRY(gpu_product(g, &changes, err));
+    QT_TRY(launched(gpu_grad_softmax(heads, rows, keys, part->r0, lo, a->window, a->softcap, sinks,
+                                     gpu_stream_of(g->gpu)),
+                    err));
+    QT_TRY(gpu_product(g, &queries, err));
+    for (size_t at = 0; at < batch; at += each) {
+        struct gpu_product dv = p_values, dk = p_values;
+        dv.as = of + GPU_GRAD_P * batch + at;
+        dv.bs = of + GPU_GRAD_DY * batch + at;
+        dv.cs = of + GPU_GRAD_DV * batch + at;
+        dk.alpha = a->scale;
+        dk.as = of + GPU_GRAD_DS * batch + at;
+        dk.bs = of + GPU_GRAD_Q * batch + at;
+        dk.cs = of + GPU_GRAD_DK * batch + at;
+        QT_TRY(gpu_product(g, &dv, err));
+        QT_TRY(gpu_product(g, &dk, err));
+    }
+done:
+    return rc;
+}
+
+static int panel_grad(struct gpu_products *g, const struct arrays *x, const struct qt_attention *a,
+                      const struct panel *part, struct qt_err *err)
+{
+    const size_t group = a->heads / a->kv_heads, dim = a->head_dim, wide = a->heads * dim,
+                 narrow = a->kv_heads * dim, lo = first_key(a, part->r0);
+    const size_t cells = (part->r1 - part->r0) * (part->r1 - lo);
+    const size_t query = (part->s0 * a->seqlen + part->r0) * wide + part->h0 * group * dim;
+    const size_t key = (part->s0 * a->seqlen + lo) * narrow + part->h0 * dim;
+    const size_t batch = part->sequences * part->heads * group;
+    int rc;
+    QT_TRY(gpu_scratch_need(&g->scores, g->gpu, batch * cells, 2 * sizeof(float), err));
+    QT_TRY(gpu_scratch_need(&g->rows, g->gpu, batch, GPU_GRAD_ARRAYS * sizeof(float *), err));
+    float *p = g->scores.p;
+    const struct gpu_grad_heads heads = {.q = x->q + query,
+                                         .k = x->k + key,
+                                         .v = x->v + key,
+                                         .dy = x->dy + query,
+                                         .dq = x->dq + query,
+                                         .dk = x->dk + key,
+                                         .dv = x->dv + key,
+                                         .p = p,
+                                         .ds = p + batch * cells,
+                                         .kv_heads = part->heads,
+                                         .group = group,
+                                         .dim = dim,
+                                         .cells = cells,
+                                         .query_step = a->seqlen * wide,
+                                         .key_step = a->seqlen * narrow,
+                                         .batch = batch};
+    QT_TRY(launched(gpu_grad_pointers(g->rows.p, &heads, gpu_stream_of(g->gpu)), err));
+    QT_TRY(panel_products(g, g->rows.p, &heads, a, part, err));
+done:
+    return rc;
+}
+
+/* The panels of queries [r0, r1): as many sequences or heads at a time as SCORES allows. */
+static int panels(struct gpu_products *g, const struct arrays *x, size_t sequences,
+                  const struct qt_attention *a, size_t r0, size_t r1, struct qt_err *err)
+{
+    const size_t group = a->heads / a->kv_heads;
+    const size_t fit = qt_max_size(SCORES / (group * (r1 - r0) * (r1 - first_key(a, r0))), 1);
+    const size_t whole = qt_max_size(fit / a->kv_heads, 1);
+    int rc = QT_OK;
+    for (size_t at = 0; at < sequences; at += whole)
+        for (size_t head = 0; head < a->kv_heads; head += fit) {
+            const struct panel part = {at,   qt_min_size(whole, sequences - at),
+                                       head, qt_min_size(fit, a->kv_heads - head),
+                                       r0,   r1};
+            QT_TRY(panel_grad(g, x, a, &part, err));
+        }
+done:
+    return rc;
+}
+
+int gpu_attention_grad(struct gpu_products *g, float *dq, float *dk, float *dv, const float *dy,
+                       const float *q, const float *k, const float *v, size_t m,
+                       const struct qt_attention *a, struct qt_err *err)
+{
+    const struct arrays x = {dq, dk, dv, dy, q, k, v};
+    const size_t bytes = m * a->kv_heads * a->head_dim * sizeof *dk;
+    int rc = QT_OK;
+    if (m == 0)
+        return QT_OK;
+    QT_TRY(g->gpu->fill(g->gpu, dk, 0, bytes, err));
+    QT_TRY(g->gpu->fill(g->gpu, dv, 0, bytes, err));
+    for (size_t r0 = 0; r0 < a->seqlen; r0 += QUERIES)
+        QT_TRY(panels(g, &x, m / a->seqlen, a, r0, qt_min_size(r0 + QUERIES, a->seqlen), err));
+done:
+    return rc;
+}
