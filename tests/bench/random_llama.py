@@ -46,7 +46,7 @@ def main():
             if len(shape) == 1:
                 values = rng.random(shape, np.float32) + 0.5
             else:
-                size = 1 if "embed" in name else shape[1] ** -0.5
+                size = 0.02 if "embed" in name else shape[1] ** -0.5
                 values = rng.standard_normal(shape, np.float32) * np.float32(size)
             f.write(values.astype(np.float16).tobytes())
     rng.integers(0, VOCAB, TOKENS).astype(np.uint16).tofile(f"{out}/ids.u16")
