@@ -511,12 +511,19 @@ struct qt_layer_grads {
     float **linear; /* [qt_model_linears of the layer] */
     float *norm[QT_LAYER_NORMS];
 };
+/* out[m][hidden] = output of the layer for hidden[m][hidden]. Stores what the backward pass needs in
+ * kept[qt_layer_kept_floats], backend memory. */
+int qt_layer_run_kept(struct qt_layer *layer, float *out, float *kept, const float *hidden,
+                      size_t m, size_t seqlen, struct qt_err *err);
+/* 0: the model does not support it (experts). */
+size_t qt_layer_kept_floats(const struct qt_layer *layer, size_t m, size_t seqlen);
 /* Replaces grad[m][hidden], dL/d output of the layer, by dL/d input. hidden[m][hidden] is the
- * layer's input (unchanged). The forward pass of each chunk is recomputed, so that callers store
- * only hidden states between layers. Biases get no gradient. QT_E_UNSUPPORTED: a model that does
- * not support QT_USE_LEARN. */
+ * layer's input (unchanged); kept is from qt_layer_run_kept on it with the same weights and sizes,
+ * and is used up. kept = NULL: the forward pass of each chunk is recomputed, so that callers store only hidden
+ * states between layers. Biases get no gradient. QT_E_UNSUPPORTED: a model that does not support
+ * QT_USE_LEARN. */
 int qt_layer_grad(struct qt_layer *layer, float *grad, const struct qt_layer_grads *add,
-                  const float *hidden, size_t m, size_t seqlen, struct qt_err *err);
+                  const float *hidden, float *kept, size_t m, size_t seqlen, struct qt_err *err);
 
 /*
  * The loss L is `weight` times a sum over positions:

@@ -244,7 +244,7 @@ int altup_join(struct qt_embed_head *e, float *out, const float *state, size_t m
     const struct qt_model_info *info = &e->model->cfg.info;
     const size_t n = info->hidden;
     struct qt_backend *be = e->be;
-    float *other = e->altup_work, *first = other + HEAD_TOKENS * n;
+    float *other = e->altup_work, *first = other + e->rows * n;
     int rc;
     QT_TRY(be->copy_columns(be, first, n, state, info->state, n, m, err));
     QT_TRY(be->copy(be, out, first, m * n * sizeof *out, err));

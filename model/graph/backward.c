@@ -1,7 +1,8 @@
 /*
- * The backward pass of every family: see the drawing in internal.h. Only the input of a decoder
- * layer is kept from the forward pass. Each chunk of sequences is run forward again, keeping the
- * activations that the gradients need, and then backward, MLP first.
+ * The backward pass of every family: see the drawing in internal.h. Each chunk of sequences is run
+ * forward, keeping the activations that the gradients need, and then backward, MLP first. The first
+ * is done together with the forward pass of the model (qt_layer_run_kept) where there is memory for
+ * the activations of all chunks; otherwise only the input of a decoder layer is kept from that.
  *
  * A sublayer computes x -> x + r f(x), where f includes the norms and r is residual_scale. The
  * gradient g of its output stays in place, and the gradient through f is added to it. With
@@ -25,20 +26,29 @@ static float *carve(struct arena *a, size_t count)
     return p;
 }
 
-/* Sets the pointers of w into memory that starts at `base`; returns the number of floats used. */
-static size_t lay_out(struct layer_grad_work *w, const struct qt_layer *l, float *base)
+static size_t inner_width(const struct config *cfg)
+{
+    return qt_max_size(cfg->dense_width, qt_max_size(cfg->expert_width, cfg->shared_width));
+}
+
+static bool has_part(const struct qt_layer *l, enum role role)
+{
+    return l->parts[role].weight != NULL;
+}
+
+/* Sets the pointers to the forward activations of n tokens into memory that starts at `base`; returns
+ * the number of floats used. */
+static size_t lay_out_kept(struct layer_grad_work *w, const struct qt_layer *l, size_t n,
+                           float *base)
 {
     const struct config *cfg = &l->model->cfg;
     const struct qt_model_info *info = &cfg->info;
-    bool q_norm = l->parts[ROLE_Q_NORM].weight != NULL || cfg->bare_norms;
-    bool gated = l->parts[ROLE_GATE].weight != NULL;
-    bool attn_gated = l->parts[ROLE_ATTN_GATE].weight != NULL;
-    size_t n = w->rows, h = n * info->hidden;
-    size_t inner =
-        n * qt_max_size(cfg->dense_width, qt_max_size(cfg->expert_width, cfg->shared_width));
-    size_t q = n * info->heads * info->head_dim, kv = n * info->kv_heads * info->head_dim;
+    const bool q_norm = has_part(l, ROLE_Q_NORM) || cfg->bare_norms;
+    const bool attn_gated = has_part(l, ROLE_ATTN_GATE);
+    const bool raw_out = has_part(l, ROLE_MLP_OUT) || cfg->norm_after;
+    const size_t h = n * info->hidden, inner = n * inner_width(cfg);
+    const size_t q = n * info->heads * info->head_dim, kv = n * info->kv_heads * info->head_dim;
     struct arena at = {base, 0};
-    bool raw_out = l->parts[ROLE_MLP_OUT].weight || cfg->norm_after;
     w->attn_in = layer_norm_in_front(l, ROLE_ATTN_IN) ? carve(&at, h) : NULL;
     w->q = carve(&at, q);
     w->k = carve(&at, kv);
@@ -53,32 +63,53 @@ static size_t lay_out(struct layer_grad_work *w, const struct qt_layer *l, float
     w->mid = carve(&at, h);
     w->mlp_in = layer_norm_in_front(l, ROLE_MLP_IN) ? carve(&at, h) : NULL;
     w->up = carve(&at, inner);
-    w->gate = gated ? carve(&at, inner) : w->up;
+    w->gate = has_part(l, ROLE_GATE) ? carve(&at, inner) : w->up;
     w->act = carve(&at, inner);
     w->down_raw = raw_out ? carve(&at, h) : NULL;
     w->mlp_sum = cfg->norm_after ? carve(&at, h) : NULL;
+    return at.used;
+}
+
+/* The same for all other arrays. */
+static size_t lay_out(struct layer_grad_work *w, const struct qt_layer *l, float *base)
+{
+    const struct config *cfg = &l->model->cfg;
+    const struct qt_model_info *info = &cfg->info;
+    const size_t n = w->rows, h = n * info->hidden, mlp = 2 * n * inner_width(cfg);
+    const size_t q = n * info->heads * info->head_dim, kv = n * info->kv_heads * info->head_dim;
+    struct arena at = {base, 0};
     w->dx = carve(&at, h);
     w->dexpert = info->experts ? carve(&at, h) : NULL;
     w->dsum = info->experts ? carve(&at, h) : NULL;
     w->dmlp = cfg->parallel && layer_norm_in_front(l, ROLE_MLP_IN) ? carve(&at, h) : NULL;
     w->qkv = cfg->arch->grouped_qkv ? carve(&at, q + 2 * kv) : NULL;
-    size_t attention = 2 * (q + kv), mlp = 2 * inner;
-    w->dscratch = carve(&at, attention > mlp ? attention : mlp);
+    w->dscratch = carve(&at, qt_max_size(2 * (q + kv), mlp));
     return at.used;
 }
 
-static int prepare(struct qt_layer *l, size_t rows, size_t seqlen, struct qt_err *err)
+/* kept: memory for the forward activations, NULL: that of the layer. The products do not overflow:
+ * see the limits of struct config. */
+static int prepare(struct qt_layer *l, size_t rows, size_t seqlen, float *kept, struct qt_err *err)
 {
     struct layer_grad_work *w = &l->grad;
+    size_t floats;
     int rc = QT_OK;
     QT_TRY(layer_prepare(l, l->model->cfg.info.experts ? rows : 0, seqlen, err));
-    if (w->memory && rows <= w->rows)
-        return QT_OK;
-    l->be->free(l->be, w->memory);
-    *w = (struct layer_grad_work){.rows = rows};
-    /* The products do not overflow: see the limits of struct config. */
-    QT_TRY(qt_backend_floats(&w->memory, l->be, lay_out(w, l, NULL), 1, err));
+    if (!w->memory || rows > w->rows) {
+        l->be->free(l->be, w->memory);
+        w->rows = rows;
+        QT_TRY(qt_backend_floats(&w->memory, l->be, lay_out(w, l, NULL), 1, err));
+    }
     lay_out(w, l, w->memory);
+    floats = lay_out_kept(w, l, rows, kept);
+    if (!kept && floats > w->kept_floats) {
+        l->be->free(l->be, w->kept_memory);
+        w->kept_floats = 0;
+        QT_TRY(qt_backend_floats(&w->kept_memory, l->be, floats, 1, err));
+        w->kept_floats = floats;
+    }
+    if (!kept)
+        lay_out_kept(w, l, rows, w->kept_memory);
 done:
     return rc;
 }
@@ -103,7 +134,7 @@ static size_t hidden_count(const struct chunk *c)
 
 static bool has(const struct chunk *c, enum role role)
 {
-    return c->run.layer->parts[role].weight != NULL;
+    return has_part(c->run.layer, role);
 }
 
 /* The end of a sublayer: out = x + r norm_out(raw), or with norm_after out = norm_in(x + r raw). */
@@ -545,34 +576,112 @@ done:
     return rc;
 }
 
-int qt_layer_grad(struct qt_layer *layer, float *grad, const struct qt_layer_grads *add,
-                  const float *hidden, size_t m, size_t seqlen, struct qt_err *err)
+/* ---- layers --------------------------------------------------------------------------------- */
+
+static size_t chunk_rows(const struct qt_layer *l, size_t m, size_t seqlen)
 {
-    const struct config *cfg = &layer->model->cfg;
-    size_t width = cfg->info.hidden, rows;
-    int rc = QT_OK;
+    return layer_chunk(l->be->host ? LAYER_TOKENS : LAYER_TOKENS_APART, m, seqlen);
+}
+
+/* Floats of the forward activations of a chunk. */
+static size_t kept_floats(const struct qt_layer *l, size_t rows)
+{
+    struct layer_grad_work w;
+    return lay_out_kept(&w, l, rows, NULL);
+}
+
+size_t qt_layer_kept_floats(const struct qt_layer *l, size_t m, size_t seqlen)
+{
+    const size_t rows = chunk_rows(l, m, seqlen);
+    return l->model->cfg.info.experts ? 0 : qt_ceil_div(m, rows) * kept_floats(l, rows);
+}
+
+/* Calls fn for each chunk of m tokens. kept: NULL, or as in qt_layer_run_kept. */
+static int each_chunk(struct qt_layer *layer, const struct chunk *all, float *kept,
+                      int (*fn)(struct chunk *c, struct qt_err *err), struct qt_err *err)
+{
+    const size_t m = all->run.m, width = all->cfg->info.hidden;
+    size_t rows;
+    int rc;
     const char *part = qt_model_cannot(layer->model, QT_USE_LEARN);
     if (part)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "learning does not support %s", part);
-    QT_TRY(layer_check_length(layer->model, m, seqlen, err));
-    rows = layer_chunk(LAYER_TOKENS, m, seqlen);
-    QT_TRY(prepare(layer, rows, seqlen, err));
+    QT_TRY(layer_check_length(layer->model, m, all->run.seqlen, err));
+    rows = chunk_rows(layer, m, all->run.seqlen);
     for (size_t at = 0; at < m; at += rows) {
-        const struct layer_run run = {
-            .layer = layer, .m = qt_min_size(rows, m - at), .seqlen = seqlen, .stop = -1};
-        struct chunk c = {run, &layer->grad,        layer->be,        cfg,
-                          add, hidden + at * width, grad + at * width};
-        QT_TRY(attention_forward(&c, err));
-        QT_TRY(mlp_forward(&c, err));
-        if (cfg->parallel)
-            QT_TRY(parallel_back(&c, err));
-        else {
-            QT_TRY(mlp_back(&c, err));
-            QT_TRY(attention_back(&c, err));
-        }
+        struct chunk c = *all;
+        QT_TRY(prepare(layer, rows, all->run.seqlen,
+                       kept ? kept + at / rows * kept_floats(layer, rows) : NULL, err));
+        c.run.m = qt_min_size(rows, m - at);
+        c.x += at * width;
+        c.g += at * width;
+        QT_TRY(fn(&c, err));
     }
 done:
     return rc;
+}
+
+static struct chunk all_tokens(struct qt_layer *layer, size_t m, size_t seqlen)
+{
+    return (struct chunk){.run = {.layer = layer, .m = m, .seqlen = seqlen, .stop = -1},
+                          .w = &layer->grad,
+                          .be = layer->be,
+                          .cfg = &layer->model->cfg};
+}
+
+/* c->g = output of the layer. */
+static int chunk_output(struct chunk *c, struct qt_err *err)
+{
+    struct layer_grad_work *w = c->w;
+    float *raw = w->down_raw ? w->down_raw : w->dx;
+    int rc;
+    QT_TRY(attention_forward(c, err));
+    QT_TRY(mlp_forward(c, err));
+    if (!w->down_raw)
+        QT_TRY(layer_linear(&c->run, ROLE_DOWN, raw, w->act, err));
+    QT_TRY(join(c, c->g, w->mlp_sum, w->mid, raw, ROLE_MLP_IN, ROLE_MLP_OUT, err));
+done:
+    return rc;
+}
+
+int qt_layer_run_kept(struct qt_layer *layer, float *out, float *kept, const float *hidden,
+                      size_t m, size_t seqlen, struct qt_err *err)
+{
+    struct chunk all = all_tokens(layer, m, seqlen);
+    all.x = hidden;
+    all.g = out;
+    return each_chunk(layer, &all, kept, chunk_output, err);
+}
+
+static int chunk_back(struct chunk *c, struct qt_err *err)
+{
+    int rc;
+    if (c->cfg->parallel)
+        return parallel_back(c, err);
+    QT_TRY(mlp_back(c, err));
+    QT_TRY(attention_back(c, err));
+done:
+    return rc;
+}
+
+static int chunk_forward_and_back(struct chunk *c, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(attention_forward(c, err));
+    QT_TRY(mlp_forward(c, err));
+    QT_TRY(chunk_back(c, err));
+done:
+    return rc;
+}
+
+int qt_layer_grad(struct qt_layer *layer, float *grad, const struct qt_layer_grads *add,
+                  const float *hidden, float *kept, size_t m, size_t seqlen, struct qt_err *err)
+{
+    struct chunk all = all_tokens(layer, m, seqlen);
+    all.add = add;
+    all.x = hidden;
+    all.g = grad;
+    return each_chunk(layer, &all, kept, kept ? chunk_back : chunk_forward_and_back, err);
 }
 
 /* ---- head ----------------------------------------------------------------------------------- */
@@ -615,15 +724,15 @@ int qt_head_grad(struct qt_embed_head *e, double *losses, float *grad, float *no
     size_t n = e->model->cfg.info.hidden, vocab = e->model->cfg.info.vocab;
     int rc = QT_OK;
     if (!e->logits)
-        QT_TRY(qt_backend_floats(&e->logits, e->be, HEAD_TOKENS, vocab, err));
+        QT_TRY(qt_backend_floats(&e->logits, e->be, e->rows, vocab, err));
     if (objective->ref && !e->ref_logits)
-        QT_TRY(qt_backend_floats(&e->ref_logits, e->be, HEAD_TOKENS, vocab, err));
-    for (size_t at = 0; at < m; at += HEAD_TOKENS) {
+        QT_TRY(qt_backend_floats(&e->ref_logits, e->be, e->rows, vocab, err));
+    for (size_t at = 0; at < m; at += e->rows) {
         struct qt_objective o = *objective;
         o.ref_hidden = o.ref ? o.ref_hidden + at * n : NULL;
         o.targets = o.ref ? NULL : o.targets + at;
         QT_TRY(head_chunk(e, losses + at, grad ? grad + at * n : NULL, norm, hidden + at * n, &o,
-                          qt_min_size(HEAD_TOKENS, m - at), err));
+                          qt_min_size(e->rows, m - at), err));
     }
 done:
     return rc;

@@ -2,7 +2,7 @@
 #include "model/graph/layer.h"
 
 /* Adds the token type 0, which all tokens have, to the positions. */
-static int add_type(struct qt_embed_head *e, float *staging, const struct qt_weights *w,
+static int add_type(struct qt_embed_head *e, struct staging *staging, const struct qt_weights *w,
                     struct qt_err *err)
 {
     const struct qt_model *m = e->model;
@@ -18,8 +18,8 @@ done:
 }
 
 /* A head that is stored beside a tied embedding is not used, so it must be equal to it. */
-static int check_tied_head(const struct qt_model *m, float *staging, const struct qt_weights *w,
-                           struct qt_err *err)
+static int check_tied_head(const struct qt_model *m, struct staging *staging,
+                           const struct qt_weights *w, struct qt_err *err)
 {
     const size_t count = m->cfg.info.vocab * m->cfg.embed_dim;
     size_t shape[QT_MAX_DIMS];
@@ -32,8 +32,9 @@ static int check_tied_head(const struct qt_model *m, float *staging, const struc
     if (ndim == 2 && shape[0] == m->cfg.info.vocab && shape[1] == m->cfg.embed_dim) {
         QT_TRY(qt_array_new(&embed, count, sizeof *embed, err));
         QT_TRY(w->load(w->ctx, m->embed.weight, embed, err));
-        QT_TRY(w->load(w->ctx, head, staging, err));
-        same = memcmp(embed, staging, count * sizeof *embed) == 0;
+        QT_TRY(layer_staging(staging, count, err));
+        QT_TRY(w->load(w->ctx, head, staging->p, err));
+        same = memcmp(embed, staging->p, count * sizeof *embed) == 0;
     }
     if (!same)
         rc = qt_fail(err, QT_E_INPUT, w->dir, head,
@@ -44,8 +45,8 @@ done:
     return rc;
 }
 
-static int load_outer_parts(struct qt_embed_head *e, float *staging, const struct qt_weights *w,
-                            struct qt_err *err)
+static int load_outer_parts(struct qt_embed_head *e, struct staging *staging,
+                            const struct qt_weights *w, struct qt_err *err)
 {
     const struct qt_model *m = e->model;
     struct qt_backend *be = e->be;
@@ -69,11 +70,11 @@ static int load_outer_parts(struct qt_embed_head *e, float *staging, const struc
         QT_TRY(layer_load_part(&e->altup_out[i], &m->altup_out[i], staging, w, be, err));
     }
     if (m->altup_in)
-        QT_TRY(qt_backend_floats(&e->altup_work, be, 2 * HEAD_TOKENS, m->cfg.info.hidden, err));
+        QT_TRY(qt_backend_floats(&e->altup_work, be, 2 * e->rows, m->cfg.info.hidden, err));
     if (m->layer_embed.weight)
         QT_TRY(qt_backend_floats(&e->per_layer, be, 2 * HEAD_TOKENS, m->layer_embed.k, err));
-    QT_TRY(qt_backend_floats(&e->normed, be, HEAD_TOKENS, m->cfg.info.hidden, err));
-    QT_TRY(qt_backend_floats(&e->projected, be, HEAD_TOKENS, m->cfg.embed_dim, err));
+    QT_TRY(qt_backend_floats(&e->normed, be, e->rows, m->cfg.info.hidden, err));
+    QT_TRY(qt_backend_floats(&e->projected, be, e->rows, m->cfg.embed_dim, err));
 done:
     return rc;
 }
@@ -96,29 +97,21 @@ size_t qt_model_outer_floats(const struct qt_model *m)
 int qt_embed_head_open(struct qt_embed_head **out, const struct qt_model *model,
                        const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
 {
-    const struct part *parts[] = {&model->embed,       &model->positions,     &model->project_in,
-                                  &model->layer_embed, &model->layer_project, &model->transform};
     struct qt_embed_head *e = NULL;
-    float *staging = NULL;
-    size_t largest = 0;
+    struct staging staging = {0};
     int rc = QT_OK;
     *out = NULL;
-    if (model->altup_in)
-        largest = part_count(&model->altup_in[0]);
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) /* no other part is larger */
-        if (part_count(parts[i]) > largest)
-            largest = part_count(parts[i]);
-    QT_TRY(qt_array_new(&staging, largest, sizeof *staging, err));
     QT_TRY(qt_array_new(&e, 1, sizeof *e, err));
-    *e = (struct qt_embed_head){.model = model, .be = be};
+    *e = (struct qt_embed_head){
+        .model = model, .be = be, .rows = be->host ? HEAD_TOKENS : HEAD_TOKENS_APART};
     if (model->altup_in) {
         QT_TRY(qt_array_new(&e->altup_in, model->cfg.altup, sizeof *e->altup_in, err));
         QT_TRY(qt_array_new(&e->altup_out, model->cfg.altup, sizeof *e->altup_out, err));
     }
-    QT_TRY(load_outer_parts(e, staging, w, err));
+    QT_TRY(load_outer_parts(e, &staging, w, err));
     *out = e;
 done:
-    qt_free(staging);
+    qt_free(staging.p);
     if (rc < 0)
         qt_embed_head_close(e);
     return rc;
@@ -242,8 +235,7 @@ done:
     return rc;
 }
 
-/* *out = the final hidden states of hidden[m][state], in e->normed or as they are; m <= HEAD_TOKENS.
- */
+/* *out = the final hidden states of hidden[m][state], in e->normed or as they are; m <= e->rows. */
 static int final_states(struct qt_embed_head *e, const float **out, const float *hidden, size_t m,
                         struct qt_err *err)
 {
@@ -270,7 +262,7 @@ int qt_head_hidden(struct qt_embed_head *e, float *out, const float *hidden, siz
     const float *x;
     int rc = QT_OK;
     for (size_t at = 0, rows; at < m; at += rows) {
-        rows = qt_min_size(HEAD_TOKENS, m - at);
+        rows = qt_min_size(e->rows, m - at);
         QT_TRY(final_states(e, &x, hidden + at * info->state, rows, err));
         QT_TRY(
             e->be->copy(e->be, out + at * info->hidden, x, rows * info->hidden * sizeof *out, err));
@@ -317,9 +309,9 @@ int qt_head_logits(struct qt_embed_head *e, float *logits, const float *hidden, 
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
                        "the checkpoint has no masked-language-model head (%s)",
                        cfg->arch->transform);
-    for (size_t at = 0; at < m; at += HEAD_TOKENS)
+    for (size_t at = 0; at < m; at += e->rows)
         QT_TRY(logits_chunk(e, logits + at * cfg->info.vocab, hidden + at * cfg->info.state,
-                            qt_min_size(HEAD_TOKENS, m - at), err));
+                            qt_min_size(e->rows, m - at), err));
 done:
     return rc;
 }

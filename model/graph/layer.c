@@ -20,11 +20,23 @@ static void unit_rows(float *w, size_t rows, size_t columns)
     }
 }
 
-/* `staging` has room for the largest tensor; it is the only copy besides the backend's. *out may
+int layer_staging(struct staging *s, size_t count, struct qt_err *err)
+{
+    int rc;
+    if (count <= s->count)
+        return QT_OK;
+    qt_free(s->p);
+    s->count = 0;
+    rc = qt_array_new(&s->p, count, sizeof *s->p, err);
+    s->count = rc < 0 ? 0 : count;
+    return rc;
+}
+
+/* `staging` is the only copy besides the backend's, and not needed if the tensor is placed. *out may
  * hold memory from another layer, which is reused. changed: the part if its weight is loaded, whose
  * numbers may be changed; NULL: a bias. */
 static int load_tensor(float **out, const char *name, size_t count, const struct part *changed,
-                       float *staging, const struct qt_weights *w, struct qt_backend *be,
+                       struct staging *staging, const struct qt_weights *w, struct qt_backend *be,
                        struct qt_err *err)
 {
     int rc;
@@ -36,18 +48,19 @@ static int load_tensor(float **out, const char *name, size_t count, const struct
         QT_TRY(w->place(w->ctx, be, name, *out, &placed, err));
     if (placed)
         return qt_stop_check(err);
-    QT_TRY(w->load(w->ctx, name, staging, err));
+    QT_TRY(layer_staging(staging, count, err));
+    QT_TRY(w->load(w->ctx, name, staging->p, err));
     for (size_t i = 0; changed && changed->plus_1 && i < count; i++)
-        staging[i] += 1;
+        staging->p[i] += 1;
     if (changed && changed->unit)
-        unit_rows(staging, changed->n, changed->k);
+        unit_rows(staging->p, changed->n, changed->k);
     QT_TRY(qt_stop_check(err));
-    QT_TRY(be->upload(be, *out, staging, count * sizeof **out, err));
+    QT_TRY(be->upload(be, *out, staging->p, count * sizeof **out, err));
 done:
     return rc;
 }
 
-int layer_load_part(struct loaded *out, const struct part *part, float *staging,
+int layer_load_part(struct loaded *out, const struct part *part, struct staging *staging,
                     const struct qt_weights *w, struct qt_backend *be, struct qt_err *err)
 {
     int rc = QT_OK;
@@ -131,8 +144,8 @@ done:
 }
 
 /* Copies a part from `source`, or loads it if that is NULL or has other weights. */
-static int renew_part(struct qt_layer *l, size_t i, const struct qt_layer *source, float *staging,
-                      const struct qt_weights *w, struct qt_err *err)
+static int renew_part(struct qt_layer *l, size_t i, const struct qt_layer *source,
+                      struct staging *staging, const struct qt_weights *w, struct qt_err *err)
 {
     const struct part *part = &l->def->parts[i];
     struct loaded *to = &l->parts[i];
@@ -154,19 +167,14 @@ static int load_parts(struct qt_layer *l, int input, const struct qt_layer *sour
 {
     const struct layer_def *def = l->def;
     const size_t parts = layer_parts(&l->model->cfg);
-    float *staging = NULL;
-    size_t largest = 0;
+    struct staging staging = {0};
     int rc = QT_OK;
     for (size_t i = 0; i < parts; i++)
-        if (part_count(&def->parts[i]) > largest)
-            largest = part_count(&def->parts[i]);
-    QT_TRY(qt_array_new(&staging, largest, sizeof *staging, err));
-    for (size_t i = 0; i < parts; i++)
         if (input < 0 || is_linear_of(def, i, input))
-            QT_TRY(renew_part(l, i, source, staging, w, err));
+            QT_TRY(renew_part(l, i, source, &staging, w, err));
     point_to_rows(l);
 done:
-    qt_free(staging);
+    qt_free(staging.p);
     return rc;
 }
 
@@ -304,6 +312,7 @@ void qt_layer_close(struct qt_layer *layer)
         return;
     free_work(layer);
     layer->be->free(layer->be, layer->grad.memory);
+    layer->be->free(layer->be, layer->grad.kept_memory);
     free_parts(layer);
     qt_free(layer->parts);
     qt_free(layer);

@@ -6,19 +6,26 @@
 #include "model/graph/internal.h"
 
 /* Approximate number of tokens of a chunk, in decoder layers and in the head. Large enough for
- * efficient matrix products; fixed, so that results do not depend on the machine. APART: forward, if
- * backend memory is not that of the host; a GPU converts the weights for every product. */
-enum { LAYER_TOKENS = 2048, LAYER_TOKENS_APART = 8192, HEAD_TOKENS = 512 };
+ * efficient matrix products; fixed, so that results do not depend on the machine. APART: if backend
+ * memory is not that of the host; a GPU converts the weights for every product. */
+enum {
+    LAYER_TOKENS = 2048,
+    LAYER_TOKENS_APART = 8192,
+    HEAD_TOKENS = 512,
+    HEAD_TOKENS_APART = 2048, /* the head, not the embedding */
+};
 
 /* The weights of a part in backend memory; NULL: none. */
 struct loaded {
     float *weight, *bias;
 };
 
-/* Working memory of backward.c. */
+/* Working memory of backward.c, for chunks of `rows` tokens. */
 struct layer_grad_work {
     size_t rows;
-    float *memory; /* one allocation that holds all following arrays */
+    float *memory; /* holds the following arrays, without the forward activations */
+    float *kept_memory;
+    size_t kept_floats;
     /* Forward activations, [rows][hidden] except q, k, v, y, gate, up, act. *_raw: input of a norm;
      * *_sum: result of a residual add. attn_gate: NULL, or gates of attended, which give y, the input
      * of O; otherwise attended is y. */
@@ -99,10 +106,11 @@ struct qt_embed_head {
     struct loaded embed, embed_norm, positions, project_in, project_out, final_norm, head;
     struct loaded layer_embed, layer_project, layer_norm, transform, transform_norm;
     struct loaded *altup_in, *altup_out; /* [cfg.altup - 1]; or NULL */
-    float *altup_work;                   /* [2][HEAD_TOKENS][hidden] */
+    float *altup_work;                   /* [2][rows][hidden] */
     float *per_layer;                    /* [2][HEAD_TOKENS][layers * per_layer] */
-    float *normed, *projected;           /* [HEAD_TOKENS][hidden], [HEAD_TOKENS][embed_dim] */
-    float *logits, *ref_logits; /* [HEAD_TOKENS][vocab], allocated by the first backward pass */
+    size_t rows;                         /* HEAD_TOKENS, or HEAD_TOKENS_APART */
+    float *normed, *projected;           /* [rows][hidden], [rows][embed_dim] */
+    float *logits, *ref_logits;          /* [rows][vocab], allocated by the first backward pass */
 };
 
 struct layer_cache;
@@ -126,8 +134,15 @@ struct layer_run {
 
 /* ---- layer.c -------------------------------------------------------------------------------- */
 
-/* Loads a part, if it is present. staging: host memory for its weight or bias. */
-int layer_load_part(struct loaded *out, const struct part *part, float *staging,
+/* Host memory for one tensor, which grows on demand; the caller frees p. layer_staging makes room for
+ * `count` numbers and discards the contents if it has to allocate. */
+struct staging {
+    float *p;
+    size_t count;
+};
+int layer_staging(struct staging *s, size_t count, struct qt_err *err);
+/* Loads a part, if it is present. */
+int layer_load_part(struct loaded *out, const struct part *part, struct staging *staging,
                     const struct qt_weights *w, struct qt_backend *be, struct qt_err *err);
 void layer_free_part(struct loaded *l, struct qt_backend *be);
 /* The factor of queries at a position: see struct config, query_beta. */
@@ -288,7 +303,7 @@ int altup_correct(bool *stop, const struct layer_run *r, struct qt_err *err);
 /* Fills in the other hidden states in state[m][info.state]; embedded[m][hidden]: the first. */
 int altup_embed(struct qt_embed_head *e, float *state, const float *embedded, size_t m,
                 struct qt_err *err);
-/* out[m][hidden] = mean of the projected hidden states in state[m][info.state]; m <= HEAD_TOKENS.
+/* out[m][hidden] = mean of the projected hidden states in state[m][info.state]; m <= e->rows.
  */
 int altup_join(struct qt_embed_head *e, float *out, const float *state, size_t m,
                struct qt_err *err);

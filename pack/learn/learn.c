@@ -198,14 +198,35 @@ static int student_load(void *ctx, const char *name, float *dst, struct qt_err *
     return l->source.load(l->source.ctx, name, dst, err);
 }
 
+/* Decodes a matrix in backend memory, if its codes are there. */
+static int student_place(void *ctx, struct qt_backend *be, const char *name, float *dst, bool *done,
+                         struct qt_err *err)
+{
+    struct qt_learner *l = ctx;
+    const struct qt_plan_item *items = l->run->plan.items;
+    *done = false;
+    for (size_t i = 0; i < l->nmatrices; i++)
+        if (strcmp(items[l->matrices[i].item].tensor->name, name) == 0) {
+            *done = l->matrices[i].coded != NULL;
+            return *done ? learn_coded_decode(dst, l, &l->matrices[i], err) : QT_OK;
+        }
+    for (size_t i = 0; i < l->nnorms; i++)
+        if (strcmp(items[l->norms[i].item].tensor->name, name) == 0)
+            return QT_OK;
+    return l->source.place(l->source.ctx, be, name, dst, done, err);
+}
+
 /* ---- opening -------------------------------------------------------------------------------- */
 
 static int open_model(struct qt_learner *l, struct qt_err *err)
 {
     int rc = QT_OK;
     l->source = qt_weights_of_ckpt(l->run->ckpt);
-    l->student = (struct qt_weights){
-        .dir = l->source.dir, .ctx = l, .shape = student_shape, .load = student_load};
+    l->student = (struct qt_weights){.dir = l->source.dir,
+                                     .ctx = l,
+                                     .shape = student_shape,
+                                     .load = student_load,
+                                     .place = student_place};
     QT_TRY(qt_model_open(&l->model, &l->source, err));
     l->info = *qt_model_info(l->model);
     const char *part = qt_model_cannot(l->model, QT_USE_LEARN);
@@ -358,6 +379,8 @@ static int train(struct qt_learner *l, struct qt_err *err)
     int rc = QT_OK;
     if (l->at.done)
         return QT_OK;
+    l->be->half = true;
+    l->saved_at = qt_clock();
     QT_TRY(learn_work_open(l, err));
     if (l->opt.scope == QT_LEARN_BLOCK)
         QT_TRY(train_layers(l, err));
@@ -368,6 +391,7 @@ static int train(struct qt_learner *l, struct qt_err *err)
     l->at.crc = matrices_crc(l);
     QT_TRY(learn_params_save(l, err)); /* from here on, tensors on disk may be overwritten */
 done:
+    l->be->half = false;
     return rc;
 }
 
@@ -485,11 +509,13 @@ static json_t *curve_json(const struct qt_learner *l)
 
 static json_t *report_json(const struct qt_learner *l, double start)
 {
-    json_t *report =
-        json_pack("{s:s, s:b, s:I, s:{s:I, s:I}, s:s, s:f, s:o}", "options", l->opt.text,
-                  "tune_norms", l->opt.norms, "parameters", (json_int_t)l->params.count, "windows",
-                  "train", (json_int_t)l->ntrain, "held_out", (json_int_t)l->nheld, "optimizer",
-                  LEARN_OPTIMIZER, "seconds", qt_clock() - start, "curve", curve_json(l));
+    json_t *report = json_pack(
+        "{s:s, s:b, s:I, s:{s:I, s:I}, s:{s:I, s:I}, s:s, s:f, s:f, s:o}", "options", l->opt.text,
+        "tune_norms", l->opt.norms, "parameters", (json_int_t)l->params.count, "matrices",
+        "backend", (json_int_t)l->ncoded, "host", (json_int_t)(l->nmatrices - l->ncoded), "windows",
+        "train", (json_int_t)l->ntrain, "held_out", (json_int_t)l->nheld, "optimizer",
+        LEARN_OPTIMIZER, "training_seconds", l->seconds, "seconds", qt_clock() - start, "curve",
+        curve_json(l));
     if (report && l->opt.scope == QT_LEARN_MODEL &&
         json_object_set_new(report, "best_step", json_integer((json_int_t)l->at.best_step)) < 0) {
         json_decref(report);

@@ -8,6 +8,7 @@
  *   params.c  parameter values, Adam, conversion from and to packed matrices, progress on disk
  *   train.c   steps, evaluations, early stopping: the loop for both scopes
  *   loss.c    loss and gradient of a batch of windows, through the model or one decoder layer
+ *   coded.c   matrices whose codes stay in backend memory, where it is not the host's
  */
 #ifndef QT_PACK_LEARN_LEARN_H
 #define QT_PACK_LEARN_LEARN_H
@@ -36,7 +37,9 @@ struct learn_matrix {
     size_t index; /* among the layer's linears */
     bool learns;
     struct qt_packed packed;
-    size_t first, per_strip; /* first parameter; parameters per strip */
+    size_t first, per_strip;    /* first parameter; parameters per strip */
+    struct learn_coded *coded;  /* NULL: decoded by the host */
+    bool new_codes, new_scales; /* those in backend memory are not those of `packed` */
 };
 
 struct learn_norm {
@@ -87,6 +90,7 @@ struct qt_learner {
     struct learn_matrix *matrices;
     struct learn_norm *norms;
     size_t nmatrices, nnorms;
+    size_t ncoded; /* matrices that the backend decodes; those of the latest run */
     struct learn_params params;
     size_t *layer_first;  /* [layers + 2] first parameter of each layer, of the final norm; count */
     size_t *train, *held; /* indices of the training and the held-out windows */
@@ -94,6 +98,8 @@ struct qt_learner {
     struct learn_progress at;
     struct learn_point *points;
     size_t points_capacity;
+    double saved_at; /* time of the latest save of the progress, or of the start (qt_clock) */
+    double seconds;  /* of steps and evaluations, since training was started or resumed */
     struct learn_work *work; /* loss.c */
 };
 
@@ -134,6 +140,16 @@ learn_loss_fn learn_model_loss, learn_layer_loss;
 /* scope=block: advances to layer l->at.layer: its inputs from the present student, its target
  * outputs from the source. */
 int learn_layer_enter(struct qt_learner *l, struct qt_err *err);
+
+/* coded.c: copies codes and scales of all matrices of decoder layers to backend memory, if it has
+ * functions for them and enough room; the host decodes the others. */
+int learn_coded_open(struct qt_learner *l, struct qt_err *err);
+void learn_coded_close(struct qt_learner *l);
+/* w (backend memory) = the matrix, which has m->coded. */
+int learn_coded_decode(float *w, struct qt_learner *l, struct learn_matrix *m, struct qt_err *err);
+/* As learn_params_grad, with dw in backend memory. */
+int learn_coded_grad(struct qt_learner *l, const struct learn_matrix *m, const float *dw,
+                     size_t first, size_t end, struct qt_err *err);
 
 /* train.c: trains parameters [first, end), starting from l->at. Returns with the best ones in delta
  * and in the packed matrices. */

@@ -11,6 +11,12 @@ struct learn_work {
     double *losses;
     float **hidden; /* inputs of the decoder layers, then the output of the last */
     size_t nhidden;
+    /* Activations of each layer and block for the backward pass, kept_step floats apart; NULL: it
+     * computes them. */
+    float **kept;
+    bool *asked;      /* whether there was room for those of a layer has been found out */
+    size_t kept_step; /* 0: not yet known */
+    size_t windows;   /* of a batch, at most */
     float *grad, *ref;
     /* All windows, backend memory. */
     float *all_ref;               /* last hidden states of the unquantized model */
@@ -77,6 +83,9 @@ static int new_buffers(struct qt_learner *l, struct qt_err *err)
     QT_TRY(qt_array_new(&work->hidden, work->nhidden, sizeof *work->hidden, err));
     for (size_t i = 0; i < work->nhidden; i++)
         QT_TRY(qt_backend_floats(&work->hidden[i], l->be, batch, width, err));
+    QT_TRY(qt_array_new(&work->kept, l->info.layers, sizeof *work->kept, err));
+    QT_TRY(qt_array_new(&work->asked, l->info.layers, sizeof *work->asked, err));
+    work->windows = windows;
     QT_TRY(qt_backend_floats(&work->grad, l->be, batch, width, err));
     QT_TRY(qt_backend_floats(&work->ref, l->be, batch, width, err));
     QT_TRY(qt_array_new(&work->ids, batch, sizeof *work->ids, err));
@@ -91,6 +100,7 @@ void learn_work_close(struct qt_learner *l)
 {
     struct learn_work *work = l->work;
     struct qt_backend *be = l->be;
+    learn_coded_close(l);
     if (!work)
         return;
     qt_embed_head_close(work->head);
@@ -98,6 +108,8 @@ void learn_work_close(struct qt_learner *l)
     qt_layer_close(work->layer);
     for (size_t i = 0; work->hidden && i < work->nhidden; i++)
         be->free(be, work->hidden[i]);
+    for (size_t i = 0; work->kept && i < l->info.layers; i++)
+        be->free(be, work->kept[i]);
     float *const backend[] = {work->grad,        work->ref,     work->all_ref,
                               work->all_student, work->all_out, work->dw};
     for (size_t i = 0; i < sizeof backend / sizeof *backend; i++)
@@ -106,6 +118,8 @@ void learn_work_close(struct qt_learner *l)
     qt_free(work->memory.p);
     qt_free(work->wanted);
     qt_free(work->hidden);
+    qt_free(work->kept);
+    qt_free(work->asked);
     qt_free(work->ids);
     qt_free(work->targets);
     qt_free(work->losses);
@@ -196,6 +210,52 @@ static int run_layer(struct qt_learner *l, const struct qt_weights *weights, siz
     return rc < 0 ? rc : run_blocks(l, hidden, b, err);
 }
 
+/* Allocates memory for the activations of the layer, which is loaded, if that leaves three times as
+ * much for other layers and all else. */
+static int keep(struct qt_learner *l, size_t layer, struct qt_err *err)
+{
+    struct learn_work *work = l->work;
+    const struct blocks b = blocks_of(l, work->windows);
+    const size_t tokens = qt_ceil_div(work->windows, b.n) * l->data->seqlen;
+    if (work->asked[layer] || !l->be->room)
+        return QT_OK;
+    work->asked[layer] = true;
+    work->kept_step = qt_layer_kept_floats(work->layer, tokens, l->data->seqlen);
+    return work->kept_step && work->kept_step < l->be->room(l->be) / (4 * b.n * sizeof(float))
+               ? qt_backend_floats(&work->kept[layer], l->be, b.n, work->kept_step, err)
+               : QT_OK;
+}
+
+/* NULL: none are kept. */
+static float *kept_of(const struct qt_learner *l, size_t layer, size_t block)
+{
+    float *kept = l->work->kept[layer];
+    return kept ? kept + block * l->work->kept_step : NULL;
+}
+
+/* out = output of the student's layer for `in`, before its backward pass; on this rank's blocks. */
+static int run_and_keep(struct qt_learner *l, size_t layer, float *out, const float *in,
+                        const struct blocks *b, struct qt_err *err)
+{
+    struct learn_work *work = l->work;
+    const size_t bytes = b->windows * l->data->seqlen * l->info.hidden * sizeof *out;
+    int rc;
+    QT_TRY(load_layer(l, &l->student, layer, err));
+    QT_TRY(keep(l, layer, err));
+    if (!work->kept[layer]) {
+        QT_TRY(l->be->copy(l->be, out, in, bytes, err));
+        return run_blocks(l, out, b, err);
+    }
+    for (size_t i = b->first; i < b->end; i++) {
+        size_t first;
+        const size_t end = block_tokens(&first, l, b, i), at = first * l->info.hidden;
+        QT_TRY(qt_layer_run_kept(work->layer, out + at, kept_of(l, layer, i), in + at, end - first,
+                                 l->data->seqlen, err));
+    }
+done:
+    return rc;
+}
+
 static int embed_all(float **out, struct qt_learner *l, const struct qt_weights *weights,
                      struct qt_err *err)
 {
@@ -227,6 +287,7 @@ int learn_work_open(struct qt_learner *l, struct qt_err *err)
     int rc;
     QT_TRY(qt_array_new(&l->work, 1, sizeof *l->work, err));
     QT_TRY(new_buffers(l, err));
+    QT_TRY(learn_coded_open(l, err));
     if (l->opt.scope == QT_LEARN_BLOCK) {
         QT_TRY(embed_all(&l->work->all_student, l, &l->student, err));
         QT_TRY(embed_all(&l->work->all_out, l, &l->source, err));
@@ -341,6 +402,8 @@ static int add_matrix(struct qt_learner *l, const struct learn_matrix *m, const 
     const size_t row = first * QT_FRAG_ROWS, rows = qt_min_size(end * QT_FRAG_ROWS, m->packed.n);
     if (first == end)
         return QT_OK;
+    if (m->coded)
+        return learn_coded_grad(l, m, dw, first, end, err);
     int rc =
         l->be->download(l->be, l->work->host, dw + row * k, (rows - row) * k * sizeof *dw, err);
     return rc < 0 ? rc : learn_params_grad(l, m, l->work->host, first, end, err);
@@ -398,8 +461,8 @@ static int layer_block(void *ctx, size_t block, void *const *into, struct qt_err
     const struct qt_layer_grads wanted = gradients_in(into[0], l, p->layer);
     size_t first;
     const size_t end = block_tokens(&first, l, p->b, block), at = first * l->info.hidden;
-    return qt_layer_grad(l->work->layer, l->work->grad + at, &wanted, p->hidden + at, end - first,
-                         l->data->seqlen, err);
+    return qt_layer_grad(l->work->layer, l->work->grad + at, &wanted, p->hidden + at,
+                         kept_of(l, p->layer, block), end - first, l->data->seqlen, err);
 }
 
 static int layer_backward(struct qt_learner *l, size_t layer, const float *hidden,
@@ -431,23 +494,23 @@ done:
     return rc;
 }
 
-/* keep: stores the input of layer i in hidden[i], for the backward pass; else runs in place in
+/* back: stores the input of layer i in hidden[i], for the backward pass; else runs in place in
  * hidden[0]. *last is the output of the last layer. */
-static int model_forward(float **last, struct qt_learner *l, const struct blocks *b, bool keep,
+static int model_forward(float **last, struct qt_learner *l, const struct blocks *b, bool back,
                          struct qt_err *err)
 {
     struct learn_work *work = l->work;
     const size_t tokens = b->windows * l->data->seqlen;
-    size_t bytes = tokens * l->info.hidden * sizeof(float);
     int rc;
     *last = work->hidden[0];
     QT_TRY(qt_embed_tokens(work->head, *last, work->ids, tokens, l->data->seqlen, err));
     for (size_t layer = 0; layer < l->info.layers; layer++) {
-        if (keep) {
-            QT_TRY(l->be->copy(l->be, work->hidden[layer + 1], *last, bytes, err));
-            *last = work->hidden[layer + 1];
+        if (!back) {
+            QT_TRY(run_layer(l, &l->student, layer, *last, b, err));
+            continue;
         }
-        QT_TRY(run_layer(l, &l->student, layer, *last, b, err));
+        QT_TRY(run_and_keep(l, layer, work->hidden[layer + 1], *last, b, err));
+        *last = work->hidden[layer + 1];
     }
 done:
     return rc;
@@ -544,14 +607,12 @@ int learn_layer_loss(double *loss, struct qt_learner *l, const size_t *windows, 
 {
     const struct blocks b = blocks_of(l, n);
     struct learn_work *work = l->work;
-    struct qt_backend *be = l->be;
     size_t tokens = n * l->data->seqlen, count = tokens * l->info.hidden;
     double sum[QT_SUM_BLOCKS];
     int rc;
     QT_TRY(gather(work->hidden[0], l, work->all_student, windows, n, err));
     QT_TRY(gather(work->ref, l, work->all_out, windows, n, err));
-    QT_TRY(be->copy(be, work->hidden[1], work->hidden[0], count * sizeof(float), err));
-    QT_TRY(run_layer(l, &l->student, l->at.layer, work->hidden[1], &b, err));
+    QT_TRY(run_and_keep(l, l->at.layer, work->hidden[1], work->hidden[0], &b, err));
     for (size_t i = b.first; i < b.end; i++)
         QT_TRY(block_error(&sum[i], l, &b, i, err));
     QT_TRY(qt_sums_join_rows(sum, sizeof *sum, b.n, 1, b.n, comm_of(l), err));

@@ -146,7 +146,7 @@ static int grad_strip(void *ctx, size_t item, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-static int apply_matrix(struct qt_learner *l, const struct learn_matrix *m, struct qt_err *err)
+static int apply_matrix(struct qt_learner *l, struct learn_matrix *m, struct qt_err *err)
 {
     const struct qt_tensor *t = l->run->plan.items[m->item].tensor;
     struct strips s;
@@ -159,6 +159,8 @@ static int apply_matrix(struct qt_learner *l, const struct learn_matrix *m, stru
         w = (struct qt_matrix){blob.data, t->dtype, t->shape[0], t->shape[1], t->file, t->name};
         s.source = &w;
     }
+    m->new_scales = true;
+    m->new_codes |= s.source != NULL;
     QT_TRY(qt_parallel(strip_count(m), put_strip, &s, err));
 done:
     qt_blob_free(&blob);
@@ -170,7 +172,7 @@ int learn_params_apply(struct qt_learner *l, size_t first, size_t end, struct qt
 {
     int rc = QT_OK;
     for (size_t i = 0; i < l->nmatrices && rc == QT_OK; i++) {
-        const struct learn_matrix *m = &l->matrices[i];
+        struct learn_matrix *m = &l->matrices[i];
         if (m->learns && m->first >= first && m->first < end)
             rc = apply_matrix(l, m, err);
     }
@@ -248,18 +250,38 @@ int learn_params_read(struct qt_learner *l, struct qt_err *err)
     return rc;
 }
 
-void learn_params_step(struct qt_learner *l, size_t first, size_t end, size_t t, double lr)
+/* A step of Adam on the parameters [first, end). */
+struct adam {
+    struct learn_params *p;
+    size_t first, end;
+    double fix1, fix2, lr;
+};
+enum { ADAM_ITEM = 1 << 14 };
+
+static void adam_item(void *ctx, size_t item)
 {
-    struct learn_params *p = &l->params;
-    double fix1 = 1 - pow(beta1, (double)t), fix2 = 1 - pow(beta2, (double)t);
-    for (size_t i = first; i < end; i++) {
+    const struct adam *a = ctx;
+    struct learn_params *p = a->p;
+    const size_t from = a->first + item * ADAM_ITEM, end = qt_min_size(from + ADAM_ITEM, a->end);
+    for (size_t i = from; i < end; i++) {
         double g = (double)p->grad[i] * (double)p->unit[i];
         double m = beta1 * (double)p->m[i] + (1 - beta1) * g;
         double v = beta2 * (double)p->v[i] + (1 - beta2) * g * g;
         p->m[i] = (float)m;
         p->v[i] = (float)v;
-        p->delta[i] -= (float)(lr * (m / fix1) / (sqrt(v / fix2) + eps));
+        p->delta[i] -= (float)(a->lr * (m / a->fix1) / (sqrt(v / a->fix2) + eps));
     }
+}
+
+void learn_params_step(struct qt_learner *l, size_t first, size_t end, size_t t, double lr)
+{
+    struct adam a = {.p = &l->params,
+                     .first = first,
+                     .end = end,
+                     .fix1 = 1 - pow(beta1, (double)t),
+                     .fix2 = 1 - pow(beta2, (double)t),
+                     .lr = lr};
+    qt_parallel_for(qt_ceil_div(end - first, ADAM_ITEM), adam_item, &a);
 }
 
 /* ---- progress ------------------------------------------------------------------------------- */
@@ -290,6 +312,7 @@ int learn_params_save(struct qt_learner *l, struct qt_err *err)
         memcpy(to, arrays[i], array);
     memcpy(to, l->points, curve);
     rc = qt_writer_save(l->run->writer, QT_PROGRESS_LEARNING, data, size, err);
+    l->saved_at = qt_clock();
 done:
     qt_free(data);
     return qt_comm_meet(l->run->opt->comm, rc, err);

@@ -1,6 +1,10 @@
 #include "pack/learn/learn.h"
 
-enum { EVALUATIONS = 2 /* per pass */, PATIENCE = 2 /* evaluations without a new best */ };
+enum {
+    EVALUATIONS = 2,   /* per pass */
+    PATIENCE = 2,      /* evaluations without a new best */
+    SAVE_SECONDS = 10, /* between two evaluations that save the progress */
+};
 
 /* ---- steps ---------------------------------------------------------------------------------- */
 
@@ -86,7 +90,8 @@ static int held_out_loss(double *out, struct qt_learner *l, learn_loss_fn *loss,
     return QT_OK;
 }
 
-/* Appends a row to the curve, keeps the parameters if they are the best so far, and saves. */
+/* Appends a row to the curve, keeps the parameters if they are the best so far, and saves the progress
+ * if the latest save is some time ago. An interrupted step saves, too. */
 static int evaluate(struct qt_learner *l, size_t first, size_t end, learn_loss_fn *loss,
                     struct qt_err *err)
 {
@@ -110,7 +115,9 @@ static int evaluate(struct qt_learner *l, size_t first, size_t end, learn_loss_f
         at->stale = 0;
         memcpy(l->params.best + first, l->params.delta + first, (end - first) * sizeof(float));
     }
-    QT_TRY(learn_params_save(l, err));
+    /* Ranks save together. */
+    if (qt_comm_size(l->run->opt->comm) > 1 || qt_clock() - l->saved_at >= SAVE_SECONDS)
+        QT_TRY(learn_params_save(l, err));
 done:
     return rc;
 }
@@ -134,6 +141,7 @@ static int restore_best(struct qt_learner *l, size_t first, size_t end, struct q
         if (!m->learns || m->first < first || m->first >= end)
             continue;
         qt_packed_free(&m->packed);
+        m->new_codes = m->new_scales = true;
         rc = qt_run_read_back(&m->packed, l->run, m->item, err);
     }
     return rc;
@@ -168,8 +176,10 @@ int learn_train(struct qt_learner *l, size_t first, size_t end, learn_loss_fn *l
 {
     size_t *windows;
     int rc = qt_array_new(&windows, l->ntrain, sizeof *windows, err);
+    const double start = qt_clock();
     if (rc == QT_OK)
         rc = train(l, windows, first, end, loss, err);
+    l->seconds += qt_clock() - start;
     qt_free(windows);
     return rc;
 }

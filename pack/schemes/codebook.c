@@ -695,6 +695,11 @@ static void learn_put(const struct qt_packed *p, const struct qt_strip *strip, c
     }
 }
 
+static size_t learn_scale_at(size_t row, size_t group)
+{
+    return group * QT_FRAG_ROWS + qt_frag_scale_slot((unsigned)row);
+}
+
 /* dL/ds = sum of dL/dw * (value - zero-point) over the group. */
 static void learn_grad(float *grad, const struct qt_packed *p, const struct qt_strip *strip,
                        const float *dw)
@@ -713,8 +718,7 @@ static void learn_grad(float *grad, const struct qt_packed *p, const struct qt_s
             double sum = 0;
             for (size_t i = 0, n = group_size(p, &cb, g); i < n; i++)
                 sum += (double)(d[i] * (cb.value[code[i]] - zero));
-            grad[g * QT_FRAG_ROWS + qt_frag_scale_slot((unsigned)r)] =
-                (float)ldexp(sum, p->scale_exp2);
+            grad[learn_scale_at(r, g)] = (float)ldexp(sum, p->scale_exp2);
         }
 }
 
@@ -744,4 +748,5 @@ const struct qt_learnable qt_codebook_learnable = {
     .put = learn_put,
     .grad = learn_grad,
     .recode = learn_recode,
+    .scale_at = learn_scale_at,
 };

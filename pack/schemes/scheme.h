@@ -75,6 +75,9 @@ struct qt_learnable {
                  const float *dw);
     /* Rounds w[rows][k] (divided by 2^scale_exp2) to codes under the stored parameters. */
     void (*recode)(const struct qt_packed *p, const struct qt_strip *strip, const float *w);
+    /* The index of the scale of a group in row 0 to 15 of a strip, if all parameters are the scales
+     * of the codes that qt_packed_codes gives; else NULL. */
+    size_t (*scale_at)(size_t row, size_t group);
 };
 
 enum { QT_PARAM_ABSENT = -1 };

@@ -46,6 +46,8 @@ struct fixture {
     uint32_t *ids, *targets;
     size_t m, seqlen;
     float *hidden[MAX_LAYERS + 1]; /* layer inputs and the output of the last layer */
+    size_t keeps;                  /* 0 or 1: layers of this parity keep their activations */
+    float *kept[MAX_LAYERS];       /* NULL: the backward pass computes them */
     struct qt_layer_grads grads[MAX_LAYERS + 1];
     size_t linears[MAX_LAYERS + 1]; /* of a layer */
     double *losses;
@@ -98,6 +100,8 @@ static void open_fixture(struct fixture *f, const char *dir, const char *path, s
 
 static void close_fixture(struct fixture *f)
 {
+    for (size_t i = 0; i < f->info.layers; i++)
+        qt_free(f->kept[i]);
     for (size_t i = 0; i <= f->info.layers; i++) {
         qt_free(f->hidden[i]);
         for (size_t j = 0; j < f->linears[i]; j++)
@@ -115,6 +119,22 @@ static void close_fixture(struct fixture *f)
     qt_ckpt_close(f->ckpt);
 }
 
+/* The output is that of qt_layer_run, which is in f->hidden[i + 1]. */
+static void run_kept(struct fixture *f, struct qt_layer *layer, size_t i)
+{
+    const size_t count = f->m * f->info.hidden, kept = qt_layer_kept_floats(layer, f->m, f->seqlen);
+    assert_true((kept == 0) == (f->info.experts > 0));
+    if (kept == 0)
+        return;
+    float *out = new_floats(count);
+    qt_free(f->kept[i]);
+    f->kept[i] = new_floats(kept);
+    must(qt_layer_run_kept(layer, out, f->kept[i], f->hidden[i], f->m, f->seqlen, &f->err),
+         &f->err);
+    assert_memory_equal(out, f->hidden[i + 1], count * sizeof *out);
+    qt_free(out);
+}
+
 static void forward(struct fixture *f)
 {
     struct qt_layer *layer;
@@ -124,6 +144,8 @@ static void forward(struct fixture *f)
         memcpy(f->hidden[i + 1], f->hidden[i], bytes);
         must(qt_layer_open(&layer, f->model, i, &f->weights, f->be, &f->err), &f->err);
         must(qt_layer_run(layer, f->hidden[i + 1], f->m, f->seqlen, NULL, &f->err), &f->err);
+        if (i % 2 == f->keeps)
+            run_kept(f, layer, i);
         qt_layer_close(layer);
     }
 }
@@ -139,7 +161,8 @@ static void backward(struct fixture *f, const struct qt_objective *objective)
          &f->err);
     for (size_t i = layers; i-- > 0;) {
         must(qt_layer_open(&layer, f->model, i, &f->weights, f->be, &f->err), &f->err);
-        must(qt_layer_grad(layer, grad, &f->grads[i], f->hidden[i], f->m, f->seqlen, &f->err),
+        must(qt_layer_grad(layer, grad, &f->grads[i], f->hidden[i], f->kept[i], f->m, f->seqlen,
+                           &f->err),
              &f->err);
         qt_layer_close(layer);
     }
@@ -342,6 +365,7 @@ static void test_threads(void **state)
     for (size_t t = 0; t < 2; t++) {
         qt_threads_set(threads[t]);
         open_fixture(&f[t], "tests/golden/models/qwen3", "tests/golden/models/qwen3/ids.u16", 60);
+        f[t].keeps = t;
         forward(&f[t]);
         backward(&f[t], &(struct qt_objective){.targets = f[t].targets, .weight = 1});
     }
@@ -372,7 +396,7 @@ static void test_out_of_memory(void **state)
     int rc;
     do {
         qt_mem_fail_after(allowed++);
-        rc = qt_layer_grad(layer, grad, &f.grads[0], f.hidden[0], f.m, f.seqlen, &f.err);
+        rc = qt_layer_grad(layer, grad, &f.grads[0], f.hidden[0], NULL, f.m, f.seqlen, &f.err);
         qt_mem_fail_after(-1);
         assert_true(rc == QT_OK || rc == QT_E_RESOURCE);
     } while (rc != QT_OK);

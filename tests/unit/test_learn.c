@@ -493,6 +493,90 @@ static void same_bytes_for_any_threads(void **state)
     }
 }
 
+/* Functions of a backend that decodes. */
+static size_t decoded, summed;
+
+static int decode(struct qt_backend *be, float *w, const struct qt_coded *c, struct qt_err *err)
+{
+    (void)be;
+    (void)err;
+    for (size_t i = 0; i < c->n * c->k; i++) {
+        const size_t at = i / c->k * qt_ceil_div(c->k, c->group) + i % c->k / c->group;
+        w[i] = c->scale[at] * (c->value[c->code[i]] - (c->zero ? (float)c->zero[at] : 0));
+    }
+    decoded++;
+    return QT_OK;
+}
+
+static int decode_grad(struct qt_backend *be, float *dscale, const struct qt_coded *c,
+                       const float *dw, struct qt_err *err)
+{
+    const size_t groups = qt_ceil_div(c->k, c->group);
+    (void)be;
+    (void)err;
+    for (size_t at = 0; at < c->n * groups; at++) {
+        const size_t from = at % groups * c->group, end = qt_min_size(from + c->group, c->k);
+        double sum = 0;
+        for (size_t i = at / groups * c->k + from; i < at / groups * c->k + end; i++)
+            sum += (double)(dw[i] * (c->value[c->code[i]] - (c->zero ? (float)c->zero[at] : 0)));
+        dscale[at] = (float)sum;
+    }
+    summed++;
+    return QT_OK;
+}
+
+static size_t much_room(struct qt_backend *be)
+{
+    (void)be;
+    return SIZE_MAX;
+}
+
+static size_t no_room(struct qt_backend *be)
+{
+    (void)be;
+    return 1;
+}
+
+/* A backend that decodes, and keeps the activations of all layers, gives the same bytes as the
+ * host. */
+static void backends_decode(void **state)
+{
+    struct fixture *f = *state;
+    static const struct {
+        const char *scheme, *learn;
+        bool room;
+    } cases[] = {
+        {"nf3:g=32,learn=1", "lr=3e-3,batch=3,passes=1", true},
+        {"nf3:g=32,method=search,learn=1", "mode=ste,scope=block,lr=3e-3,batch=4,passes=1", true},
+        {"int4:g=32,zero=group,learn=1", "lr=1e-2,batch=3,passes=1", true},
+        {"fp4:learn=1", "scope=block,lr=1,batch=4,passes=1", true}, /* nothing is kept */
+        {"nf3:g=32,learn=1", "lr=3e-3,batch=3,passes=1", false},
+        {"mix24:learn=1", "lr=3e-3,batch=3,passes=1", true},
+    };
+    struct qt_backend other = *f->be;
+    other.decode = decode;
+    other.decode_grad = decode_grad;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct qt_quantize_options a = options(f, "a", cases[i].scheme, cases[i].learn);
+        struct qt_quantize_options b = options(f, "b", cases[i].scheme, cases[i].learn);
+        const bool decodes = cases[i].room && strncmp(cases[i].scheme, "mix24", 5) != 0;
+        other.room = cases[i].room ? much_room : no_room;
+        decoded = summed = 0;
+        json_decref(quantize(f, &a));
+        assert_int_equal(decoded + summed, 0);
+        f->calibration.backend = &other;
+        json_t *doc = quantize(f, &b);
+        f->calibration.backend = f->be;
+        const json_t *n = json_object_get(json_object_get(doc, "learning"), "matrices");
+        assert_int_equal(json_integer_value(json_object_get(n, "backend")), decodes ? 14 : 0);
+        assert_int_equal(json_integer_value(json_object_get(n, "host")), decodes ? 0 : 14);
+        assert_int_equal(decoded > summed, decodes);
+        assert_int_equal(summed > 0, decodes);
+        assert_true(same_files(f, "model.safetensors"));
+        json_decref(doc);
+    }
+}
+
 static int polls_left;
 static bool stop_soon(void)
 {
@@ -676,6 +760,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(permuted_matrices_are_decoded, set_up, tear_down),
         cmocka_unit_test_setup_teardown(worse_parameters_are_not_kept, set_up, tear_down),
         cmocka_unit_test_setup_teardown(same_bytes_for_any_threads, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(backends_decode, set_up, tear_down),
         cmocka_unit_test_setup_teardown(interrupted_runs_resume, set_up, tear_down),
         cmocka_unit_test_setup_teardown(damaged_codes_are_detected, set_up, tear_down),
         cmocka_unit_test_setup_teardown(other_options_do_not_resume, set_up, tear_down),
