@@ -848,7 +848,7 @@ ROW void mix_assign(const struct mix_strip *s, size_t group, const float *weight
     const size_t at = s->r->first[group];
     const int n = (int)s->r->length[group];
     struct mix_problem p;
-    struct mix_params a;
+    struct mix_params a = {0};
     mix_sync();
     for (int i = mix_lane(); i < MIX_COLUMNS * MIX_COLUMNS; i += mix_lanes())
         s->x->u[i / MIX_COLUMNS][i % MIX_COLUMNS] = 0;
@@ -881,7 +881,7 @@ ROW void mix_compensate(const struct mix_strip *s, double *sum, const float *v, 
     {
         const size_t first = at + (size_t)from;
         struct mix_problem p;
-        struct mix_params a;
+        struct mix_params a = {0};
         float e[MIX_COLUMNS][MIX_ROWS], q[MIX_COLUMNS][MIX_ROWS];
         int code[MIX_COLUMNS][MIX_ROWS];
         end = (int)(s->r->end[first] - at);
@@ -1031,7 +1031,7 @@ ROW void mix_descend(const struct mix_strip *s, const float *h, size_t at, int c
     {
         const size_t first = at + (size_t)from, group = s->r->group[first];
         struct mix_problem p;
-        struct mix_params a;
+        struct mix_params a = {0};
         float g[MIX_COLUMNS][MIX_ROWS], q[MIX_COLUMNS][MIX_ROWS], change[MIX_COLUMNS][MIX_ROWS];
         float now[MIX_ROWS];
         bool take[MIX_ROWS];
