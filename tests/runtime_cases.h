@@ -74,15 +74,13 @@ done:
 }
 
 /* Mixtures of tests/golden/models by families with different routers, with and without a shared
- * expert. Only their containers run. A token whose scores are close may go to another expert than
+ * expert and biases of experts. Only their containers run. A token whose scores are close may go to another expert than
  * on the CPU, which does not happen with the tokens of these tests. */
 static const struct {
     const char *model, *scheme;
-} runtime_mixtures[] = {{"mixtral", "nf4:g=32"},
-                        {"qwen2_moe", "nf4:g=32"},
-                        {"qwen3_moe", "nf3:g=32"},
-                        {"olmoe", "lut4:g=32"},
-                        {"glm4_moe", "int4:g=32"}};
+} runtime_mixtures[] = {{"mixtral", "nf4:g=32"},   {"qwen2_moe", "nf4:g=32"},
+                        {"qwen3_moe", "nf3:g=32"}, {"olmoe", "lut4:g=32"},
+                        {"glm4_moe", "int4:g=32"}, {"gpt_oss_moe", "nf4:g=32"}};
 enum { RUNTIME_MIXTURES = sizeof runtime_mixtures / sizeof *runtime_mixtures };
 
 enum { RUNTIME_SEQUENCES = 3 };

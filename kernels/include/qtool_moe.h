@@ -2,7 +2,7 @@
  * libqtool_kernels: a layer of gated experts (mixture of experts) with packed weights. For a token
  * x, with the expert numbers ids[0..topk) and routing weights weights[0..topk) of the router:
  *
- *     y = sum over j < topk of weights[j] * down_e(act(gate_e(x)) * up_e(x)),   e = ids[j]
+ *     y = sum over j < topk of weights[j] * down_e(act(gate_e(x), up_e(x))),   e = ids[j]
  *
  *     qtool_moe_table(table, &layer, reason)             once per layer: host work
  *     qtool_moe_plan(&plan, &layer, tokens, &options)    once per shape and number of tokens
@@ -13,7 +13,9 @@
  * that a token chooses are read. The host does not need to know the routing: a run enqueues the
  * same kernels for every routing, does not allocate or synchronize, and can be captured into a CUDA
  * graph. Results are bitwise reproducible: sums are FP32 and in a fixed order, that of j over the
- * experts of a token.
+ * experts of a token. On compute capability 9.0, plans of more than 32 tokens round weight * scale
+ * to FP16 where an expert has more than 32 tokens, and round results of down to options.dtype
+ * before they are weighted.
  *
  * Weights are described as for qtool_matmul_run (qtool_kernels.h): LUT, FPX and INT of all formats,
  * also with a table per matrix. MIX24 and w4ax weights are refused.
@@ -27,9 +29,12 @@
 extern "C" {
 #endif
 
+/* act(g, u), g: result of gate, u: of up. */
 enum qtool_moe_activation {
-    QTOOL_MOE_SILU,      /* g / (1 + exp(-g)) */
-    QTOOL_MOE_GELU_TANH, /* g / 2 * (1 + tanh(sqrt(2 / pi) * (g + 0.044715 * g^3))) */
+    QTOOL_MOE_SILU,      /* u * g / (1 + exp(-g)) */
+    QTOOL_MOE_GELU_TANH, /* u * g / 2 * (1 + tanh(sqrt(2 / pi) * (g + 0.044715 * g^3))) */
+    QTOOL_MOE_CLAMPED,   /* (v + 1) * h / (1 + exp(-1.702 * h)), h = min(g, 7), v = u within -7, 7:
+                            gpt-oss */
 };
 
 /* Bytes of an expert in the table of a layer; most experts of a layer. */
@@ -40,11 +45,14 @@ enum { QTOOL_MOE_TABLE_EXPERT = 192, QTOOL_MOE_MAX_EXPERTS = 512 };
  * down are host arrays [experts] of weights in device memory. gate and up have n = intermediate
  * size and k = hidden size, down has n = hidden size and k = intermediate size. All gate and up
  * matrices have one kind, format (bits, exp_bits, group, zero NULL or not), shape and pitch, and so
- * have all down matrices. Addresses, scale_exp2 and tables may differ.
+ * have all down matrices. Addresses, scale_exp2 and tables may differ. bias: for gate, up and down,
+ * NULL or a host array [experts] of vectors F32 [n] in device memory that are added to the results;
+ * NULL elements: no bias.
  */
 struct qtool_moe_layer {
     size_t experts; /* 1..QTOOL_MOE_MAX_EXPERTS */
     const struct qtool_matmul_weight *gate, *up, *down;
+    const float *const *bias[3];
 };
 
 /*

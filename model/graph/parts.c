@@ -82,8 +82,8 @@ static int mixture_of(struct qt_mixture *out, const struct qt_model *model, size
         parts[ROLE_EXPERTS_IN].weight || parts[ROLE_EXPERTS_OUT].weight ||
         parts[ROLE_SHARED_OUT].weight)
         return refuse("norms or factors of their own for experts", err);
-    if (!expert[0].n || expert[0].bias || expert[1].bias || expert[2].bias)
-        return refuse("experts with biases or without a gate", err);
+    if (!expert[0].n)
+        return refuse("experts without a gate", err);
     if (def->experts > cfg->routed + 1)
         return refuse("several shared experts", err);
     if (def->experts > cfg->routed && (cfg->parallel || parts[ROLE_MLP_OUT].weight))

@@ -317,7 +317,7 @@ static void check_experts(const struct scheme *s, size_t experts, size_t hidden,
 {
     static struct qtool_matmul_weight wide[QTOOL_MOE_MAX_EXPERTS], narrow[QTOOL_MOE_MAX_EXPERTS];
     static unsigned char table[QTOOL_MOE_MAX_EXPERTS * QTOOL_MOE_TABLE_EXPERT];
-    const struct qtool_moe_layer layer = {experts, wide, wide, narrow};
+    const struct qtool_moe_layer layer = {experts, wide, wide, narrow, {NULL}};
     char reason[160];
     const bool tables = s->kind == QTOOL_MATMUL_LUT && s->bits == 4;
     for (size_t e = 0; e < experts; e++) {
@@ -337,7 +337,7 @@ static void check_experts(const struct scheme *s, size_t experts, size_t hidden,
             if (rc == QTOOL_OK)
                 rc = qtool_moe_run(&plan, memory, memory, memory, memory, memory, memory, NULL);
             const int launches = simulated_launches();
-            const int least = tables && !opt.same_tables ? 5 : 4;
+            const int least = tables && !opt.same_tables ? 4 : 3;
             const char *fault = plan.reason[0] ? plan.reason : simulated_fault();
             if (!fault)
                 fault = rc != QTOOL_OK     ? "run refused what plan took"

@@ -28,8 +28,11 @@ struct layer {
     size_t experts, hidden, inner;
     struct matrix *matrix[3];              /* gate, up, down: [experts] */
     struct qtool_matmul_weight *weight[3]; /* [experts] */
-    bool same_tables;                      /* of gate and up */
-    void *memory;                          /* all sections */
+    float *bias[3];                        /* [experts][n], or NULL */
+    float *device_bias[3];
+    const float **biases[3]; /* [experts] addresses in device_bias; some NULL, where bias is 0 */
+    bool same_tables;        /* of gate and up */
+    void *memory;            /* all sections */
     size_t bytes;
     void *table;
 };
@@ -73,6 +76,28 @@ static void place(struct layer *l, const struct matrix *m, struct qtool_matmul_w
     }
 }
 
+/* Gives matrices `i` of the layer biases of outputs [n]. */
+static void bias_new(struct layer *l, int i, size_t n)
+{
+    l->bias[i] = calloc(l->experts * n, sizeof *l->bias[i]);
+    l->biases[i] = calloc(l->experts, sizeof *l->biases[i]);
+    for (size_t e = 0; e < l->experts; e++)
+        for (size_t j = 0; j < n && e % 5 != 3; j++)
+            l->bias[i][e * n + j] = 2 * random_float();
+    l->device_bias[i] = upload(l->bias[i], l->experts * n * sizeof *l->bias[i]);
+    for (size_t e = 0; e < l->experts; e++)
+        l->biases[i][e] = e % 5 == 3 ? NULL : l->device_bias[i] + e * n;
+}
+
+static struct qtool_moe_layer described(const struct layer *l)
+{
+    return (struct qtool_moe_layer){l->experts,
+                                    l->weight[0],
+                                    l->weight[1],
+                                    l->weight[2],
+                                    {l->biases[0], l->biases[1], l->biases[2]}};
+}
+
 static bool layer_new(struct layer *l, const char *scheme, const char *down, size_t experts,
                       size_t hidden, size_t inner)
 {
@@ -97,7 +122,11 @@ static bool layer_new(struct layer *l, const char *scheme, const char *down, siz
         if (pass == 0)
             l->memory = gpu_alloc(at);
     }
-    const struct qtool_moe_layer layer = {experts, l->weight[0], l->weight[1], l->weight[2]};
+    const size_t biases = random_below(8);
+    for (int i = 0; i < 3; i++)
+        if (biases >> i & 1)
+            bias_new(l, i, i == 2 ? hidden : inner);
+    const struct qtool_moe_layer layer = described(l);
     void *table = malloc(experts * QTOOL_MOE_TABLE_EXPERT);
     const int rc = qtool_moe_table(table, &layer, reason);
     if (rc != QTOOL_OK)
@@ -116,6 +145,9 @@ static void layer_free(struct layer *l)
         }
         free(l->matrix[i]);
         free(l->weight[i]);
+        free(l->bias[i]);
+        free(l->biases[i]);
+        CHECK(cudaFree(l->device_bias[i]));
     }
     CHECK(cudaFree(l->memory));
     CHECK(cudaFree(l->table));
@@ -129,11 +161,21 @@ struct routing {
     float *weights; /* [tokens][topk] */
 };
 
-static double activation(enum qtool_moe_activation kind, double g)
+static double activation(enum qtool_moe_activation kind, double g, double u)
 {
     if (kind == QTOOL_MOE_SILU)
-        return g / (1 + exp(-g));
-    return 0.5 * g * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (g + 0.044715 * g * g * g)));
+        return u * g / (1 + exp(-g));
+    if (kind == QTOOL_MOE_CLAMPED) {
+        g = fmin(g, 7);
+        return (fmax(fmin(u, 7), -7) + 1) * g / (1 + exp(-1.702 * g));
+    }
+    return 0.5 * u * g * (1 + tanh(sqrt(2 / 3.14159265358979323846) * (g + 0.044715 * g * g * g)));
+}
+
+/* Bias of output i of matrix m of expert e. */
+static double bias_of(const struct layer *l, int m, size_t e, size_t i)
+{
+    return l->bias[m] ? (double)l->bias[m][e * (m == 2 ? l->hidden : l->inner) + i] : 0;
 }
 
 static double dot(const float *w, const double *x, size_t k)
@@ -156,15 +198,17 @@ static void reference(double *y, const struct layer *l, const struct routing *r,
             continue;
 #pragma omp parallel for
         for (size_t i = 0; i < l->inner; i++) {
-            const double g = dot(l->matrix[0][e].decoded + i * l->hidden, x, l->hidden);
-            const double u = dot(l->matrix[1][e].decoded + i * l->hidden, x, l->hidden);
-            inner[i] =
-                to_float(from_float((float)(activation(opt->activation, g) * u), bf16), bf16);
+            const double g = dot(l->matrix[0][e].decoded + i * l->hidden, x, l->hidden) +
+                             bias_of(l, 0, (size_t)e, i);
+            const double u = dot(l->matrix[1][e].decoded + i * l->hidden, x, l->hidden) +
+                             bias_of(l, 1, (size_t)e, i);
+            inner[i] = to_float(from_float((float)activation(opt->activation, g, u), bf16), bf16);
         }
 #pragma omp parallel for
         for (size_t i = 0; i < l->hidden; i++)
             y[i] += (double)r->weights[token * r->topk + j] *
-                    dot(l->matrix[2][e].decoded + i * l->inner, inner, l->inner);
+                    (dot(l->matrix[2][e].decoded + i * l->inner, inner, l->inner) +
+                     bias_of(l, 2, (size_t)e, i));
     }
 }
 
@@ -291,12 +335,12 @@ static void check_layer(const struct layer *l, const char *name, size_t tokens, 
     char what[400];
     routing_new(&r, l->experts, route);
     const struct qtool_moe_options opt = {.dtype = bf16 ? QTOOL_BF16 : QTOOL_F16,
-                                          .activation = (enum qtool_moe_activation)random_below(2),
+                                          .activation = (enum qtool_moe_activation)random_below(3),
                                           .topk = topk,
                                           .first_expert = r.first,
                                           .same_tables = l->same_tables && random_below(2),
                                           .dependent_launch = (int)random_below(2)};
-    const struct qtool_moe_layer layer = {l->experts, l->weight[0], l->weight[1], l->weight[2]};
+    const struct qtool_moe_layer layer = described(l);
     struct qtool_moe_plan plan;
     const size_t count = tokens * l->hidden;
     const int rc = qtool_moe_plan(&plan, &layer, tokens, &opt);
@@ -402,7 +446,7 @@ static void test_refusals(void)
     struct qtool_moe_plan plan;
     struct qtool_moe_options opt = {.topk = 2};
     result(layer_new(&l, schemes[0][0], schemes[0][0], 2, 64, 32), "table");
-    const struct qtool_moe_layer layer = {2, l.weight[0], l.weight[1], l.weight[2]};
+    const struct qtool_moe_layer layer = described(&l);
     result(qtool_moe_plan(&plan, &layer, 1, &opt) == QTOOL_OK, "plan");
     void *space = workspace_of(plan.workspace_bytes);
     result(qtool_moe_run(&plan, l.table, pool.y[0] + 1, pool.y[1], (int *)pool.y[2],

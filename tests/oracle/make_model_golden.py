@@ -346,7 +346,7 @@ DELTA_MOE = DELTA | dict(moe_intermediate_size=8, num_experts=4, num_experts_per
                          shared_expert_intermediate_size=8)
 MODELS |= {
     "gpt_oss_moe": ("gpt_oss", TINY | dict(
-        head_dim=8, num_local_experts=4, num_experts_per_tok=2, intermediate_size=12,
+        hidden_size=32, head_dim=8, num_local_experts=4, num_experts_per_tok=2,
         sliding_window=7, rope_parameters=YARN | {"truncate": False}), {
             "layer_types": None, "rms_norm_eps": None}),
     "granite_swa": ("granite_swa", TINY | dict(

@@ -109,18 +109,21 @@ static int fake_run(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
     return QT_OK;
 }
 
-/* The table of the simulated GPU: the descriptors of an expert. */
+/* A matrix in the table of the simulated GPU. */
+struct fake_matrix {
+    struct qtool_matmul_weight weight;
+    const float *bias;
+};
+
 static int fake_moe_table(struct qt_gpu *gpu, void *table, const struct qtool_moe_layer *layer,
                           struct qt_err *err)
 {
-    struct qtool_matmul_weight *copy = calloc(3 * layer->experts, sizeof *copy);
+    const struct qtool_matmul_weight *const weights[3] = {layer->gate, layer->up, layer->down};
+    struct fake_matrix *copy = calloc(3 * layer->experts, sizeof *copy);
     (void)gpu, (void)err;
     assert_non_null(copy);
-    for (size_t e = 0; e < layer->experts; e++) {
-        copy[3 * e] = layer->gate[e];
-        copy[3 * e + 1] = layer->up[e];
-        copy[3 * e + 2] = layer->down[e];
-    }
+    for (size_t i = 0; i < 3 * layer->experts; i++)
+        copy[i] = (struct fake_matrix){weights[i % 3][i / 3], layer->bias[i % 3][i / 3]};
     memcpy(table, &copy, sizeof copy);
     tables[ntables++] = copy;
     return QT_OK;
@@ -140,11 +143,12 @@ static int fake_moe_plan(struct qt_gpu *gpu, struct qtool_moe_plan *out,
     return QT_OK;
 }
 
-/* y[w->n] = w x. */
-static void product(double *y, const struct qtool_matmul_weight *w, const double *x)
+/* y[n] = weight x + bias. */
+static void product(double *y, const struct fake_matrix *m, const double *x)
 {
+    const struct qtool_matmul_weight *w = &m->weight;
     for (size_t j = 0; j < w->n; j++) {
-        y[j] = 0;
+        y[j] = m->bias ? (double)m->bias[j] : 0;
         for (size_t c = 0; c < w->k; c++)
             y[j] += (double)weight_at(w, j, c) * x[c];
     }
@@ -155,7 +159,9 @@ static int fake_moe_run(struct qt_gpu *gpu, const struct qtool_moe_plan *plan, c
                         void *workspace, struct qt_err *err)
 {
     const size_t hidden = plan->hidden, inner = plan->intermediate, topk = plan->options.topk;
-    const struct qtool_matmul_weight *experts;
+    static const enum qtool_decoder_act acts[] = {QTOOL_DECODER_SILU, QTOOL_DECODER_GELU_TANH,
+                                                  QTOOL_DECODER_CLAMPED};
+    const struct fake_matrix *experts;
     double *row = calloc(3 * hidden + 2 * inner, sizeof *row), *sum = row + hidden;
     double *down = sum + hidden, *gate = down + hidden, *up = gate + inner;
     (void)err;
@@ -169,14 +175,11 @@ static int fake_moe_run(struct qt_gpu *gpu, const struct qtool_moe_plan *plan, c
             sum[c] = 0;
         }
         for (size_t j = 0; j < topk; j++) {
-            const struct qtool_matmul_weight *e = &experts[3 * ids[t * topk + j]];
+            const struct fake_matrix *e = &experts[3 * ids[t * topk + j]];
             product(gate, &e[0], row);
             product(up, &e[1], row);
             for (size_t i = 0; i < inner; i++)
-                gate[i] =
-                    ref_act(plan->options.activation == QTOOL_MOE_SILU ? QTOOL_DECODER_SILU
-                                                                       : QTOOL_DECODER_GELU_TANH,
-                            gate[i], up[i]);
+                gate[i] = ref_act(acts[plan->options.activation], gate[i], up[i]);
             product(down, &e[2], gate);
             for (size_t c = 0; c < hidden; c++)
                 sum[c] += (double)weights[t * topk + j] * down[c];

@@ -153,8 +153,8 @@ static int layers_new(struct layers *l, struct qt_gpu *gpu, const struct qt_benc
     QT_TRY(gpu_buffer_need(&l->table, gpu, l->copies.count * l->table_bytes, err));
     QT_TRY(qt_array_new(&table, l->table_bytes, 1, err));
     for (size_t i = 0; i < l->copies.count; i++) {
-        const struct qtool_moe_layer layer = {shape->experts, l->weight[0], l->weight[1],
-                                              l->weight[2]};
+        const struct qtool_moe_layer layer = {
+            shape->experts, l->weight[0], l->weight[1], l->weight[2], {NULL}};
         QT_TRY(describe(l, shape, p, i, err));
         QT_TRY(gpu->moe_table(gpu, table, &layer, err));
         QT_TRY(gpu->upload(gpu, (char *)l->table.data + i * l->table_bytes, table, l->table_bytes,
@@ -333,8 +333,8 @@ static int bench_layer(struct bench *b, struct qt_bench_moe_row *row, const stru
     row->most = routing.most;
     QT_TRY(layers_new(&layers, b->gpu, shape, p, routing.touched, err));
     row->bytes = layers.copies.bytes;
-    const struct qtool_moe_layer layer = {shape->experts, layers.weight[0], layers.weight[1],
-                                          layers.weight[2]};
+    const struct qtool_moe_layer layer = {
+        shape->experts, layers.weight[0], layers.weight[1], layers.weight[2], {NULL}};
     QT_TRY(b->gpu->moe_plan(b->gpu, &plan, &layer, row->m, &opt, err));
     QT_TRY(operands_need(b, row, plan.workspace_bytes, err));
     QT_TRY(measure(b, row, &w, err));

@@ -6,8 +6,10 @@ int gpu_experts_new(struct gpu_experts *out, size_t experts, struct qt_err *err)
     int rc;
     *out = (struct gpu_experts){.experts = experts};
     QT_TRY(qt_array_new(&out->packed, experts * GPU_EXPERT_MATRICES, sizeof *out->packed, err));
-    for (int i = 0; i < GPU_EXPERT_MATRICES; i++)
+    for (int i = 0; i < GPU_EXPERT_MATRICES; i++) {
         QT_TRY(qt_array_new(&out->weight[i], experts, sizeof *out->weight[i], err));
+        QT_TRY(qt_array_new(&out->bias[i], experts, sizeof *out->bias[i], err));
+    }
 done:
     return rc;
 }
@@ -15,8 +17,10 @@ done:
 void gpu_experts_free(struct gpu_experts *e)
 {
     qt_free(e->packed);
-    for (int i = 0; i < GPU_EXPERT_MATRICES; i++)
+    for (int i = 0; i < GPU_EXPERT_MATRICES; i++) {
         qt_free(e->weight[i]);
+        qt_free(e->bias[i]);
+    }
     *e = (struct gpu_experts){.experts = 0};
 }
 
@@ -36,7 +40,8 @@ size_t gpu_experts_bytes(const struct gpu_experts *e)
 
 struct qtool_moe_layer gpu_experts_layer(const struct gpu_experts *e)
 {
-    return (struct qtool_moe_layer){e->experts, e->weight[0], e->weight[1], e->weight[2]};
+    return (struct qtool_moe_layer){
+        e->experts, e->weight[0], e->weight[1], e->weight[2], {e->bias[0], e->bias[1], e->bias[2]}};
 }
 
 /* Fills e->weight, and uploads the sections behind the table. */

@@ -91,8 +91,10 @@ struct gpu_experts {
     size_t experts;
     struct qt_packed *packed; /* [experts][GPU_EXPERT_MATRICES], filled and freed by the caller */
     struct qtool_matmul_weight *weight[GPU_EXPERT_MATRICES]; /* [experts] each */
-    bool same_tables;                                        /* of gate and up */
-    void *table;                                             /* of qtool_moe.h */
+    /* [experts] each: F32 [n] in GPU memory, owned by the caller; NULL: no bias */
+    const float **bias[GPU_EXPERT_MATRICES];
+    bool same_tables; /* of gate and up */
+    void *table;      /* of qtool_moe.h */
 };
 /* After an error, too, gpu_experts_free frees *out. */
 int gpu_experts_new(struct gpu_experts *out, size_t experts, struct qt_err *err);

@@ -332,6 +332,29 @@ done:
     return rc;
 }
 
+/* The biases of a matrix of all experts. */
+static int load_expert_biases(struct gpu_experts *e, struct loader *l, size_t layer, int matrix,
+                              struct qt_err *err)
+{
+    struct qt_part parts[GPU_EXPERT_MATRICES];
+    const struct qt_part *part = &parts[matrix];
+    float *p = NULL;
+    int rc;
+    qt_model_expert_parts(parts, l->model, layer, 0);
+    if (!part->bias)
+        return QT_OK;
+    QT_TRY(rt_alloc(l->rt, &p, e->experts * part->n, sizeof *p, err));
+    for (size_t i = 0; i < e->experts; i++) {
+        qt_model_expert_parts(parts, l->model, layer, i);
+        QT_TRY(load_values(l, part->bias, part->n, err));
+        QT_TRY(l->rt->gpu->upload(l->rt->gpu, p, l->values, part->n * sizeof *p, err));
+        e->bias[matrix][i] = p;
+        p += part->n;
+    }
+done:
+    return rc;
+}
+
 int rt_place_experts(struct gpu_experts *e, struct qt_runtime *rt, struct qt_err *err)
 {
     char *memory;
@@ -346,7 +369,7 @@ static int load_packed_experts(struct gpu_experts *e, struct loader *l, size_t l
                                struct qt_err *err)
 {
     int rc;
-    if (l->rt->config.act != QTOOL_DECODER_SILU && l->rt->config.act != QTOOL_DECODER_GELU_TANH)
+    if (!rt_expert_act(NULL, l->rt->config.act))
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
                        "the fused runtime does not support models with packed experts of this "
                        "activation");
@@ -355,6 +378,8 @@ static int load_packed_experts(struct gpu_experts *e, struct loader *l, size_t l
         QT_TRY(qt_stop_check(err));
         QT_TRY(open_expert(&e->packed[i * GPU_EXPERT_MATRICES], l, layer, i, err));
     }
+    for (int i = 0; i < GPU_EXPERT_MATRICES; i++)
+        QT_TRY(load_expert_biases(e, l, layer, i, err));
     QT_TRY(rt_place_experts(e, l->rt, err));
 done:
     for (size_t i = 0; e->packed && i < count * GPU_EXPERT_MATRICES; i++)
@@ -384,6 +409,10 @@ static int load_half_experts(struct rt_mixture *out, struct loader *l, size_t la
     char *gate_up, *down;
     int rc;
     qt_model_expert_parts(parts, l->model, layer, 0);
+    if (parts[0].bias || parts[1].bias || parts[2].bias)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "the fused runtime does not support models with FP16 experts that have "
+                       "biases");
     const size_t bytes = parts[1].n * parts[1].k * 2; /* of gate, up and down alike */
     QT_TRY(rt_alloc(l->rt, &gate_up, 2 * count, bytes, err));
     QT_TRY(rt_alloc(l->rt, &down, count, bytes, err));
@@ -398,6 +427,23 @@ static int load_half_experts(struct rt_mixture *out, struct loader *l, size_t la
     out->width = parts[1].n;
 done:
     return rc;
+}
+
+bool rt_expert_act(enum qtool_moe_activation *out, enum qtool_decoder_act act)
+{
+    static const struct {
+        enum qtool_decoder_act from;
+        enum qtool_moe_activation to;
+    } acts[] = {{QTOOL_DECODER_SILU, QTOOL_MOE_SILU},
+                {QTOOL_DECODER_GELU_TANH, QTOOL_MOE_GELU_TANH},
+                {QTOOL_DECODER_CLAMPED, QTOOL_MOE_CLAMPED}};
+    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
+        if (acts[i].from == act) {
+            if (out)
+                *out = acts[i].to;
+            return true;
+        }
+    return false;
 }
 
 /* Router and gate of the shared expert are the rows of one matrix. */

@@ -384,19 +384,18 @@ static int append_experts(struct rt_program *p, struct qt_runtime *rt, const str
                           size_t m, struct qt_err *err)
 {
     const struct qtool_moe_layer layer = gpu_experts_layer(&x->grouped);
-    const struct qtool_moe_options opt = {
-        .dtype = QTOOL_F16,
-        .device = rt->gpu->device,
-        .activation = rt->config.act == QTOOL_DECODER_SILU ? QTOOL_MOE_SILU : QTOOL_MOE_GELU_TANH,
-        .topk = x->top_k,
-        .same_tables = x->grouped.same_tables,
-        .dependent_launch = !rt->opt.plain};
+    struct qtool_moe_options opt = {.dtype = QTOOL_F16,
+                                    .device = rt->gpu->device,
+                                    .topk = x->top_k,
+                                    .same_tables = x->grouped.same_tables,
+                                    .dependent_launch = !rt->opt.plain};
     struct rt_op *op;
     int rc;
     if (x->gate_up)
         return append_half_experts(p, rt, x, m, err);
     if (rt->opt.batch_invariant)
         return not_invariant("packed experts", err);
+    rt_expert_act(&opt.activation, rt->config.act);
     QT_TRY(append_op(&op, p, RT_EXPERTS, QT_RUNTIME_PRODUCTS, err));
     op->experts.mixture = x;
     op->experts.y = rt->down;

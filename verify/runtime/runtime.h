@@ -212,6 +212,8 @@ struct rt_rows {
  * QT_E_UNSUPPORTED: its factors are others. */
 int rt_follow(struct qt_act *act, const struct rt_rows *from, struct qt_err *err);
 
+/* The activation of experts; out may be NULL. False: grouped products do not have it. */
+bool rt_expert_act(enum qtool_moe_activation *out, enum qtool_decoder_act act);
 /* Memory for the experts, whose `packed` is filled, and their table. */
 int rt_place_experts(struct gpu_experts *e, struct qt_runtime *rt, struct qt_err *err);
 /* Random weights: those of a decoder layer, and copies of them for the others. spec NULL: FP16. */

@@ -4,13 +4,17 @@
 #include "kernels/cuda/common/prepare.h"
 #include "kernels/cuda/matmul/instances.h"
 #include "kernels/cuda/matmul/shape.h"
+#include "kernels/cuda/matmul/tile.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Experts with more tokens than this use tiles of 64: 3 tiles of 16 take longer. */
+/* Experts with more tokens than this use tiles of 64 or 128: 3 tiles of 16 take longer. */
 enum { FEW_PAIRS = 32, MAX_TOPK = 32, MAX_TOKENS = 1 << 20, MAX_PAIRS = 1 << 24 };
+/* Pipeline stages of the kernel by wgmma at most: one takes more than a microsecond. */
+enum { WIDE_STAGES = 4 };
 
 /* A product of the plan: gate and up, or down. */
 struct product {
@@ -28,7 +32,7 @@ struct product {
 /* Stored in `internal` of struct qtool_moe_plan. */
 struct state {
     struct qt_device device;
-    bool ready;
+    bool ready, wide, rounded; /* kernels by wgmma; results of down have 16 bits */
     struct product product[2]; /* gate and up; down */
 };
 
@@ -126,6 +130,10 @@ int qtool_moe_table(void *table, const struct qtool_moe_layer *layer, char reaso
             m.zero = qt_has_zeros(w) ? (const unsigned char *)w->zero : NULL;
             m.table = w->kind == QTOOL_MATMUL_LUT ? (const __half *)w->table : NULL;
             m.factor = qt_result_factor(w);
+            m.bias = layer->bias[i] ? layer->bias[i][e] : NULL;
+            if ((size_t)m.bias % 4)
+                return refuse(reason, QTOOL_UNSUPPORTED, "expert %zu, %s: the bias is misaligned",
+                              e, matrix_names[i]);
             memcpy(&out[e * QT_MOE_MATRICES + (size_t)i], &m, sizeof m);
         }
     return QTOOL_OK;
@@ -133,9 +141,17 @@ int qtool_moe_table(void *table, const struct qtool_moe_layer *layer, char reaso
 
 /* ---- plan ----------------------------------------------------------------------------------- */
 
-static int tile_tokens(int kind)
+/* wide: the plan's kernels for many tokens are those by wgmma. */
+static int tile_tokens(int kind, bool wide)
 {
-    return kind == QT_MOE_FEW ? QT_MOE_FEW_TOKENS : QT_MOE_MANY_TOKENS;
+    return kind == QT_MOE_FEW ? QT_MOE_FEW_TOKENS : wide ? QT_MOE_WIDE_TOKENS : QT_MOE_MANY_TOKENS;
+}
+
+static const void *instance(enum qt_format format, int kind, bool wide)
+{
+    return kind == QT_MOE_FEW ? qt_moe_few_instance(format)
+           : wide             ? qt_moe_wide_instance(format)
+                              : qt_moe_many_instance(format);
 }
 
 static int row_tiles(const struct product *p, int log2_wk)
@@ -145,9 +161,11 @@ static int row_tiles(const struct product *p, int log2_wk)
 }
 
 /* Sets the members of *a that depend on shape and configuration. Returns bytes of shared memory. */
-static size_t layout(struct qt_moe_product_args *a, const struct product *p, int kind, int log2_wk,
-                     int stages)
+static size_t layout(struct qt_moe_product_args *a, const struct product *p, int kind, bool wide,
+                     int log2_wk, int stages)
 {
+    const int tokens = tile_tokens(kind, wide);
+
     const struct qt_shape *s = &p->shape;
     a->gated = p->gated;
     a->pitch_blocks = s->pitch_blocks;
@@ -164,12 +182,19 @@ static size_t layout(struct qt_moe_product_args *a, const struct product *p, int
     a->slots = (int)ceil_div((size_t)s->blocks, (size_t)2 << log2_wk);
     a->stages = stages;
     a->warp_bytes = QT_MOE_STRIPS * (256 * s->bits + (32 + s->zero_bytes) * a->slot_groups);
-    a->stage_bytes = (int)round_up((size_t)((tile_tokens(kind) * 256 << log2_wk) +
-                                            QT_MOE_WARPS * a->warp_bytes + QT_MOE_HEADER),
-                                   128);
     a->ring_at = qt_mma_tile_table_bytes(s->format);
+    if (kind == QT_MOE_MANY && wide) {
+        a->ring_at = qt_moe_wide_table_bytes(s->format);
+        a->stage_bytes = (int)round_up((size_t)(tokens * 256 + QT_MOE_WARPS * a->warp_bytes), 1024);
+        a->results_at = a->ring_at + stages * a->stage_bytes;
+        a->units_at = a->results_at + 2 * QT_TILE_RESULT_BYTES;
+        a->barriers_at = a->units_at + QT_MOE_UNITS * QT_MOE_UNIT_BYTES;
+        return (size_t)(a->barriers_at + QT_PIPELINE_BARRIER_BYTES);
+    }
+    a->stage_bytes = (int)round_up(
+        (size_t)((tokens * 256 << log2_wk) + QT_MOE_WARPS * a->warp_bytes + QT_MOE_HEADER), 128);
     a->sums_at = a->ring_at + stages * a->stage_bytes;
-    const int sums = log2_wk ? QT_MOE_WARPS * QT_MOE_STRIPS * tile_tokens(kind) / 8 * 512 : 0;
+    const int sums = log2_wk ? QT_MOE_WARPS * QT_MOE_STRIPS * tokens / 8 * 512 : 0;
     return (size_t)(a->sums_at + sums);
 }
 
@@ -191,23 +216,25 @@ static double touched(const struct qtool_moe_plan *p)
 static bool choose(const struct qtool_moe_plan *plan, struct product *p, int kind)
 {
     const struct qt_device *d = &state_of(plan)->device;
+    const bool wide = state_of(plan)->wide;
     const size_t half = (size_t)(d->smem_limit + 1024) / 2 - 1024;
     double best = 1e30;
     for (int log2_wk = 0; log2_wk <= (kind == QT_MOE_FEW ? 3 : 0); log2_wk++) {
         struct qt_moe_product_args a;
-        int stages = QT_MOE_STAGES, blocks = kind == QT_MOE_FEW ? 2 : 1;
+        int stages = kind == QT_MOE_MANY && wide ? (int)WIDE_STAGES : (int)QT_MOE_STAGES;
+        int blocks = kind == QT_MOE_FEW ? 2 : 1;
         size_t smem = 0;
         if (log2_wk && (size_t)2 << log2_wk > (size_t)p->shape.blocks)
             break;
-        while (stages > 2 &&
-               layout(&a, p, kind, log2_wk, stages) > (blocks > 1 ? half : (size_t)d->smem_limit)) {
+        while (stages > 2 && layout(&a, p, kind, wide, log2_wk, stages) >
+                                 (blocks > 1 ? half : (size_t)d->smem_limit)) {
             stages--;
-            if (stages == 3 && blocks == 2 && layout(&a, p, kind, log2_wk, 3) > half) {
+            if (stages == 3 && blocks == 2 && layout(&a, p, kind, wide, log2_wk, 3) > half) {
                 blocks = 1;
                 stages = QT_MOE_STAGES;
             }
         }
-        smem = layout(&a, p, kind, log2_wk, stages);
+        smem = layout(&a, p, kind, wide, log2_wk, stages);
         if (smem > (size_t)d->smem_limit)
             continue;
         const int grid = d->sms * (smem <= half ? 2 : 1);
@@ -240,7 +267,7 @@ static int plan_product(struct qtool_moe_plan *plan, bool down, const struct qto
     p->gated = !down && (w->kind != QTOOL_MATMUL_LUT || plan->options.same_tables ||
                          qt_mma_tile_table_bytes(p->shape.format) == 0);
     for (int kind = 0; kind < QT_MOE_KINDS; kind++) {
-        const void *kernel = qt_moe_product_instance(p->shape.format, kind);
+        const void *kernel = instance(p->shape.format, kind, state_of(plan)->wide);
         if (!kernel || (kind == QT_MOE_MANY && plan->tokens <= FEW_PAIRS))
             continue;
         if (!choose(plan, p, kind)) {
@@ -308,17 +335,25 @@ static struct space space_of(const struct qtool_moe_plan *p)
     s.order = take(&at, pairs * sizeof(int));
     s.position = take(&at, pairs * sizeof(int));
     for (int kind = 0; kind < QT_MOE_KINDS; kind++)
-        s.item[kind] =
-            take(&at, (most + pairs / (size_t)tile_tokens(kind)) * sizeof(struct qt_moe_item));
+        s.item[kind] = take(&at, (most + pairs / (size_t)tile_tokens(kind, state_of(p)->wide)) *
+                                     sizeof(struct qt_moe_item));
     struct qtool_matmul_plan x = prepare_plan(p, p->tokens, p->hidden);
     s.x = take(&at, prepares_x(p) ? qt_prepare_bytes(&x) : 0);
     s.inner = take(&at, pairs * s.inner_pitch * 2);
     struct qtool_matmul_plan inner = prepare_plan(p, pairs, p->intermediate);
     s.inner_prepared = take(&at, bf16 ? qt_prepare_bytes(&inner) : 0);
-    const size_t up_pitch = state_of(p)->product[0].gated ? 0 : s.inner_pitch;
-    s.partial = take(&at, pairs * (s.partial_pitch > up_pitch ? s.partial_pitch : up_pitch) * 4);
+    const size_t up = state_of(p)->product[0].gated ? 0 : s.inner_pitch * 4;
+    const size_t down = s.partial_pitch * (state_of(p)->rounded ? 2 : 4);
+    s.partial = take(&at, pairs * (down > up ? down : up));
     s.bytes = p->tokens ? at : 0;
     return s;
+}
+
+/* Whether both products have a kernel for many tokens. */
+static bool has_many(const struct qtool_moe_plan *p)
+{
+    return state_of(p)->product[0].kind[QT_MOE_MANY].kernel &&
+           state_of(p)->product[1].kind[QT_MOE_MANY].kernel;
 }
 
 static int plan(struct qtool_moe_plan *out, const struct qtool_moe_layer *layer, size_t tokens,
@@ -331,7 +366,7 @@ static int plan(struct qtool_moe_plan *out, const struct qtool_moe_layer *layer,
     out->options = *opt;
     if (opt->dtype != QTOOL_F16 && opt->dtype != QTOOL_BF16)
         return refuse(out->reason, QTOOL_UNSUPPORTED, "options.dtype must be FP16 or BF16");
-    if ((unsigned)opt->activation > QTOOL_MOE_GELU_TANH)
+    if ((unsigned)opt->activation > QTOOL_MOE_CLAMPED)
         return refuse(out->reason, QTOOL_UNSUPPORTED, "options.activation is unknown");
     if (opt->topk < 1 || opt->topk > MAX_TOPK)
         return refuse(out->reason, QTOOL_UNSUPPORTED, "options.topk must be 1..32");
@@ -346,12 +381,14 @@ static int plan(struct qtool_moe_plan *out, const struct qtool_moe_layer *layer,
     out->hidden = layer->gate->k;
     out->intermediate = layer->gate->n;
     int rc = qt_query_device(&state_of(out)->device, opt->device, out->reason);
+    state_of(out)->wide = state_of(out)->device.cc == 90;
     for (int down = 0; down < 2 && rc == QTOOL_OK; down++)
         rc = plan_product(out, down, down ? layer->down : layer->gate);
     const double items = (double)(tokens * opt->topk) / QT_MOE_FEW_TOKENS + (double)out->experts;
     for (int down = 0; down < 2 && rc == QTOOL_OK; down++)
         if (items * row_tiles(&state_of(out)->product[down], 3) >= 1u << 31)
             rc = refuse(out->reason, QTOOL_UNSUPPORTED, "too many tokens for so many channels");
+    state_of(out)->rounded = state_of(out)->wide && has_many(out);
     if (rc == QTOOL_OK)
         rc = qt_allow_smem(qt_moe_route_instance(), 0, out->reason);
     if (rc == QTOOL_OK)
@@ -382,10 +419,23 @@ static int launch(const struct qtool_moe_plan *p, const void *kernel, dim3 grid,
     return qt_launch_kernel(&l, args, stream);
 }
 
+/* Whether the pairs are not sorted: there is one token, or so few pairs that tokens seldom choose
+ * the same expert. */
+static bool is_direct(const struct qtool_moe_plan *p)
+{
+    const size_t pairs = p->tokens * p->options.topk;
+    return pairs <= MAX_TOPK && (p->tokens == 1 || 4 * pairs <= p->experts);
+}
+
+static struct qt_moe_direct direct_of(const struct qtool_moe_plan *p, const int *ids)
+{
+    return {is_direct(p) ? ids : NULL, (int)(p->tokens * p->options.topk), (int)p->experts,
+            (int)p->options.first_expert};
+}
+
 static int run_route(const struct qtool_moe_plan *p, const struct space *s, char *workspace,
                      const int *ids, void *stream)
 {
-    const struct state *state = state_of(p);
     struct qt_moe_route_args a = {};
     a.ids = ids;
     a.order = (int *)(workspace + s->order);
@@ -396,33 +446,49 @@ static int run_route(const struct qtool_moe_plan *p, const struct space *s, char
     a.pairs = (int)(p->tokens * p->options.topk);
     a.experts = (int)p->experts;
     a.first_expert = (int)p->options.first_expert;
-    const bool many =
-        state->product[0].kind[QT_MOE_MANY].kernel && state->product[1].kind[QT_MOE_MANY].kernel;
-    a.few_pairs = many ? FEW_PAIRS : a.pairs;
+    a.few_pairs = has_many(p) ? FEW_PAIRS : a.pairs;
+    a.many_tokens = tile_tokens(QT_MOE_MANY, state_of(p)->wide);
     const int parts = (a.pairs + 63) / 64, warps = parts < 1 ? 1 : parts > 32 ? 32 : parts;
     const int wide = warps < 4 ? 4 : warps; /* the loops over experts have some threads */
-    const size_t smem = (size_t)(wide + 4) * p->experts * sizeof(int);
+    const size_t smem = (size_t)(wide + 7) * p->experts * sizeof(int); /* see route_kernel */
     return launch(p, qt_moe_route_instance(), dim3(1), wide * 32, smem, true, &a, stream);
+}
+
+static void set_activation(struct qt_moe_product_args *a, enum qtool_moe_activation activation)
+{
+    const float slope = 1.5957691f; /* sqrt(8 / pi) */
+    a->slope = 1;
+    a->limit = INFINITY;
+    if (activation == QTOOL_MOE_GELU_TANH) {
+        a->slope = slope;
+        a->cubic = slope * .044715f;
+    } else if (activation == QTOOL_MOE_CLAMPED) {
+        a->slope = 1.702f;
+        a->limit = 7;
+        a->offset = 1;
+    }
 }
 
 /* matrix: QT_MOE_GATE stands for gate and up where they are one launch. */
 static int run_product(const struct qtool_moe_plan *p, int matrix, const struct space *s,
                        char *workspace, const void *table, const void *x, size_t x_pitch,
-                       const float *token_factor, void *stream)
+                       const float *token_factor, const int *ids, bool first, void *stream)
 {
     const struct state *state = state_of(p);
     const bool down = matrix == QT_MOE_DOWN, acts = matrix == QT_MOE_GATE;
     const struct product *product = &state->product[down];
-    const bool gelu = p->options.activation == QTOOL_MOE_GELU_TANH;
-    const bool many =
-        state->product[0].kind[QT_MOE_MANY].kernel && state->product[1].kind[QT_MOE_MANY].kernel;
-    for (int kind = 0; kind < (many ? 2 : 1); kind++) {
+    for (int kind = 0; kind < (has_many(p) ? 2 : 1); kind++) {
+        const bool wide = kind == QT_MOE_MANY && state->wide;
         struct qt_moe_product_args a = {};
-        layout(&a, product, kind, product->kind[kind].log2_wk, product->kind[kind].stages);
+        layout(&a, product, kind, state->wide, product->kind[kind].log2_wk,
+               product->kind[kind].stages);
         a.table = (const struct qt_moe_matrix *)table;
         a.item = (const struct qt_moe_item *)(workspace + s->item[kind]);
         a.items = (const int *)(workspace + s->items) + kind;
-        a.order = down ? NULL : (const int *)(workspace + s->order);
+        a.order = (const int *)(workspace + s->order);
+        a.direct = direct_of(p, ids);
+        a.by_token = !down;
+        a.early = down || (acts && !product->gated);
         a.x = (const __half *)x;
         a.x_pitch = (int)x_pitch;
         a.token_factor = token_factor;
@@ -434,12 +500,15 @@ static int run_product(const struct qtool_moe_plan *p, int matrix, const struct 
         a.decode.exp_bits = product->exp_bits;
         a.decode.zeros = product->zeros;
         a.topk = (int)p->options.topk;
-        a.slope = gelu ? 1.5957691f : 1; /* sqrt(8 / pi) */
-        a.cubic = gelu ? 1.5957691f * .044715f : 0;
+        set_activation(&a, p->options.activation);
         a.bf16 = p->options.dtype == QTOOL_BF16;
-        const int rc =
-            launch(p, product->kind[kind].kernel, dim3((unsigned)product->kind[kind].grid),
-                   QT_MOE_WARPS * 32, product->kind[kind].smem, false, &a, stream);
+        a.rounded = acts || (down && state->rounded);
+        a.whole_stores = a.n % 8 == 0 && a.y_pitch % 8 == 0;
+        const int units = a.direct.pairs * a.row_tiles, grid = product->kind[kind].grid;
+        const int rc = launch(p, product->kind[kind].kernel,
+                              dim3((unsigned)(a.direct.ids && units < grid ? units : grid)),
+                              wide ? QT_MOE_WIDE_THREADS : QT_MOE_WARPS * 32,
+                              product->kind[kind].smem, first && kind == 0, &a, stream);
         if (rc != QTOOL_OK)
             return rc;
     }
@@ -447,10 +516,12 @@ static int run_product(const struct qtool_moe_plan *p, int matrix, const struct 
 }
 
 static int run_combine(const struct qtool_moe_plan *p, const struct space *s, char *workspace,
-                       void *y, const float *weights, void *stream)
+                       void *y, const int *ids, const float *weights, void *stream)
 {
     struct qt_moe_combine_args a = {};
-    a.partial = (const float *)(workspace + s->partial);
+    a.direct = direct_of(p, ids);
+    a.partial = workspace + s->partial;
+    a.rounded = state_of(p)->rounded;
     a.position = (const int *)(workspace + s->position);
     a.weights = weights;
     a.y = y;
@@ -481,16 +552,21 @@ int qtool_moe_run(const struct qtool_moe_plan *p, const void *table, void *y, co
     const size_t pairs = p->tokens * p->options.topk;
     const float *factor = NULL;
     size_t pitch = p->hidden;
-    int rc = run_route(p, &s, space, ids, stream);
+    bool first = is_direct(p); /* the next kernel is the first */
+    int rc = first ? QTOOL_OK : run_route(p, &s, space, ids, stream);
     if (rc == QTOOL_OK && prepares_x(p)) {
         struct qtool_matmul_plan prepare = prepare_plan(p, p->tokens, p->hidden);
+        prepare.options.dependent_launch = !first || p->options.dependent_launch;
+        first = false;
         rc = qt_prepare_run(&prepare, &x, &factor, space + s.x, stream);
         pitch = round_up(p->hidden, QT_BLOCK_COLS);
     }
-    if (rc == QTOOL_OK && !state_of(p)->product[0].gated)
-        rc = run_product(p, QT_MOE_UP, &s, space, table, x, pitch, factor, stream);
+    if (rc == QTOOL_OK && !state_of(p)->product[0].gated) {
+        rc = run_product(p, QT_MOE_UP, &s, space, table, x, pitch, factor, ids, first, stream);
+        first = false;
+    }
     if (rc == QTOOL_OK)
-        rc = run_product(p, QT_MOE_GATE, &s, space, table, x, pitch, factor, stream);
+        rc = run_product(p, QT_MOE_GATE, &s, space, table, x, pitch, factor, ids, first, stream);
     const void *inner = space + s.inner;
     pitch = s.inner_pitch;
     factor = NULL;
@@ -500,8 +576,9 @@ int qtool_moe_run(const struct qtool_moe_plan *p, const void *table, void *y, co
         pitch = round_up(p->intermediate, QT_BLOCK_COLS);
     }
     if (rc == QTOOL_OK)
-        rc = run_product(p, QT_MOE_DOWN, &s, space, table, inner, pitch, factor, stream);
+        rc =
+            run_product(p, QT_MOE_DOWN, &s, space, table, inner, pitch, factor, ids, false, stream);
     if (rc == QTOOL_OK)
-        rc = run_combine(p, &s, space, y, weights, stream);
+        rc = run_combine(p, &s, space, y, ids, weights, stream);
     return rc;
 }

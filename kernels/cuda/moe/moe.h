@@ -16,6 +16,7 @@ struct alignas(64) qt_moe_matrix {
     const unsigned char *zero;     /* U8 [strips][pitch_groups][2 bits], or NULL */
     const __half *table;           /* LUT: F16 [2^bits]; FPX of up to 4 bits: NULL */
     float factor;                  /* power of two that multiplies every result */
+    const float *bias;             /* [n], or NULL */
 };
 
 enum { QT_MOE_GATE, QT_MOE_UP, QT_MOE_DOWN, QT_MOE_MATRICES };
@@ -24,10 +25,13 @@ static_assert(QT_MOE_MATRICES * sizeof(struct qt_moe_matrix) == QTOOL_MOE_TABLE_
 
 /* The product kernel: warps of a thread block, strips of a warp, pipeline stages at most, bytes of
  * a stage's header. Kernels by number of tokens of an expert: FEW tokens share a tile of 16, MANY
- * a tile of 64. */
+ * a tile of 64; with wgmma (wide.cuh) one of up to 128. */
 enum { QT_MOE_WARPS = 8, QT_MOE_STRIPS = 2, QT_MOE_STAGES = 6, QT_MOE_HEADER = 128 };
 enum { QT_MOE_FEW, QT_MOE_MANY, QT_MOE_KINDS };
-enum { QT_MOE_FEW_TOKENS = 16, QT_MOE_MANY_TOKENS = 64 };
+enum { QT_MOE_FEW_TOKENS = 16, QT_MOE_MANY_TOKENS = 64, QT_MOE_WIDE_TOKENS = 128 };
+/* The kernel by wgmma: threads; units of which it keeps what their epilogues need, and bytes of
+ * one. */
+enum { QT_MOE_WIDE_THREADS = 384, QT_MOE_UNITS = 8, QT_MOE_UNIT_BYTES = 1152 };
 
 /*
  * Pairs (token t, choice j) have the number t * topk + j. The sort writes the pairs of each expert
@@ -45,15 +49,26 @@ struct qt_moe_route_args {
     struct qt_moe_item *item[2]; /* by kind */
     int *items;                  /* [2]: number of items by kind */
     int pairs, experts, first_expert;
-    int few_pairs; /* experts with more pairs have items of the kind MANY */
+    int few_pairs;   /* experts with more pairs have items of the kind MANY */
+    int many_tokens; /* of these items at most */
+};
+
+/*
+ * Few pairs are not sorted: pair i has the position i, and is an item. `ids` then is not NULL and
+ * stands for order, position and items.
+ */
+struct qt_moe_direct {
+    const int *ids; /* [pairs]; NULL: the pairs were sorted */
+    int pairs, experts, first_expert;
 };
 
 struct qt_moe_combine_args {
-    const float *partial; /* [pairs][pitch], by position */
-    const int *position;  /* [pairs] */
+    const void *partial; /* F32 or, if `rounded`, as y: [pairs][pitch], by position */
+    const int *position; /* [pairs] */
+    struct qt_moe_direct direct;
     const float *weights; /* [pairs] */
     void *y;              /* F16 or BF16 [tokens][n] */
-    int tokens, topk, n, pitch, bf16;
+    int tokens, topk, n, pitch, bf16, rounded;
     int wide; /* n is a multiple of 8 */
 };
 
@@ -61,18 +76,21 @@ struct qt_moe_combine_args {
 struct qt_moe_product_args {
     const struct qt_moe_matrix *table; /* [experts][QT_MOE_MATRICES] */
     const struct qt_moe_item *item;
-    const int *items;          /* number of items */
-    const int *order;          /* gate, up: X is by token; down: NULL, X is by position */
-    const __half *x;           /* F16 [..][x_pitch] */
-    const float *token_factor; /* factor of all results of a row of X; NULL: 1 */
-    void *y; /* [positions][y_pitch]; after the activation F16 or BF16, else F32 */
+    const int *items; /* number of items */
+    const int *order; /* [positions] */
+    struct qt_moe_direct direct;
+    int by_token;    /* X is by token, not by position */
+    int early;       /* the sort has ended when this kernel starts: weights may be copied */
+    const __half *x; /* F16 [..][x_pitch] */
+    const float *token_factor;    /* factor of all results of a row of X; NULL: 1 */
+    void *y;                      /* [positions][y_pitch]; F16 or BF16 if `rounded`, else F32 */
     struct qt_decode_args decode; /* without table */
     size_t pitch_blocks, pitch_groups;
     int gated;       /* gate and up in one launch: a warp has the same strip of both */
     int matrix;      /* QT_MOE_GATE with `gated`; else the one matrix */
     const float *up; /* gate alone: the results of up [positions][y_pitch] */
-    int topk, bf16;
-    float slope, cubic; /* of the activation */
+    int topk, bf16, rounded;
+    float slope, cubic, limit, offset; /* of the activation: moe_gated */
     int x_pitch, k, y_pitch, n;
     int strips, blocks; /* strips of 16 rows, fragment blocks of 64 columns */
     int group_shift;    /* log2(channels per scale); 30 for one scale per row */
@@ -83,12 +101,17 @@ struct qt_moe_product_args {
     int slots;          /* stages of a unit */
     int stages, stage_bytes, warp_bytes; /* of the pipeline; of the weights of a warp in a stage */
     int ring_at, sums_at;                /* offsets in shared memory */
+    int results_at, units_at, barriers_at; /* the same, of the kernel by wgmma */
+    int whole_stores; /* rows of y are 16-byte aligned, and n is a multiple of 8 */
 };
 
 /* Host addresses of kernels. */
 const void *qt_moe_route_instance(void);
 const void *qt_moe_combine_instance(void);
-/* NULL if the format has no kernel of this kind; all formats have FEW. */
-const void *qt_moe_product_instance(enum qt_format format, int kind);
+const void *qt_moe_few_instance(enum qt_format format);
+/* NULL if the format has no such kernel. */
+const void *qt_moe_many_instance(enum qt_format format); /* for 8.0 */
+const void *qt_moe_wide_instance(enum qt_format format); /* for 9.0a */
+int qt_moe_wide_table_bytes(enum qt_format format);
 
 #endif

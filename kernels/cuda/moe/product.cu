@@ -1,23 +1,18 @@
-/* Instances of the grouped product by code format. Formats whose exponent width is an argument have
- * only the kernel for few tokens, because each kernel takes a second to compile. */
+/* Instances of the grouped product in tiles of 16 tokens by code format. */
 #include "kernels/cuda/moe/product.cuh"
 
-template <class Format> static const void *of(int kind)
+template <class Format> static const void *moe_few_of()
 {
-    if (kind == QT_MOE_FEW)
-        return (const void *)qt_moe_product_kernel<Format, QT_MOE_FEW_TOKENS / 8>;
-    if constexpr (!Format::RARE)
-        return (const void *)qt_moe_product_kernel<Format, QT_MOE_MANY_TOKENS / 8>;
-    return NULL;
+    return (const void *)qt_moe_product_kernel<Format, QT_MOE_FEW_TOKENS / 8>;
 }
 
-const void *qt_moe_product_instance(enum qt_format format, int kind)
+const void *qt_moe_few_instance(enum qt_format format)
 {
-#define GROUP(Format)                       of<Format>,
+#define GROUP(Format)                       moe_few_of<Format>,
 #define FIELD(name, bits, exp_bits, Format) GROUP(Format)
-    static const void *(*const formats[])(int) = {QT_MMA_TILE_GROUP_FORMATS(GROUP)
-                                                      QT_FIELD_FORMATS(FIELD)};
-    return formats[format](kind);
+    static const void *(*const formats[])() = {QT_MMA_TILE_GROUP_FORMATS(GROUP)
+                                                   QT_FIELD_FORMATS(FIELD)};
+    return formats[format]();
 #undef FIELD
 #undef GROUP
 }

@@ -26,15 +26,19 @@
 
 #include "kernels/cuda/common/accumulators.cuh"
 #include "kernels/cuda/common/convert.cuh"
+#include "kernels/cuda/common/ptx_sm90.cuh"
 #include "kernels/cuda/matmul/decode.cuh"
 #include "kernels/cuda/moe/moe.h"
 
 enum { MOE_THREADS = QT_MOE_WARPS * 32 };
+/* Named barriers; 0 is __syncthreads. */
+enum { MOE_TABLES = 1, MOE_BARRIERS };
 
 struct moe_header {
     int first, rows, tile; /* positions of the item; tile of rows */
     float factor[QT_MOE_STRIPS];
-    int unused[3];
+    int unused;
+    const float *bias[QT_MOE_STRIPS];
     __half value[QT_MOE_STRIPS][16]; /* of the look-up tables */
 };
 static_assert(sizeof(moe_header) <= QT_MOE_HEADER, "no room");
@@ -44,6 +48,28 @@ static __device__ __forceinline__ int moe_strip(const qt_moe_product_args &a, in
 {
     const int wn = (int)threadIdx.x / 32 >> a.log2_wk, warps_n = QT_MOE_WARPS >> a.log2_wk;
     return a.gated ? tile * warps_n + wn : (tile * warps_n + wn) * QT_MOE_STRIPS + u;
+}
+
+/* The number of work items. */
+static __device__ __forceinline__ int moe_items(const qt_moe_product_args &a)
+{
+    return a.direct.ids ? a.direct.pairs : *a.items;
+}
+
+/* Work item number i. One without rows: the expert is not of this layer. */
+static __device__ __forceinline__ qt_moe_item moe_item(const qt_moe_product_args &a, int i)
+{
+    if (!a.direct.ids)
+        return a.item[i];
+    const int expert = a.direct.ids[i] - a.direct.first_expert;
+    const bool here = expert >= 0 && expert < a.direct.experts;
+    return {here ? expert : 0, i, here, 0};
+}
+
+/* The row of X of position `at`. */
+static __device__ __forceinline__ int moe_row(const qt_moe_product_args &a, int at)
+{
+    return a.by_token ? (a.direct.ids ? at : a.order[at]) / a.topk : at;
 }
 
 /* Bytes of a strip's planes in a stage. */
@@ -68,10 +94,16 @@ template <class Format, int BM> struct moe_loader {
     const unsigned char *zero;                    /* of the strip whose scales the lane copies */
     const __half *scale, *x[ROWS];
     float factor[QT_MOE_STRIPS];
+    const float *bias[QT_MOE_STRIPS];
     __half value[QT_MOE_STRIPS];
 
     __device__ __forceinline__ moe_loader(int count) : unit((int)blockIdx.x), units(count), slot(0)
     {
+    }
+    __device__ __forceinline__ void restart()
+    {
+        unit = (int)blockIdx.x;
+        slot = 0;
     }
     /* The strip whose scales the lane copies; QT_MOE_STRIPS and more: none. */
     static __device__ __forceinline__ int scale_strip(const qt_moe_product_args &a)
@@ -81,7 +113,7 @@ template <class Format, int BM> struct moe_loader {
     __device__ __forceinline__ void open(const qt_moe_product_args &a)
     {
         const int lane = (int)threadIdx.x % 32;
-        item = a.item[unit / a.row_tiles];
+        item = moe_item(a, unit / a.row_tiles);
         tile = unit % a.row_tiles;
         block = ((int)threadIdx.x / 32 & ((1 << a.log2_wk) - 1)) * 2;
         column = (int)threadIdx.x % 16 * 8;
@@ -103,6 +135,7 @@ template <class Format, int BM> struct moe_loader {
                            lane % 2 * (Format::ZEROS / 2);
             }
             factor[u] = m->factor;
+            bias[u] = m->bias;
             if (Format::LUT) {
                 qt_decode_args decode = a.decode;
                 decode.table = m->table;
@@ -112,12 +145,12 @@ template <class Format, int BM> struct moe_loader {
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             const int r = (int)threadIdx.x / 16 + i * (MOE_THREADS / 16), at = item.first + r;
-            x[i] = r >= item.rows ? NULL
-                                  : a.x + (size_t)(a.order ? a.order[at] / a.topk : at) * a.x_pitch;
+            x[i] = r >= item.rows ? NULL : a.x + (size_t)moe_row(a, at) * a.x_pitch;
         }
     }
-    /* Copies the next stage to `to` and moves on. */
-    __device__ __forceinline__ void copy(const qt_moe_product_args &a, unsigned char *to)
+    /* Copies the next stage, or its weights or its X alone, to `to`, and moves on. */
+    __device__ __forceinline__ void copy(const qt_moe_product_args &a, unsigned char *to,
+                                         bool weights, bool of_x)
     {
         const int x_bytes = BM * 256 << a.log2_wk;
         if (unit >= units)
@@ -126,8 +159,9 @@ template <class Format, int BM> struct moe_loader {
             open(a);
             put_header((moe_header *)(to + x_bytes + QT_MOE_WARPS * a.warp_bytes));
         }
-        copy_x(a, ptx_shared(to));
-        copy_weights(a, ptx_shared(to) + x_bytes + threadIdx.x / 32 * a.warp_bytes);
+        if (of_x)
+            copy_x(a, ptx_shared(to));
+        copy_weights(a, ptx_shared(to) + x_bytes + threadIdx.x / 32 * a.warp_bytes, weights);
         if (++slot == a.slots) {
             slot = 0;
             unit += (int)gridDim.x;
@@ -138,6 +172,8 @@ template <class Format, int BM> struct moe_loader {
         if (threadIdx.x == 0) {
             *(int4 *)h = make_int4(item.first, item.rows, tile, __float_as_int(factor[0]));
             h->factor[1] = factor[1];
+            h->bias[0] = bias[0];
+            h->bias[1] = bias[1];
         }
         if (Format::LUT && threadIdx.x < 16)
 #pragma unroll
@@ -160,11 +196,11 @@ template <class Format, int BM> struct moe_loader {
             to += BM * 256;
         }
     }
-    __device__ __forceinline__ void copy_weights(const qt_moe_product_args &a, uint32_t to)
+    /* Without `really` only moves on. */
+    __device__ __forceinline__ void copy_weights(const qt_moe_product_args &a, uint32_t to,
+                                                 bool really)
     {
-        const int lane = (int)threadIdx.x % 32, left = a.blocks - block;
-        if (left <= 0)
-            return;
+        const int lane = (int)threadIdx.x % 32, left = really ? a.blocks - block : 0;
         to += lane * 16;
 #pragma unroll
         for (int u = 0; u < QT_MOE_STRIPS; u++)
@@ -172,17 +208,17 @@ template <class Format, int BM> struct moe_loader {
             for (int p = 0; p < 3; p++) {
                 const int bytes = 32 * qt_lane_width<Format>(p); /* of a block: 512, 256, 128, 0 */
                 if (bytes == 512) {
-                    ptx_copy_16(to, plane[u][p]);
+                    ptx_copy_16_if(to, plane[u][p], left > 0);
                     ptx_copy_16_if(to + 512, plane[u][p] + 512, left > 1);
                 } else if (bytes) {
-                    const bool wanted = lane < bytes / 8 && (lane < bytes / 16 || left > 1);
+                    const bool wanted = lane < bytes / 8 && left > lane / (bytes / 16);
                     ptx_copy_16_if(to, plane[u][p], wanted);
                 }
                 if (bytes)
                     plane[u][p] += 2 * bytes << a.log2_wk;
                 to += 2 * bytes;
             }
-        if (scale_strip(a) < QT_MOE_STRIPS) {
+        if (left > 0 && scale_strip(a) < QT_MOE_STRIPS) {
             const int group =
                 min((block * 64 >> a.group_shift) + (lane / 2 & (a.slot_groups - 1)), a.groups - 1);
             ptx_copy_16(to, scale + (size_t)group * 16);
@@ -250,9 +286,9 @@ template <class Format> struct moe_tables {
         for (int u = 0; u < QT_MOE_STRIPS; u++)
             lane[u] = {threadIdx.x % 32 * Format::LANE_BYTES, {}, {}};
     }
-    /* Makes the tables for the unit that begins; a table in shared memory serves both strips. All
-     * threads of the thread block call it. The condition is the same in all of them, as all warps
-     * have the same values. */
+    /* Makes the tables for the unit that begins; a table in shared memory serves both strips. The
+     * first MOE_THREADS threads of the thread block call it. The condition is the same in all of
+     * them, as all warps have the same values. */
     __device__ __forceinline__ void start(const moe_header *h)
     {
         if (!Format::LUT)
@@ -271,9 +307,10 @@ template <class Format> struct moe_tables {
             for (int u = 0; u < QT_MOE_STRIPS; u++)
                 value_start<Format>(&lane[u], now[u]);
         } else if constexpr (Format::TABLE_BYTES > 0) {
-            __syncthreads(); /* all warps have read the table for the last time */
+            /* All warps have read the table for the last time. */
+            ptx_named_barrier(MOE_TABLES, MOE_THREADS);
             moe_fill<Format>(now[0]);
-            __syncthreads();
+            ptx_named_barrier(MOE_TABLES, MOE_THREADS);
         }
         value[0] = now[0];
         value[1] = now[1];
@@ -288,6 +325,12 @@ template <class Format> struct moe_tables {
 static __device__ __forceinline__ float moe_activation(const qt_moe_product_args &a, float g)
 {
     return __fdividef(g, 1 + __expf(-g * (a.slope + a.cubic * g * g)));
+}
+
+/* The activation of gate times up, both limited if the layer has a limit. */
+static __device__ __forceinline__ float moe_gated(const qt_moe_product_args &a, float g, float u)
+{
+    return moe_activation(a, fminf(g, a.limit)) * (fmaxf(fminf(u, a.limit), -a.limit) + a.offset);
 }
 
 /* Adds the sums of the warps along k to those of the first, in order. Returns whether the warp is
@@ -335,24 +378,27 @@ static __device__ __forceinline__ void moe_store(const qt_moe_product_args &a, c
             const int token = t * 8 + lane % 4 * 2 + odd, at = h.first + token;
             if (token >= h.rows)
                 continue;
-            const float factor =
-                a.token_factor ? a.token_factor[a.order ? a.order[at] / a.topk : at] : 1;
+            const float factor = a.token_factor ? a.token_factor[moe_row(a, at)] : 1;
             const size_t to = (size_t)at * a.y_pitch;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 float v[QT_MOE_STRIPS];
 #pragma unroll
-                for (int u = 0; u < QT_MOE_STRIPS; u++)
+                for (int u = 0; u < QT_MOE_STRIPS; u++) {
+                    const int row = moe_strip(a, h.tile, u) * 16 + i * 8 + lane / 4;
                     v[u] = sums.v[u][t][2 * i + odd] * (h.factor[u] * factor);
+                    if (h.bias[u] && row < a.n)
+                        v[u] += h.bias[u][row];
+                }
 #pragma unroll
                 for (int u = 0; u < QT_MOE_STRIPS; u++) {
                     const int row = moe_strip(a, h.tile, u) * 16 + i * 8 + lane / 4;
                     if (row >= a.n || (u && a.gated))
                         continue;
                     if (a.gated || a.up)
-                        qt_put_rounded(a.y, to + row,
-                                       moe_activation(a, v[u]) * (a.gated ? v[1] : a.up[to + row]),
-                                       a.bf16);
+                        v[u] = moe_gated(a, v[u], a.gated ? v[1] : a.up[to + row]);
+                    if (a.rounded)
+                        qt_put_rounded(a.y, to + row, v[u], a.bf16);
                     else
                         ((float *)a.y)[to + row] = v[u];
                 }
@@ -471,25 +517,39 @@ __global__ void __launch_bounds__(MOE_THREADS, MT <= 2 ? 2 : 1)
     unsigned char *const ring = qt_smem + a.ring_at;
     const int ring_bytes = a.stages * a.stage_bytes;
     int put = 0, get = 0; /* stages to be filled and multiplied next, in bytes */
-    ptx_launch_dependents();
-    ptx_wait_previous();
-    moe_loader<Format, MT * 8> loader(*a.items * a.row_tiles);
+    if (!a.early)
+        ptx_wait_previous();
+    ptx_launch_dependents(); /* only now, so that these find the sort ended */
+    moe_loader<Format, MT * 8> loader(moe_items(a) * a.row_tiles);
     moe_tables<Format> tables;
     moe_sums<MT> sums;
     moe_header header;
     int at = (int)blockIdx.x, slot = 0; /* the unit and its stage that are multiplied */
     int missing = a.stages - 1;         /* stages to be copied before the first is multiplied */
+    /* Before the kernel in front has ended, weights of these stages are copied, then X. */
+    bool weights = true, of_x = !a.early;
+    if (a.early && at >= loader.units)
+        ptx_wait_previous(); /* a kernel never ends before the one in front */
 #pragma unroll 1
     while (at < loader.units) {
         if (missing == 0) {
             moe_wait(a.stages);
             __syncthreads(); /* the stage is there for all warps; all have read the one before */
         }
-        loader.copy(a, ring + put);
+        loader.copy(a, ring + put, weights, of_x);
         ptx_copy_commit();
         put = put + a.stage_bytes == ring_bytes ? 0 : put + a.stage_bytes;
         if (missing) {
-            missing--;
+            if (--missing == 0 && !of_x) {
+                ptx_wait_previous();
+                loader.restart();
+                put = 0;
+                missing = a.stages - 1;
+                of_x = true;
+                weights = false;
+            } else if (missing == 0) {
+                weights = true;
+            }
             continue;
         }
         if (slot == 0) {
@@ -500,6 +560,8 @@ __global__ void __launch_bounds__(MOE_THREADS, MT <= 2 ? 2 : 1)
             header.tile = h->tile;
             header.factor[0] = h->factor[0];
             header.factor[1] = h->factor[1];
+            header.bias[0] = h->bias[0];
+            header.bias[1] = h->bias[1];
             tables.start(h);
             sums.total = {};
             sums.unit[0] = sums.unit[1] = make_float2(1, 1);

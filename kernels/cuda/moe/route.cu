@@ -2,8 +2,8 @@
  * Kernels around the grouped products.
  *
  * Route sorts pairs by expert (counting sort, stable) and divides each expert's pairs into work
- * items. One thread block; warp w has the w-th part of the pairs. No atomics: the result does not
- * depend on timing.
+ * items. One thread block; warp w has the w-th part of the pairs. The result does not depend on
+ * timing: atomics only count.
  *
  *   count    pairs of each warp and expert, in shared memory
  *   scan     over experts and, within an expert, over warps: first position of each warp and expert
@@ -11,17 +11,16 @@
  *
  * Combine adds the results of the experts of a token in the order of the choices:
  *   grid       (tokens, columns / 1024); 128 threads of 8 columns
- *   Traffic    4 n topk bytes per token in, 2 n out
+ *   Traffic    4 n topk bytes per token in, or 2 n topk if they were rounded; 2 n out
  */
 #include "kernels/cuda/common/convert.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/smem.cuh"
 #include "kernels/cuda/moe/moe.h"
 
-/* Calls visit(pair, expert, lower, same) by all lanes for the pairs of the warp, 32 at a time in
- * ascending order. pair: -1 in lanes beyond the last pair; expert: -1: none of this layer; lower:
- * number of lower lanes with the same expert; same: number of lanes with it. Loads are issued four
- * at a time. */
+/* Calls visit(pair, expert) by all lanes for the pairs of the warp, 32 at a time, ascending. pair:
+ * -1 in lanes beyond the last pair; expert: -1: none of this layer. Loads are issued four at a
+ * time. */
 template <class Visit>
 static __device__ __forceinline__ void route_pairs(const qt_moe_route_args &a, Visit visit)
 {
@@ -41,13 +40,23 @@ static __device__ __forceinline__ void route_pairs(const qt_moe_route_args &a, V
         }
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const unsigned same = __match_any_sync(~0u, expert[i]);
-            const int lower = __popc(same & ((1u << lane) - 1));
             const int pair = at + i * 32 + lane;
-            visit(pair < end ? pair : -1, expert[i], lower, __popc(same));
-            __syncwarp();
+            visit(pair < end ? pair : -1, expert[i]);
         }
     }
+}
+
+/* The lanes with the same expert. __match_any_sync would take a step for each different expert. */
+static __device__ __forceinline__ unsigned same_expert(int expert, int experts)
+{
+    unsigned same = ~0u;
+#pragma unroll 1
+    for (int bit = 1; bit <= experts; bit *= 2) { /* expert + 1 is at most `experts` */
+        const bool set = (expert + 1) & bit;
+        const unsigned with = __ballot_sync(~0u, set);
+        same &= set ? with : ~with;
+    }
+    return same;
 }
 
 /* Exclusive prefix sum over the warp; *total: the sum. */
@@ -69,21 +78,67 @@ static __device__ __forceinline__ int tiles(int pairs, int tile)
     return (pairs + tile - 1) / tile;
 }
 
+/*
+ * How the pairs of an expert are divided into items of the kind MANY, of about equal size: `larger`
+ * of `steps` + 1 times STEP pairs, then the others of `steps` times STEP. The last item has what is
+ * left.
+ */
+enum { STEP = 32, SIZES = QT_MOE_WIDE_TOKENS / STEP };
+struct division {
+    int items, larger, steps;
+
+    __device__ __forceinline__ division(int pairs, int most)
+        : items(tiles(pairs, most)), larger(0), steps(0)
+    {
+        if (items) {
+            steps = tiles(pairs, STEP) / items;
+            larger = tiles(pairs, STEP) % items;
+        }
+    }
+    /* Number of items of `size` times STEP pairs. */
+    __device__ __forceinline__ int of_size(int size) const
+    {
+        return size == steps ? items - larger : size == steps + 1 ? larger : 0;
+    }
+};
+
+/* Writes the items of an expert; few, many[size - 1]: numbers of its first items of the kind FEW,
+ * and of those of `size` times STEP pairs. */
+static __device__ __forceinline__ void put_items(const qt_moe_route_args &a, int expert, int first,
+                                                 int pairs, int few, const int *many)
+{
+    if (pairs <= a.few_pairs) {
+        qt_moe_item *item = a.item[QT_MOE_FEW] + few;
+        for (int i = 0; i < pairs; i += QT_MOE_FEW_TOKENS)
+            *item++ = qt_moe_item{expert, first + i, min((int)QT_MOE_FEW_TOKENS, pairs - i), 0};
+        return;
+    }
+    const division d(pairs, a.many_tokens);
+    for (int i = 0, at = 0; i < d.items; i++) {
+        const int size = d.steps + (i < d.larger), number = i < d.larger ? i : i - d.larger;
+        const int rows = min(size * STEP, pairs - at);
+        a.item[QT_MOE_MANY][many[(size - 1) * a.experts + expert] + number] =
+            qt_moe_item{expert, first + at, rows, 0};
+        at += rows;
+    }
+}
+
 static __global__ void __launch_bounds__(1024) route_kernel(const qt_moe_route_args a)
 {
     int *const count = (int *)qt_smem; /* [warps][experts] */
     const int warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     int *const total = count + warps * a.experts; /* [experts] */
-    int *const base = total + a.experts;          /* [3][experts]: position, item by kind */
+    /* [2 + SIZES][experts]: position; first item of the kind FEW; of the kind MANY by size. */
+    int *const base = total + a.experts;
     ptx_launch_dependents();
     ptx_wait_previous();
     for (int i = (int)threadIdx.x; i < warps * a.experts; i += (int)blockDim.x)
         count[i] = 0;
     __syncthreads();
     int *const mine = count + warp * a.experts;
-    route_pairs(a, [&](int, int expert, int lower, int same) {
-        if (expert >= 0 && lower == 0)
-            mine[expert] += same;
+    route_pairs(a, [&](int, int expert) {
+        if (expert >= 0)
+            atomicAdd(&mine[expert], 1);
     });
     __syncthreads();
     for (int e = (int)threadIdx.x; e < a.experts; e += (int)blockDim.x) {
@@ -94,32 +149,40 @@ static __global__ void __launch_bounds__(1024) route_kernel(const qt_moe_route_a
     }
     __syncthreads();
     if (warp == 0) {
-        int begin[3] = {0, 0, 0};
+        int begin[2 + SIZES] = {};
         for (int at = 0; at < a.experts; at += 32) {
             const int e = at + (int)threadIdx.x, pairs = e < a.experts ? total[e] : 0;
             const bool many = pairs > a.few_pairs;
-            const int v[3] = {pairs, many ? 0 : tiles(pairs, QT_MOE_FEW_TOKENS),
-                              many ? tiles(pairs, QT_MOE_MANY_TOKENS) : 0};
+            const division d(many ? pairs : 0, a.many_tokens);
 #pragma unroll
-            for (int i = 0; i < 3; i++) {
+            for (int i = 0; i < 2 + SIZES; i++) {
+                const int v = i >= 2   ? d.of_size(i - 1)
+                              : i == 0 ? pairs
+                              : many   ? 0
+                                       : tiles(pairs, QT_MOE_FEW_TOKENS);
                 int sum;
-                const int before = warp_scan(v[i], &sum);
+                const int before = warp_scan(v, &sum);
                 if (e < a.experts)
                     base[i * a.experts + e] = begin[i] + before;
                 begin[i] += sum;
             }
         }
+        /* The largest items first: thread blocks take items in turns, and so have about the same
+         * work. */
+        int larger = 0;
+#pragma unroll
+        for (int i = 1 + SIZES; i >= 2; i--) {
+            for (int e = (int)threadIdx.x; e < a.experts; e += 32)
+                base[i * a.experts + e] += larger;
+            larger += begin[i];
+        }
         if (threadIdx.x < QT_MOE_KINDS)
-            a.items[threadIdx.x] = threadIdx.x == QT_MOE_FEW ? begin[1] : begin[2];
+            a.items[threadIdx.x] = threadIdx.x == QT_MOE_FEW ? begin[1] : larger;
     }
     __syncthreads();
     for (int e = (int)threadIdx.x; e < a.experts; e += (int)blockDim.x) {
         int at = base[e];
-        const int kind = total[e] > a.few_pairs ? QT_MOE_MANY : QT_MOE_FEW;
-        const int tile = kind == QT_MOE_MANY ? QT_MOE_MANY_TOKENS : QT_MOE_FEW_TOKENS;
-        qt_moe_item *item = a.item[kind] + base[(1 + kind) * a.experts + e];
-        for (int i = 0; i < total[e]; i += tile)
-            *item++ = qt_moe_item{e, at + i, min(tile, total[e] - i), 0};
+        put_items(a, e, at, total[e], base[a.experts + e], base + 2 * a.experts);
         for (int w = 0; w < warps; w++) {
             const int pairs = count[w * a.experts + e];
             count[w * a.experts + e] = at;
@@ -127,7 +190,9 @@ static __global__ void __launch_bounds__(1024) route_kernel(const qt_moe_route_a
         }
     }
     __syncthreads();
-    route_pairs(a, [&](int pair, int expert, int lower, int same) {
+    route_pairs(a, [&](int pair, int expert) {
+        const unsigned same = same_expert(expert, a.experts);
+        const int lower = __popc(same & ((1u << threadIdx.x % 32) - 1));
         const int at = expert < 0 ? -1 : mine[expert] + lower;
         if (pair >= 0)
             a.position[pair] = at;
@@ -135,8 +200,23 @@ static __global__ void __launch_bounds__(1024) route_kernel(const qt_moe_route_a
             a.order[at] = pair;
         __syncwarp();
         if (expert >= 0 && lower == 0)
-            mine[expert] += same;
+            mine[expert] += __popc(same);
+        __syncwarp();
     });
+}
+
+static __device__ __forceinline__ float4 widen_four(bool bf16, uint32_t low, uint32_t high)
+{
+    return make_float4(qt_widen(bf16, (uint16_t)low), qt_widen(bf16, (uint16_t)(low >> 16)),
+                       qt_widen(bf16, (uint16_t)high), qt_widen(bf16, (uint16_t)(high >> 16)));
+}
+
+static __device__ __forceinline__ int combine_position(const qt_moe_combine_args &a, int pair)
+{
+    if (!a.direct.ids)
+        return a.position[pair];
+    const int expert = a.direct.ids[pair] - a.direct.first_expert;
+    return expert >= 0 && expert < a.direct.experts ? pair : -1;
 }
 
 /* y[0..8) of a token, from column c. */
@@ -145,12 +225,22 @@ static __device__ __forceinline__ void combine_add(float sum[8], const qt_moe_co
 {
 #pragma unroll 4
     for (int j = 0; j < a.topk; j++) {
-        const int at = a.position[token * a.topk + j];
+        const int at = combine_position(a, token * a.topk + j);
         const float weight = a.weights[token * a.topk + j];
         if (at < 0)
             continue;
-        const float4 *from = (const float4 *)(a.partial + (size_t)at * a.pitch + c);
-        const float4 low = from[0], high = from[1];
+        float4 low, high;
+        if (a.rounded) {
+            const uint4 v =
+                *(const uint4 *)((const uint16_t *)a.partial + (size_t)at * a.pitch + c);
+            low = widen_four(a.bf16, v.x, v.y);
+            high = widen_four(a.bf16, v.z, v.w);
+        } else {
+            const float4 *from =
+                (const float4 *)((const float *)a.partial + (size_t)at * a.pitch + c);
+            low = from[0];
+            high = from[1];
+        }
         sum[0] = fmaf(weight, low.x, sum[0]);
         sum[1] = fmaf(weight, low.y, sum[1]);
         sum[2] = fmaf(weight, low.z, sum[2]);

@@ -168,7 +168,9 @@ def test_structs(tmp_path):
              "W4axActs": "qtool_w4ax_acts", "W4axInput": "qtool_w4ax_input",
              "W4axWeight": "qtool_w4ax_weight", "W4axOptions": "qtool_w4ax_options",
              "W4axPlan": "qtool_w4ax_plan", "KvCache": "qtool_kv_cache",
-             "KvOptions": "qtool_kv_options", "KvPlan": "qtool_kv_plan"}
+             "KvOptions": "qtool_kv_options", "KvPlan": "qtool_kv_plan",
+             "MoeLayer": "qtool_moe_layer", "MoeOptions": "qtool_moe_options",
+             "MoePlan": "qtool_moe_plan"}
     lines, want = [], []
     for ours, theirs in names.items():
         struct = getattr(library, ours)
@@ -179,8 +181,9 @@ def test_structs(tmp_path):
             want.append(getattr(struct, field).offset)
     source = tmp_path / "sizes.c"
     source.write_text('#include <stddef.h>\n#include <stdio.h>\n#include "qtool_w4ax.h"\n'
-                      '#include "qtool_kv4.h"\nint main(void)\n{' + "\n".join(lines) +
-                      f'printf("%d", QTOOL_KERNELS_VERSION); }}')
+                      '#include "qtool_kv4.h"\n#include "qtool_moe.h"\n'
+                      "int main(void)\n{" + "\n".join(lines) +
+                      'printf("%d", QTOOL_KERNELS_VERSION); }')
     include = os.path.join(os.path.dirname(__file__), "..", "..", "include")
     subprocess.run(["cc", "-I", include, source, "-o", tmp_path / "sizes"], check=True)
     got = subprocess.run([tmp_path / "sizes"], capture_output=True, text=True, check=True).stdout
