@@ -6,6 +6,7 @@
 #   usage: tests/run.sh BUILD      BUILD: the directory with qtool and tests/test_*
 #          RUNNER="valgrind ..." tests/run.sh BUILD     unit tests and fuzz inputs only, under RUNNER
 #          ONLY="test_pack cli" tests/run.sh BUILD      these alone
+#          SKIP="test_pack cli" tests/run.sh BUILD      all but these
 #          JOBS=1 tests/run.sh BUILD                    one at a time
 #
 # The output of each goes to BUILD/tests/NAME.log, and is shown at the end when something failed.
@@ -77,6 +78,9 @@ fi
 
 passed=0 failed=0 skipped=0 known=" $(names | tr '\n' ' ') " chosen=
 for name in ${ONLY:-$known}; do
+    case " ${SKIP-} " in
+    *" $name "*) continue ;;
+    esac
     case $known in
     *" $name "*) chosen="$chosen $name" ;;
     *) echo "there is no test $name" && failed=$((failed + 1)) ;;
