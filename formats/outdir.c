@@ -254,6 +254,26 @@ int qt_outdir_lock(int fd, const char *path, struct qt_err *err)
     return QT_OK;
 }
 
+int qt_outdir_check_finished(const struct qt_outdir *o, const char *record, const json_t *identity,
+                             const char *what, struct qt_err *err)
+{
+    json_t *found = NULL;
+    char *path;
+    if (!o->finished)
+        return QT_OK;
+    int rc = qt_path_join(&path, o->partial, record, err);
+    if (rc < 0)
+        return rc;
+    const bool same =
+        qt_json_load(&found, path, QT_MAX_MANIFEST, NULL) == QT_OK &&
+        qt_identity_check(json_object_get(found, "identity"), identity, path, NULL) == QT_OK;
+    json_decref(found);
+    qt_free(path);
+    return same ? QT_OK
+                : qt_fail(err, QT_E_USAGE, o->partial, NULL,
+                          "not replaced: it is %s; rename or remove it", what);
+}
+
 /* Locks the directory, which stays the same inode until the rename. The writer also locks the
  * journal, because network file systems share locks on files but not on directories. */
 int qt_outdir_take(struct qt_outdir *o, struct qt_err *err)

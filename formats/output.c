@@ -20,26 +20,6 @@ static int no_memory(struct qt_err *err, const char *file)
     return qt_fail(err, QT_E_RESOURCE, file, NULL, "out of memory");
 }
 
-/* A complete export in DIR.partial may be deleted only if this run makes the same one. */
-static int check_finished(const struct qt_output *o, const json_t *identity, struct qt_err *err)
-{
-    json_t *record = NULL;
-    char *path;
-    if (!o->dir.finished)
-        return QT_OK;
-    int rc = qt_path_join(&path, o->dir.partial, QT_EXPORT_NAME, err);
-    if (rc < 0)
-        return rc;
-    bool same =
-        qt_json_load(&record, path, QT_MAX_MANIFEST, NULL) == QT_OK &&
-        qt_identity_check(json_object_get(record, "identity"), identity, path, NULL) == QT_OK;
-    json_decref(record);
-    qt_free(path);
-    return same ? QT_OK
-                : qt_fail(err, QT_E_USAGE, o->dir.partial, NULL,
-                          "not replaced: it is complete; rename or remove it");
-}
-
 static bool keep_journal(const void *ctx, const char *name)
 {
     (void)ctx;
@@ -58,7 +38,7 @@ int qt_output_open(struct qt_output **out, const char *dir, const json_t *identi
     o->opt = *opt;
     QT_TRY(qt_outdir_open(&o->dir, dir, &o->opt, err));
     QT_TRY(qt_outdir_take(&o->dir, err));
-    QT_TRY(check_finished(o, identity, err));
+    QT_TRY(qt_outdir_check_finished(&o->dir, QT_EXPORT_NAME, identity, "complete", err));
     o->scrap = true;
     QT_TRY(qt_journal_open(&o->journal, o->dir.partial, true, err));
     QT_TRY(qt_outdir_lock(o->journal.fd, o->journal.path, err));

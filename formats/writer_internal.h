@@ -36,6 +36,11 @@ int qt_outdir_open(struct qt_outdir *o, const char *dir, const struct qt_writer_
 void qt_outdir_close(struct qt_outdir *o);
 /* Creates DIR.partial if necessary and locks it. QT_E_USAGE if its content is not qtool's. */
 int qt_outdir_take(struct qt_outdir *o, struct qt_err *err);
+/* A complete container or export in DIR.partial may be deleted only if this run makes the same one:
+ * QT_E_USAGE unless it has the identity, which is a member of DIR.partial/RECORD. what: "complete",
+ * for the message. */
+int qt_outdir_check_finished(const struct qt_outdir *o, const char *record, const json_t *identity,
+                             const char *what, struct qt_err *err);
 /* Locks a file or directory; QT_E_RESOURCE if another process has locked it. Closing fd unlocks. */
 int qt_outdir_lock(int fd, const char *path, struct qt_err *err);
 /* Removes all files of DIR.partial except those for which keep(ctx, name) is true. */

@@ -41,26 +41,6 @@ static bool keep_progress(const void *writer, const char *name)
            qt_writer_is_shard(writer, name);
 }
 
-/* A complete container in DIR.partial may be deleted only if this run would make the same one. */
-static int check_finished(const struct qt_writer *w, const json_t *identity, struct qt_err *err)
-{
-    json_t *manifest = NULL;
-    char *path;
-    if (!w->out.finished)
-        return QT_OK;
-    int rc = qt_path_join(&path, w->out.partial, QT_MANIFEST_NAME, err);
-    if (rc < 0)
-        return rc;
-    bool same =
-        qt_json_load(&manifest, path, QT_MAX_MANIFEST, NULL) == QT_OK &&
-        qt_identity_check(json_object_get(manifest, "identity"), identity, path, NULL) == QT_OK;
-    json_decref(manifest);
-    qt_free(path);
-    return same ? QT_OK
-                : qt_fail(err, QT_E_USAGE, w->out.partial, NULL,
-                          "not replaced: it is a complete container; rename or remove it");
-}
-
 /* Hours of work are not deleted by accident. */
 static int check_unfinished(const struct qt_writer *w, struct qt_err *err)
 {
@@ -206,7 +186,8 @@ static int take(struct qt_writer *w, const char *digest, const json_t *identity,
     bool found = false;
     int rc;
     QT_TRY(qt_outdir_take(&w->out, err));
-    QT_TRY(check_finished(w, identity, err));
+    QT_TRY(
+        qt_outdir_check_finished(&w->out, QT_MANIFEST_NAME, identity, "a complete container", err));
     w->scrap = w->out.empty;
     QT_TRY(qt_journal_open(&w->journal, w->out.partial, true, err));
     QT_TRY(qt_outdir_lock(w->journal.fd, w->journal.path, err));
