@@ -10,10 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    QUERIES = 256,    /* per attention panel; a non-finite key affects all queries of its panel */
-    SCORES = 1 << 26, /* attention scores in memory at a time */
-};
+/* Attention scores in memory at a time. */
+enum { SCORES = 1 << 26 };
 
 struct cuda {
     struct qt_backend be;
@@ -210,28 +208,24 @@ static int cuda_linear_grad_w(struct qt_backend *be, float *dw, const float *dy,
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
-/* Returns the first key that any query from r0 on attends to. */
-static size_t first_key(const struct qt_attention *a, size_t r0)
-{
-    return a->window && r0 >= a->window ? r0 - a->window + 1 : 0;
-}
-
-/* Sequences [s0, s0 + sequences) and KV heads [h0, h0 + heads) of an attention: those whose scores
- * are in memory at a time. */
+/* The arrays of an attention. */
 struct attended {
-    size_t s0, sequences, h0, heads;
+    struct cuda *g;
+    const struct qt_attention *a;
+    float *y;
+    const float *q, *k, *v;
 };
 
-/* Attention of a panel: queries [r0, r1) of each sequence, counted by their positions, and all keys
- * that they attend to. The products of all heads and sequences are one batch. */
-static int attention_panel(struct qt_backend *be, float *y, const float *q, const float *k,
-                           const float *v, const struct qt_attention *a,
-                           const struct attended *part, size_t r0, size_t r1, struct qt_err *err)
+/* The products of all heads and sequences are one batch. */
+static int attention_panel(void *ctx, const struct gpu_panel *part, struct qt_err *err)
 {
-    struct cuda *g = self(be);
+    const struct attended *x = ctx;
+    const struct qt_attention *a = x->a;
+    struct cuda *g = x->g;
+    const size_t r0 = part->r0, r1 = part->r1;
     const size_t group = a->heads / a->kv_heads, dim = a->head_dim, wide = a->heads * dim,
                  narrow = a->kv_heads * dim;
-    const size_t lo = first_key(a, r0), rows = r1 - r0, keys = r1 - lo, cells = rows * keys;
+    const size_t lo = gpu_first_key(a, r0), rows = r1 - r0, keys = r1 - lo, cells = rows * keys;
     const size_t query = (part->s0 * a->seqlen + r0 - a->past) * wide + part->h0 * group * dim;
     const size_t key = part->s0 * (a->past + a->seqlen) * narrow + part->h0 * dim;
     const size_t batch = part->sequences * part->heads * group;
@@ -240,10 +234,10 @@ static int attention_panel(struct qt_backend *be, float *y, const float *q, cons
     QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, batch * cells, sizeof(float), err));
     QT_TRY(gpu_scratch_need(&g->pointers, g->gpu, batch, GPU_HEAD_ARRAYS * sizeof(float *), err));
     float *s = g->scratch.p;
-    const struct gpu_heads heads = {.q = q + query,
-                                    .k = k + key + lo * narrow,
-                                    .v = v + key + lo * narrow,
-                                    .y = y + query,
+    const struct gpu_heads heads = {.q = x->q + query,
+                                    .k = x->k + key + lo * narrow,
+                                    .v = x->v + key + lo * narrow,
+                                    .y = x->y + query,
                                     .s = s,
                                     .heads = part->heads * group,
                                     .group = group,
@@ -278,7 +272,7 @@ static int attention_panel(struct qt_backend *be, float *y, const float *q, cons
                                        .bs = of + GPU_HEAD_VALUES * batch,
                                        .cs = of + GPU_HEAD_OUTPUTS * batch,
                                        .count = (int)batch};
-    QT_TRY(gpu_product(products(be), &scores, err));
+    QT_TRY(gpu_product(products(&g->be), &scores, err));
     for (size_t i = 0; i < part->sequences && a->exact_keys; i++) {
         const struct gpu_own_scores own = {.s = s + i * heads.heads * cells,
                                            .q = heads.q + i * heads.query_step,
@@ -298,26 +292,7 @@ static int attention_panel(struct qt_backend *be, float *y, const float *q, cons
     QT_TRY(gpu_check_launch(gpu_math_softmax(s, batch, rows, keys, r0, lo, a->window, a->softcap,
                                              sinks, heads.heads, g->stream),
                             "softmax", err));
-    QT_TRY(gpu_product(products(be), &values, err));
-done:
-    return rc;
-}
-
-/* attention_panel for all sequences, as many sequences or heads at a time as SCORES allows. */
-static int attention_rows(struct qt_backend *be, float *y, const float *q, const float *k,
-                          const float *v, size_t sequences, const struct qt_attention *a, size_t r0,
-                          size_t r1, struct qt_err *err)
-{
-    const size_t group = a->heads / a->kv_heads;
-    const size_t fit = qt_max_size(SCORES / (group * (r1 - r0) * (r1 - first_key(a, r0))), 1);
-    const size_t whole = qt_max_size(fit / a->kv_heads, 1);
-    int rc = QT_OK;
-    for (size_t at = 0; at < sequences; at += whole)
-        for (size_t head = 0; head < a->kv_heads; head += fit) {
-            const struct attended part = {at, qt_min_size(whole, sequences - at), head,
-                                          qt_min_size(fit, a->kv_heads - head)};
-            QT_TRY(attention_panel(be, y, q, k, v, a, &part, r0, r1, err));
-        }
+    QT_TRY(gpu_product(products(&g->be), &values, err));
 done:
     return rc;
 }
@@ -334,9 +309,8 @@ static int attention_panels(struct qt_backend *be, float *y, const float *q, con
                        "attention over 4-bit keys has heads of %zu channels, at most %d are "
                        "supported on a GPU",
                        a->head_dim, GPU_OWN_DIM);
-    for (size_t r0 = 0; r0 < a->seqlen && m; r0 += QUERIES)
-        QT_TRY(attention_rows(be, y, q, k, v, m / a->seqlen, a, a->past + r0,
-                              a->past + qt_min_size(r0 + QUERIES, a->seqlen), err));
+    struct attended x = {self(be), a, y, q, k, v};
+    QT_TRY(gpu_attention_panels(a, m, SCORES, attention_panel, &x, err));
 done:
     return rc;
 }

@@ -9,10 +9,8 @@
  */
 #include "kernels/gpu/product.h"
 
-enum {
-    QUERIES = 256,    /* per panel */
-    SCORES = 1 << 25, /* scores in memory at a time, and as many gradients of scores */
-};
+/* Attention scores in memory at a time, and as many gradients of scores. */
+enum { SCORES = 1 << 25 };
 
 static int launched(int status, struct qt_err *err)
 {
@@ -95,32 +93,22 @@ done:
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
-/* Returns the first key that any query from r0 on attends to. */
-static size_t first_key(const struct qt_attention *a, size_t r0)
-{
-    return a->window && r0 >= a->window ? r0 - a->window + 1 : 0;
-}
-
-/* The arrays of an attention and its gradient. */
+/* An attention and its gradient. */
 struct arrays {
+    struct gpu_products *g;
+    const struct qt_attention *a;
     float *dq, *dk, *dv;
     const float *dy, *q, *k, *v;
 };
 
-/* Part of an attention: queries [r0, r1) of sequences [s0, s0 + sequences) and the query heads of KV
- * heads [h0, h0 + heads). */
-struct panel {
-    size_t s0, sequences, h0, heads, r0, r1;
-};
-
 /* All products of a panel; `of` are the arrays of pointers. */
 static int panel_products(struct gpu_products *g, float **of, const struct gpu_grad_heads *heads,
-                          const struct qt_attention *a, const struct panel *part,
+                          const struct qt_attention *a, const struct gpu_panel *part,
                           struct qt_err *err)
 {
     const size_t group = heads->group, batch = heads->batch, each = batch / group;
     const float *sinks = a->sinks ? a->sinks + part->h0 * group : NULL;
-    const size_t lo = first_key(a, part->r0), keys = part->r1 - lo, rows = part->r1 - part->r0;
+    const size_t lo = gpu_first_key(a, part->r0), keys = part->r1 - lo, rows = part->r1 - part->r0;
     const int wide = (int)(a->heads * a->head_dim), narrow = (int)(a->kv_heads * a->head_dim);
     const struct gpu_product scores = {.m = (int)rows,
                                        .n = (int)keys,
@@ -179,11 +167,13 @@ done:
     return rc;
 }
 
-static int panel_grad(struct gpu_products *g, const struct arrays *x, const struct qt_attention *a,
-                      const struct panel *part, struct qt_err *err)
+static int panel_grad(void *ctx, const struct gpu_panel *part, struct qt_err *err)
 {
+    const struct arrays *x = ctx;
+    const struct qt_attention *a = x->a;
+    struct gpu_products *g = x->g;
     const size_t group = a->heads / a->kv_heads, dim = a->head_dim, wide = a->heads * dim,
-                 narrow = a->kv_heads * dim, lo = first_key(a, part->r0);
+                 narrow = a->kv_heads * dim, lo = gpu_first_key(a, part->r0);
     const size_t cells = (part->r1 - part->r0) * (part->r1 - lo);
     const size_t query = (part->s0 * a->seqlen + part->r0) * wide + part->h0 * group * dim;
     const size_t key = (part->s0 * a->seqlen + lo) * narrow + part->h0 * dim;
@@ -214,38 +204,18 @@ done:
     return rc;
 }
 
-/* The panels of queries [r0, r1): as many sequences or heads at a time as SCORES allows. */
-static int panels(struct gpu_products *g, const struct arrays *x, size_t sequences,
-                  const struct qt_attention *a, size_t r0, size_t r1, struct qt_err *err)
-{
-    const size_t group = a->heads / a->kv_heads;
-    const size_t fit = qt_max_size(SCORES / (group * (r1 - r0) * (r1 - first_key(a, r0))), 1);
-    const size_t whole = qt_max_size(fit / a->kv_heads, 1);
-    int rc = QT_OK;
-    for (size_t at = 0; at < sequences; at += whole)
-        for (size_t head = 0; head < a->kv_heads; head += fit) {
-            const struct panel part = {at,   qt_min_size(whole, sequences - at),
-                                       head, qt_min_size(fit, a->kv_heads - head),
-                                       r0,   r1};
-            QT_TRY(panel_grad(g, x, a, &part, err));
-        }
-done:
-    return rc;
-}
-
 int gpu_attention_grad(struct gpu_products *g, float *dq, float *dk, float *dv, const float *dy,
                        const float *q, const float *k, const float *v, size_t m,
                        const struct qt_attention *a, struct qt_err *err)
 {
-    const struct arrays x = {dq, dk, dv, dy, q, k, v};
+    struct arrays x = {g, a, dq, dk, dv, dy, q, k, v};
     const size_t bytes = m * a->kv_heads * a->head_dim * sizeof *dk;
     int rc = QT_OK;
     if (m == 0)
         return QT_OK;
     QT_TRY(g->gpu->fill(g->gpu, dk, 0, bytes, err));
     QT_TRY(g->gpu->fill(g->gpu, dv, 0, bytes, err));
-    for (size_t r0 = 0; r0 < a->seqlen; r0 += QUERIES)
-        QT_TRY(panels(g, &x, m / a->seqlen, a, r0, qt_min_size(r0 + QUERIES, a->seqlen), err));
+    QT_TRY(gpu_attention_panels(a, m, SCORES, panel_grad, &x, err));
 done:
     return rc;
 }
