@@ -314,45 +314,39 @@ static unsigned blocks_of_params(const struct gpu_round *r)
     return (unsigned)((r->n * r->groups + 255) / 256);
 }
 
-static __global__ void store_params_kernel(struct gpu_round r, float *scale, uint8_t *zero,
+/* Transposes from[n][groups] and the zero-points. */
+template <class T>
+static __global__ void store_params_kernel(struct gpu_round r, const T *from, T *to, uint8_t *zero,
                                            size_t stride)
 {
     const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
     if (i >= r.n * r.groups)
         return;
     const size_t group = i / r.n, row = i % r.n;
-    scale[group * stride + row] = r.scale[row * r.groups + group];
+    to[group * stride + row] = from[row * r.groups + group];
     zero[group * stride + row] = r.zero[row * r.groups + group];
+}
+
+/* Stores the codes, the zero-points and the parameter `from` of all groups. */
+template <class T>
+static int store(const struct gpu_round *r, uint8_t *code, const T *from, T *to, uint8_t *zero,
+                 size_t stride, cudaStream_t stream)
+{
+    const int status = store_codes(r, code, stride, stream);
+    if (status)
+        return status;
+    store_params_kernel<<<blocks_of_params(r), 256, 0, stream>>>(*r, from, to, zero, stride);
+    return cudaGetLastError();
 }
 
 int gpu_round_store(const struct gpu_round *r, uint8_t *code, float *scale, uint8_t *zero,
                     size_t stride, void *stream)
 {
-    const int status = store_codes(r, code, stride, (cudaStream_t)stream);
-    if (status)
-        return status;
-    store_params_kernel<<<blocks_of_params(r), 256, 0, (cudaStream_t)stream>>>(*r, scale, zero,
-                                                                               stride);
-    return cudaGetLastError();
-}
-
-static __global__ void store_mix24_kernel(struct gpu_round r, uint8_t *q, uint8_t *zero,
-                                          size_t stride)
-{
-    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    if (i >= r.n * r.groups)
-        return;
-    const size_t group = i / r.n, row = i % r.n;
-    q[group * stride + row] = r.mix24.q[row * r.groups + group];
-    zero[group * stride + row] = r.zero[row * r.groups + group];
+    return store(r, code, r->scale, scale, zero, stride, (cudaStream_t)stream);
 }
 
 int gpu_mix24_store(const struct gpu_round *r, uint8_t *code, uint8_t *q, uint8_t *zero,
                     size_t stride, void *stream)
 {
-    const int status = store_codes(r, code, stride, (cudaStream_t)stream);
-    if (status)
-        return status;
-    store_mix24_kernel<<<blocks_of_params(r), 256, 0, (cudaStream_t)stream>>>(*r, q, zero, stride);
-    return cudaGetLastError();
+    return store(r, code, r->mix24.q, q, zero, stride, (cudaStream_t)stream);
 }
