@@ -443,6 +443,17 @@ static void test_mixtures(void **state)
     }
 }
 
+/* Two calibration windows of 16 tokens. */
+static struct qt_calibration two_windows(void)
+{
+    enum { SAMPLES = 2, LENGTH = 16 };
+    static uint32_t ids[SAMPLES * LENGTH];
+    for (size_t i = 0; i < SAMPLES * LENGTH; i++)
+        ids[i] = (uint32_t)(i * 37 % 53);
+    return (struct qt_calibration){
+        .ids = ids, .samples = SAMPLES, .seqlen = LENGTH, .backend = cpu};
+}
+
 /*
  * Channels and rows in orders of their own, with factors: with rotary embeddings and biases (qwen2),
  * with rows of queries, keys and values in one tensor (gpt2, without a gate; phi3), with layer norms
@@ -458,13 +469,8 @@ static void test_w4ax(void **state)
     } cases[] = {{"llama", "w4ax:" ALL_8_BITS},      {"qwen2", "w4ax:scales=int," ALL_8_BITS},
                  {"gemma2", "w4ax:scales=row"},      {"gpt2", "w4ax:" ALL_8_BITS},
                  {"phi3_short", "w4ax:" ALL_8_BITS}, {"opt", "w4ax:rotate=none," ALL_8_BITS}};
-    enum { SAMPLES = 2, LENGTH = 16 };
-    uint32_t ids[SAMPLES * LENGTH];
-    const struct qt_calibration data = {
-        .ids = ids, .samples = SAMPLES, .seqlen = LENGTH, .backend = cpu};
+    const struct qt_calibration data = two_windows();
     (void)state;
-    for (size_t i = 0; i < SAMPLES * LENGTH; i++)
-        ids[i] = (uint32_t)(i * 37 % 53);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *dir = fixture_dir(), model[200];
         const char *path = fixture_path(dir, "out");
@@ -505,13 +511,8 @@ static int faulty_w4ax_quantize(struct qt_gpu *gpu, const struct qtool_w4ax_acts
 static void test_verify_w4ax(void **state)
 {
     static const char *const schemes[] = {"w4ax", "w4ax:a8max=1,bound=1e-9"};
-    enum { SAMPLES = 2, LENGTH = 16 };
-    uint32_t ids[SAMPLES * LENGTH];
-    const struct qt_calibration data = {
-        .ids = ids, .samples = SAMPLES, .seqlen = LENGTH, .backend = cpu};
+    const struct qt_calibration data = two_windows();
     (void)state;
-    for (size_t i = 0; i < SAMPLES * LENGTH; i++)
-        ids[i] = (uint32_t)(i * 37 % 53);
     for (size_t i = 0; i < 2; i++) {
         char *dir = fixture_dir();
         const char *path = fixture_path(dir, "out");
