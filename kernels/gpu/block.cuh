@@ -1,4 +1,4 @@
-/* What the kernels of the CUDA backend share: loops, reductions of a thread block, launches. */
+/* The kernels of the CUDA backend share these loops, reductions of a thread block, and launches. */
 #ifndef QT_KERNELS_GPU_BLOCK_CUH
 #define QT_KERNELS_GPU_BLOCK_CUH
 

@@ -338,7 +338,7 @@ ROW float mix_row_scale(const struct mix_choice *c, int r)
     return (c->q[r] + (float)c->z2) * mix_s2(c->s2);
 }
 
-/* Of two candidates of a row the better one; the parts have tried different zero-points. */
+/* Keeps the better of two candidates of a row; the parts have tried different zero-points. */
 ROW void mix_join_parts(struct mix_choice *c, int *trial, int r)
 {
     const float cost = mix_other(c->cost[r]), q = mix_other(c->q[r]), zero = mix_other(c->zero[r]);

@@ -18,7 +18,7 @@ extern "C" {
 /* Columns of the widest column block; of mix24. */
 enum { GPU_ROUND_WIDEST = 256, GPU_MIX24_WIDEST = 128 };
 
-/* What struct gpu_round has for mix24 besides. */
+/* mix24 needs these members besides those of struct gpu_round. */
 struct gpu_mix24 {
     const uint8_t *bits;      /* [groups] of a code: 2 or 4 */
     const uint16_t *outliers; /* [strips][k] bit r: row r of the strip has an outlier there */

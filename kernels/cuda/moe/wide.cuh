@@ -38,7 +38,7 @@ enum {
     WIDE_REGISTERS = 232
 };
 
-/* What consumers know of a unit. The producers are at most QT_MOE_STAGES units ahead. */
+/* The consumers read this about a unit. The producers are at most QT_MOE_STAGES units ahead. */
 struct wide_unit {
     moe_header header;
     float token[WIDE_TOKENS]; /* factors of the tokens */
@@ -351,7 +351,7 @@ struct wide_groups {
     }
 };
 
-/* What a lane needs of a strip's block of 64 columns. */
+/* A lane reads this of a strip's block of 64 columns. */
 template <class Format> struct wide_block {
     Format words;
     __half2 scale[2];  /* of the first and the last 32 columns */
@@ -394,7 +394,7 @@ template <class Format> struct wide_block {
     }
 };
 
-/* Of a strip [tokens / 8][4]: rows g, g + 8 x tokens 2t, 2t + 1. */
+/* v[u] holds the sums of strip u, [tokens / 8][4]: rows g and g + 8 of tokens 2t and 2t + 1. */
 struct wide_sums {
     float v[QT_MOE_STRIPS][WIDE_TOKENS / 2];
 };

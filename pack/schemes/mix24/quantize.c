@@ -382,7 +382,7 @@ bool qt_mix24_rounds_on(const struct qt_packed *p)
     return recipe.search && recipe.order != QT_MIX24_NO_COMPENSATION;
 }
 
-/* What a backend needs to know, and what it returns. */
+/* A backend reads the first two arrays and the places of outliers, and fills the others. */
 struct backend_job {
     struct qt_mix24 m;
     struct qt_round_mix24 mix24;
