@@ -165,7 +165,6 @@ static size_t layout(struct qt_moe_product_args *a, const struct product *p, int
                      int log2_wk, int stages)
 {
     const int tokens = tile_tokens(kind, wide);
-
     const struct qt_shape *s = &p->shape;
     a->gated = p->gated;
     a->pitch_blocks = s->pitch_blocks;

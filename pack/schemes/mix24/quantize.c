@@ -382,7 +382,7 @@ bool qt_mix24_rounds_on(const struct qt_packed *p)
     return recipe.search && recipe.order != QT_MIX24_NO_COMPENSATION;
 }
 
-/* A backend reads the first two arrays and the places of outliers, and fills the others. */
+/* A backend reads `bits` and the places of the outliers, and fills `q` and `outlier`. */
 struct backend_job {
     struct qt_mix24 m;
     struct qt_round_mix24 mix24;
