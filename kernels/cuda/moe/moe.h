@@ -35,7 +35,8 @@ enum { QT_MOE_WIDE_THREADS = 384, QT_MOE_UNITS = 8, QT_MOE_UNIT_BYTES = 1152 };
 
 /*
  * Pairs (token t, choice j) have the number t * topk + j. The sort writes the pairs of each expert
- * one after the other, in ascending order; `position` is the place of a pair in this order. A work
+ * one after the other, in ascending order; `position` is the place of a pair in this order. Where
+ * the positions of an expert begin at a multiple of 8, some before them belong to no pair. A work
  * item is a tile of one expert's pairs.
  */
 struct qt_moe_item {
@@ -51,6 +52,7 @@ struct qt_moe_route_args {
     int pairs, experts, first_expert;
     int few_pairs;   /* experts with more pairs have items of the kind MANY */
     int many_tokens; /* of these items at most */
+    int align;       /* the positions of an expert begin at a multiple of it */
 };
 
 /*
@@ -72,37 +74,44 @@ struct qt_moe_combine_args {
     int wide; /* n is a multiple of 8 */
 };
 
-/* One product: gate and up with the activation, or one matrix. */
-struct qt_moe_product_args {
-    const struct qt_moe_matrix *table; /* [experts][QT_MOE_MATRICES] */
+/* One product, whatever the kind of weights: gate and up with the activation, or one matrix. */
+struct qt_moe_unit_args {
     const struct qt_moe_item *item;
     const int *items; /* number of items */
     const int *order; /* [positions] */
     struct qt_moe_direct direct;
-    int by_token;    /* X is by token, not by position */
-    int early;       /* the sort has ended when this kernel starts: weights may be copied */
-    const __half *x; /* F16 [..][x_pitch] */
-    const float *token_factor;    /* factor of all results of a row of X; NULL: 1 */
-    void *y;                      /* [positions][y_pitch]; F16 or BF16 if `rounded`, else F32 */
-    struct qt_decode_args decode; /* without table */
-    size_t pitch_blocks, pitch_groups;
-    int gated;       /* gate and up in one launch: a warp has the same strip of both */
-    int matrix;      /* QT_MOE_GATE with `gated`; else the one matrix */
-    const float *up; /* gate alone: the results of up [positions][y_pitch] */
+    int by_token; /* X is by token, not by position */
+    int early;    /* the sort has ended when this kernel starts: weights may be copied */
+    void *y;      /* [positions][y_pitch]; F16 or BF16 if `rounded`, else F32 */
+    int gated;    /* gate and up in one launch: a warp has the same strip of both */
+    int matrix;   /* QT_MOE_GATE with `gated`; else the one matrix */
     int topk, bf16, rounded;
     float slope, cubic, limit, offset; /* of the activation: moe_gated */
-    int x_pitch, k, y_pitch, n;
-    int strips, blocks; /* strips of 16 rows, fragment blocks of 64 columns */
-    int group_shift;    /* log2(channels per scale); 30 for one scale per row */
-    int groups;         /* scales per row */
-    int slot_groups;    /* scales per row in 128 columns: 1, 2 or 4 */
-    int row_tiles;      /* units of an item: row_tiles thread block tiles of rows */
-    int log2_wk;        /* log2(warps along k) */
-    int slots;          /* stages of a unit */
-    int stages, stage_bytes, warp_bytes; /* of the pipeline; of the weights of a warp in a stage */
-    int ring_at, sums_at;                /* offsets in shared memory */
+    int k, y_pitch, n;
+    int strips;              /* of 16 rows */
+    int row_tiles;           /* units of an item: row_tiles thread block tiles of rows */
+    int log2_wk;             /* log2(warps along k) */
+    int slots;               /* stages of a unit */
+    int stages, stage_bytes; /* of the pipeline */
+    int ring_at, sums_at;    /* offsets in shared memory */
     int results_at, units_at, barriers_at; /* the same, of the kernel by wgmma */
     int whole_stores; /* rows of y are 16-byte aligned, and n is a multiple of 8 */
+};
+
+/* LUT, FPX and INT weights. */
+struct qt_moe_product_args : qt_moe_unit_args {
+    const struct qt_moe_matrix *table; /* [experts][QT_MOE_MATRICES] */
+    const __half *x;                   /* F16 [..][x_pitch] */
+    const float *token_factor;         /* factor of all results of a row of X; NULL: 1 */
+    struct qt_decode_args decode;      /* without table */
+    size_t pitch_blocks, pitch_groups;
+    const float *up; /* gate alone: the results of up [positions][y_pitch] */
+    int x_pitch;
+    int blocks;      /* fragment blocks of 64 columns */
+    int group_shift; /* log2(channels per scale); 30 for one scale per row */
+    int groups;      /* scales per row */
+    int slot_groups; /* scales per row in 128 columns: 1, 2 or 4 */
+    int warp_bytes;  /* of the weights of a warp in a stage */
 };
 
 /* Host addresses of kernels. */

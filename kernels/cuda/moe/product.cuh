@@ -28,9 +28,8 @@
 #include "kernels/cuda/common/convert.cuh"
 #include "kernels/cuda/common/ptx_sm90.cuh"
 #include "kernels/cuda/matmul/decode.cuh"
-#include "kernels/cuda/moe/moe.h"
+#include "kernels/cuda/moe/unit.cuh"
 
-enum { MOE_THREADS = QT_MOE_WARPS * 32 };
 /* Named barriers; 0 is __syncthreads. */
 enum { MOE_TABLES = 1, MOE_BARRIERS };
 
@@ -42,35 +41,6 @@ struct moe_header {
     __half value[QT_MOE_STRIPS][16]; /* of the look-up tables */
 };
 static_assert(sizeof(moe_header) <= QT_MOE_HEADER, "no room");
-
-/* The strip of the warp's fragment u: of gate and up the same, of one matrix two neighbors. */
-static __device__ __forceinline__ int moe_strip(const qt_moe_product_args &a, int tile, int u)
-{
-    const int wn = (int)threadIdx.x / 32 >> a.log2_wk, warps_n = QT_MOE_WARPS >> a.log2_wk;
-    return a.gated ? tile * warps_n + wn : (tile * warps_n + wn) * QT_MOE_STRIPS + u;
-}
-
-/* The number of work items. */
-static __device__ __forceinline__ int moe_items(const qt_moe_product_args &a)
-{
-    return a.direct.ids ? a.direct.pairs : *a.items;
-}
-
-/* Work item number i. One without rows: the expert is not of this layer. */
-static __device__ __forceinline__ qt_moe_item moe_item(const qt_moe_product_args &a, int i)
-{
-    if (!a.direct.ids)
-        return a.item[i];
-    const int expert = a.direct.ids[i] - a.direct.first_expert;
-    const bool here = expert >= 0 && expert < a.direct.experts;
-    return {here ? expert : 0, i, here, 0};
-}
-
-/* The row of X of position `at`. */
-static __device__ __forceinline__ int moe_row(const qt_moe_product_args &a, int at)
-{
-    return a.by_token ? (a.direct.ids ? at : a.order[at]) / a.topk : at;
-}
 
 /* Bytes of a strip's planes in a stage. */
 template <class Format> static __device__ __forceinline__ constexpr int moe_strip_bytes()
@@ -320,51 +290,6 @@ template <class Format> struct moe_tables {
 
 /* ---- epilogue ------------------------------------------------------------------------------- */
 
-/* g * sigmoid(slope * g + cubic * g^3): SiLU, and GELU with the tanh approximation, as 1 + tanh(z)
- * is 2 sigmoid(2 z). */
-static __device__ __forceinline__ float moe_activation(const qt_moe_product_args &a, float g)
-{
-    return __fdividef(g, 1 + __expf(-g * (a.slope + a.cubic * g * g)));
-}
-
-/* The activation of gate times up, both limited if the layer has a limit. */
-static __device__ __forceinline__ float moe_gated(const qt_moe_product_args &a, float g, float u)
-{
-    return moe_activation(a, fminf(g, a.limit)) * (fmaxf(fminf(u, a.limit), -a.limit) + a.offset);
-}
-
-/* Adds the sums of the warps along k to those of the first, in order. Returns whether the warp is
- * the first. */
-template <int MT>
-static __device__ __forceinline__ bool moe_add_warps(const qt_moe_product_args &a,
-                                                     qt_accumulators<MT, QT_MOE_STRIPS> *sums)
-{
-    const int quads = QT_MOE_STRIPS * MT, lane = (int)threadIdx.x % 32;
-    const int warp = (int)threadIdx.x / 32, wk = warp & ((1 << a.log2_wk) - 1);
-    float4 *const room = (float4 *)(qt_smem + a.sums_at) + lane;
-    if (a.log2_wk == 0)
-        return true;
-    if (wk)
-#pragma unroll
-        for (int i = 0; i < quads; i++)
-            room[(warp * quads + i) * 32] = *(const float4 *)sums->v[i / MT][i % MT];
-    __syncthreads();
-    if (wk)
-        return false;
-#pragma unroll 1
-    for (int w = warp + 1; w < warp + (1 << a.log2_wk); w++)
-#pragma unroll
-        for (int i = 0; i < quads; i++) {
-            const float4 v = room[(w * quads + i) * 32];
-            float *sum = sums->v[i / MT][i % MT];
-            sum[0] += v.x;
-            sum[1] += v.y;
-            sum[2] += v.z;
-            sum[3] += v.w;
-        }
-    return true;
-}
-
 /* Stores the results of the warp. */
 template <int MT>
 static __device__ __forceinline__ void moe_store(const qt_moe_product_args &a, const moe_header &h,
@@ -580,7 +505,7 @@ __global__ void __launch_bounds__(MOE_THREADS, MT <= 2 ? 2 : 1)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
                         sums.total.v[u][t][i] *= i < 2 ? sums.unit[u].x : sums.unit[u].y;
-        if (moe_add_warps<MT>(a, &sums.total))
+        if (moe_add_warps(a, sums.total.v))
             moe_store<MT>(a, header, sums.total);
     }
 }

@@ -157,7 +157,7 @@ static __global__ void __launch_bounds__(1024) route_kernel(const qt_moe_route_a
 #pragma unroll
             for (int i = 0; i < 2 + SIZES; i++) {
                 const int v = i >= 2   ? d.of_size(i - 1)
-                              : i == 0 ? pairs
+                              : i == 0 ? tiles(pairs, a.align) * a.align
                               : many   ? 0
                                        : tiles(pairs, QT_MOE_FEW_TOKENS);
                 int sum;

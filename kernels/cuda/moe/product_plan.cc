@@ -1,0 +1,407 @@
+/* Layers of experts with LUT, FPX and INT weights: table, plan and products. */
+#include "kernels/cuda/common/prepare.h"
+#include "kernels/cuda/matmul/instances.h"
+#include "kernels/cuda/matmul/shape.h"
+#include "kernels/cuda/matmul/tile.h"
+#include "kernels/cuda/moe/plan.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Pipeline stages of the kernel by wgmma at most: one takes more than a microsecond. */
+enum { WIDE_STAGES = 4 };
+
+/* A product of the plan: gate and up, or down. */
+struct product {
+    struct qt_shape shape;
+    size_t n, k;
+    unsigned bits, exp_bits;
+    bool zeros, gated; /* gated: gate and up in one launch */
+    struct {
+        const void *kernel;
+        int log2_wk, stages, grid;
+        size_t smem;
+    } kind[QT_MOE_KINDS];
+};
+
+/* Stored in `own` of struct qt_moe_state. */
+struct state {
+    bool wide;                 /* kernels by wgmma */
+    struct product product[2]; /* gate and up; down */
+};
+
+static_assert(sizeof(struct state) <= sizeof(qt_moe_state::own), "no room");
+
+static struct state *state_of(struct qtool_moe_plan *p)
+{
+    return (struct state *)qt_state(p)->own;
+}
+
+static const struct state *state_of(const struct qtool_moe_plan *p)
+{
+    return (const struct state *)qt_state(p)->own;
+}
+
+/* ---- table ---------------------------------------------------------------------------------- */
+
+static const struct qtool_matmul_weight *weights_of(const struct qtool_moe_layer *layer, int matrix)
+{
+    return matrix == QT_MOE_GATE ? layer->gate : matrix == QT_MOE_UP ? layer->up : layer->down;
+}
+
+/* Checks one matrix and fills *s. Returns NULL, or an error message. */
+static const char *matrix_fault(struct qt_shape *s, const struct qtool_matmul_weight *w)
+{
+    if (w->kind == QTOOL_MATMUL_MIX24)
+        return "MIX24 weights have no grouped product";
+    const char *fault = qt_shape_of(s, w);
+    if (fault)
+        return fault;
+    return s->pitch_blocks > 1 << 24 || s->pitch_groups > 1 << 24 ? "the matrix is too large"
+                                                                  : NULL;
+}
+
+static bool same_form(const struct qtool_matmul_weight *a, const struct qt_shape *s,
+                      const struct qtool_matmul_weight *b, const struct qt_shape *t)
+{
+    return a->kind == b->kind && a->bits == b->bits && a->n == b->n && a->k == b->k &&
+           a->group == b->group && s->format == t->format &&
+           (a->kind != QTOOL_MATMUL_FPX || a->exp_bits == b->exp_bits) &&
+           qt_has_zeros(a) == qt_has_zeros(b) && s->pitch_blocks == t->pitch_blocks &&
+           s->pitch_groups == t->pitch_groups;
+}
+
+static int write_table(void *table, const struct qtool_moe_layer *layer, char reason[160])
+{
+    struct qt_moe_matrix *out = (struct qt_moe_matrix *)table;
+    struct qt_shape first[2], s; /* of gate and up; of down */
+    for (size_t e = 0; e < layer->experts; e++)
+        for (int i = 0; i < QT_MOE_MATRICES; i++) {
+            const int of = i == QT_MOE_DOWN;
+            const struct qtool_matmul_weight *w = &weights_of(layer, i)[e];
+            const struct qtool_matmul_weight *model = of ? layer->down : layer->gate;
+            const char *fault = matrix_fault(&s, w);
+            if (fault)
+                return qt_moe_refuse(reason, QTOOL_UNSUPPORTED, "expert %zu, %s: %s", e,
+                                     qt_moe_names[i], fault);
+            if (w == model)
+                first[of] = s;
+            if (!same_form(w, &s, model, &first[of]))
+                return qt_moe_refuse(
+                    reason, QTOOL_UNSUPPORTED,
+                    "expert %zu, %s: format or shape differ from those of expert 0, %s", e,
+                    qt_moe_names[i], of ? "down" : "gate");
+            struct qt_moe_matrix m = {};
+            for (int p = 0; p < 3 && s.width[p]; p++)
+                m.plane[p] = (const unsigned char *)w->plane[p];
+            m.scale = (const __half *)w->scale;
+            m.zero = qt_has_zeros(w) ? (const unsigned char *)w->zero : NULL;
+            m.table = w->kind == QTOOL_MATMUL_LUT ? (const __half *)w->table : NULL;
+            m.factor = qt_result_factor(w);
+            m.bias = layer->bias[i] ? layer->bias[i][e] : NULL;
+            if ((size_t)m.bias % 4)
+                return qt_moe_refuse(reason, QTOOL_UNSUPPORTED,
+                                     "expert %zu, %s: the bias is misaligned", e, qt_moe_names[i]);
+            memcpy(&out[e * QT_MOE_MATRICES + (size_t)i], &m, sizeof m);
+        }
+    return QTOOL_OK;
+}
+
+/* ---- plan ----------------------------------------------------------------------------------- */
+
+/* wide: the plan's kernels for many tokens are those by wgmma. */
+static int tile_tokens(int kind, bool wide)
+{
+    return kind == QT_MOE_FEW ? QT_MOE_FEW_TOKENS : wide ? QT_MOE_WIDE_TOKENS : QT_MOE_MANY_TOKENS;
+}
+
+static const void *instance(enum qt_format format, int kind, bool wide)
+{
+    return kind == QT_MOE_FEW ? qt_moe_few_instance(format)
+           : wide             ? qt_moe_wide_instance(format)
+                              : qt_moe_many_instance(format);
+}
+
+static int row_tiles(const struct product *p, int log2_wk)
+{
+    const size_t strips = (size_t)(QT_MOE_WARPS >> log2_wk) * (p->gated ? 1 : QT_MOE_STRIPS);
+    return (int)ceil_div((size_t)p->shape.strips, strips);
+}
+
+/* Sets the members of *a that depend on shape and configuration. Returns bytes of shared memory. */
+static size_t layout(struct qt_moe_product_args *a, const struct product *p, int kind, bool wide,
+                     int log2_wk, int stages)
+{
+    const int tokens = tile_tokens(kind, wide);
+    const struct qt_shape *s = &p->shape;
+    a->gated = p->gated;
+    a->pitch_blocks = s->pitch_blocks;
+    a->pitch_groups = s->pitch_groups;
+    a->k = (int)p->k;
+    a->n = (int)p->n;
+    a->strips = s->strips;
+    a->blocks = s->blocks;
+    a->group_shift = s->grouped ? s->group_shift : 30;
+    a->groups = (int)s->groups;
+    a->slot_groups = s->grouped ? qt_stage_groups(s, 2) : 1;
+    a->row_tiles = row_tiles(p, log2_wk);
+    a->log2_wk = log2_wk;
+    a->slots = (int)ceil_div((size_t)s->blocks, (size_t)2 << log2_wk);
+    a->stages = stages;
+    a->warp_bytes = QT_MOE_STRIPS * (256 * s->bits + (32 + s->zero_bytes) * a->slot_groups);
+    a->ring_at = qt_mma_tile_table_bytes(s->format);
+    if (kind == QT_MOE_MANY && wide) {
+        a->ring_at = qt_moe_wide_table_bytes(s->format);
+        a->stage_bytes = (int)round_up((size_t)(tokens * 256 + QT_MOE_WARPS * a->warp_bytes), 1024);
+        a->results_at = a->ring_at + stages * a->stage_bytes;
+        a->units_at = a->results_at + 2 * QT_TILE_RESULT_BYTES;
+        a->barriers_at = a->units_at + QT_MOE_UNITS * QT_MOE_UNIT_BYTES;
+        return (size_t)(a->barriers_at + QT_PIPELINE_BARRIER_BYTES);
+    }
+    a->stage_bytes = (int)round_up(
+        (size_t)((tokens * 256 << log2_wk) + QT_MOE_WARPS * a->warp_bytes + QT_MOE_HEADER), 128);
+    a->sums_at = a->ring_at + stages * a->stage_bytes;
+    const int sums = log2_wk ? QT_MOE_WARPS * QT_MOE_STRIPS * tokens / 8 * 512 : 0;
+    return (size_t)(a->sums_at + sums);
+}
+
+/*
+ * Chooses warps along k and pipeline stages: as many stages as fit beside a second thread block,
+ * else as fit alone. The time of a unit is modeled as its stages, each of them longer by the X of
+ * more warps along k, and a constant for the start and the epilogue.
+ */
+static bool choose(const struct qtool_moe_plan *plan, struct product *p, int kind)
+{
+    const struct qt_device *d = &qt_state(plan)->device;
+    const bool wide = state_of(plan)->wide;
+    const size_t half = (size_t)(d->smem_limit + 1024) / 2 - 1024;
+    double best = 1e30;
+    for (int log2_wk = 0; log2_wk <= (kind == QT_MOE_FEW ? 3 : 0); log2_wk++) {
+        struct qt_moe_product_args a;
+        int stages = kind == QT_MOE_MANY && wide ? (int)WIDE_STAGES : (int)QT_MOE_STAGES;
+        int blocks = kind == QT_MOE_FEW ? 2 : 1;
+        size_t smem = 0;
+        if (log2_wk && (size_t)2 << log2_wk > (size_t)p->shape.blocks)
+            break;
+        while (stages > 2 && layout(&a, p, kind, wide, log2_wk, stages) >
+                                 (blocks > 1 ? half : (size_t)d->smem_limit)) {
+            stages--;
+            if (stages == 3 && blocks == 2 && layout(&a, p, kind, wide, log2_wk, 3) > half) {
+                blocks = 1;
+                stages = QT_MOE_STAGES;
+            }
+        }
+        smem = layout(&a, p, kind, wide, log2_wk, stages);
+        if (smem > (size_t)d->smem_limit)
+            continue;
+        const int grid = d->sms * (smem <= half ? 2 : 1);
+        const double units = qt_moe_touched(plan) * a.row_tiles;
+        const double waves = units <= grid ? 1 : units / grid + .5;
+        const double us = waves * (a.slots * (1 + .06 * (1 << log2_wk)) + 4);
+        if (us >= best)
+            continue;
+        best = us;
+        p->kind[kind].log2_wk = log2_wk;
+        p->kind[kind].stages = stages;
+        p->kind[kind].grid = grid;
+        p->kind[kind].smem = smem;
+    }
+    return best < 1e30;
+}
+
+static int plan_product(struct qtool_moe_plan *plan, bool down, const struct qtool_matmul_weight *w)
+{
+    struct product *p = &state_of(plan)->product[down];
+    const char *fault = matrix_fault(&p->shape, w);
+    if (fault)
+        return qt_moe_refuse(plan->reason, QTOOL_UNSUPPORTED, "%s: %s", down ? "down" : "gate",
+                             fault);
+    p->n = w->n;
+    p->k = w->k;
+    p->bits = w->bits;
+    p->exp_bits = w->exp_bits;
+    p->zeros = qt_has_zeros(w);
+    /* There is room for one table in shared memory. */
+    p->gated = !down && (w->kind != QTOOL_MATMUL_LUT || plan->options.same_tables ||
+                         qt_mma_tile_table_bytes(p->shape.format) == 0);
+    for (int kind = 0; kind < QT_MOE_KINDS; kind++) {
+        const void *kernel = instance(p->shape.format, kind, state_of(plan)->wide);
+        if (!kernel || (kind == QT_MOE_MANY && plan->tokens <= QT_MOE_FEW_PAIRS))
+            continue;
+        if (!choose(plan, p, kind)) {
+            if (kind == QT_MOE_MANY) /* tiles of 16 serve for all */
+                continue;
+            return qt_moe_refuse(plan->reason, QTOOL_UNSUPPORTED,
+                                 "%s does not fit into the device's shared memory",
+                                 down ? "down" : "gate and up");
+        }
+        int rc = qt_allow_smem(kernel, p->kind[kind].smem, plan->reason);
+        if (rc != QTOOL_OK)
+            return rc;
+        p->kind[kind].kernel = kernel;
+    }
+    return QTOOL_OK;
+}
+
+/* Whether both products have a kernel for many tokens. */
+static bool has_many(const struct qtool_moe_plan *p)
+{
+    return state_of(p)->product[0].kind[QT_MOE_MANY].kernel &&
+           state_of(p)->product[1].kind[QT_MOE_MANY].kernel;
+}
+
+/* ---- workspace ------------------------------------------------------------------------------ */
+
+/* The plan of a product as prepare.h knows it. */
+static struct qtool_matmul_plan prepare_plan(const struct qtool_moe_plan *p, size_t m, size_t k)
+{
+    struct qtool_matmul_plan out = {};
+    out.m = m;
+    out.k = k;
+    out.options = {};
+    out.options.dtype = p->options.dtype;
+    out.options.dependent_launch = 1;
+    out.config.path = QTOOL_MATMUL_STREAM;
+    qt_state(&out)->cc = qt_state(p)->device.cc;
+    return out;
+}
+
+static bool prepares_x(const struct qtool_moe_plan *p)
+{
+    return p->options.dtype == QTOOL_BF16 || p->hidden % 8;
+}
+
+/* Offsets in the workspace. X and the intermediate values are prepared (prepare.h) if they are BF16
+ * or X has rows that are not 16-byte aligned. */
+struct space {
+    size_t x, inner, inner_prepared;
+    size_t bytes;
+    size_t inner_pitch, partial_pitch;
+};
+
+static struct space space_of(const struct qtool_moe_plan *p, size_t at)
+{
+    struct space s = {};
+    const size_t pairs = p->tokens * p->options.topk, begin = at;
+    const bool bf16 = p->options.dtype == QTOOL_BF16;
+    s.inner_pitch = bf16 ? p->intermediate : round_up(p->intermediate, 8);
+    s.partial_pitch = round_up(p->hidden, 8);
+    struct qtool_matmul_plan x = prepare_plan(p, p->tokens, p->hidden);
+    s.x = qt_moe_take(&at, prepares_x(p) ? qt_prepare_bytes(&x) : 0);
+    s.inner = qt_moe_take(&at, pairs * s.inner_pitch * 2);
+    struct qtool_matmul_plan inner = prepare_plan(p, pairs, p->intermediate);
+    s.inner_prepared = qt_moe_take(&at, bf16 ? qt_prepare_bytes(&inner) : 0);
+    s.bytes = at - begin;
+    return s;
+}
+
+static size_t own_bytes(const struct qtool_moe_plan *p)
+{
+    return space_of(p, 0).bytes;
+}
+
+static int plan(struct qtool_moe_plan *p, const struct qtool_moe_layer *layer)
+{
+    struct qt_moe_state *s = qt_state(p);
+    int rc = QTOOL_OK;
+    *state_of(p) = {};
+    state_of(p)->wide = s->device.cc == 90;
+    for (int down = 0; down < 2 && rc == QTOOL_OK; down++)
+        rc = plan_product(p, down, down ? layer->down : layer->gate);
+    if (rc != QTOOL_OK)
+        return rc;
+    s->many_tokens = has_many(p) ? tile_tokens(QT_MOE_MANY, state_of(p)->wide) : 0;
+    s->rounded = state_of(p)->wide && has_many(p);
+    for (int down = 0; down < 2; down++)
+        if (row_tiles(&state_of(p)->product[down], 3) > s->row_tiles)
+            s->row_tiles = row_tiles(&state_of(p)->product[down], 3);
+    const struct space space = space_of(p, 0);
+    const size_t up = state_of(p)->product[0].gated ? 0 : space.inner_pitch * 4;
+    const size_t down = space.partial_pitch * (s->rounded ? 2 : 4);
+    s->partial_bytes = down > up ? down : up;
+    return QTOOL_OK;
+}
+
+/* ---- run ------------------------------------------------------------------------------------ */
+
+/* The input of a product: FP16 [..][pitch], and NULL or factors of its rows. */
+struct input {
+    const void *values;
+    size_t pitch;
+    const float *factor;
+};
+
+/* matrix: QT_MOE_GATE stands for gate and up where they are one launch. */
+static int run_product(const struct qtool_moe_plan *p, int matrix, const struct space *s,
+                       const struct input *x, struct qt_moe_run *r)
+{
+    const struct state *state = state_of(p);
+    char *const workspace = r->workspace;
+    const bool down = matrix == QT_MOE_DOWN, acts = matrix == QT_MOE_GATE;
+    const struct product *product = &state->product[down];
+    for (int kind = 0; kind < (has_many(p) ? 2 : 1); kind++) {
+        const bool wide = kind == QT_MOE_MANY && state->wide;
+        struct qt_moe_product_args a = {};
+        layout(&a, product, kind, state->wide, product->kind[kind].log2_wk,
+               product->kind[kind].stages);
+        a.table = (const struct qt_moe_matrix *)r->table;
+        a.item = (const struct qt_moe_item *)(workspace + r->item[kind]);
+        a.items = (const int *)(workspace + r->items) + kind;
+        a.order = (const int *)(workspace + r->order);
+        a.direct = qt_moe_direct_of(p, r->ids);
+        a.by_token = !down;
+        a.early = down || (acts && !product->gated);
+        a.x = (const __half *)x->values;
+        a.x_pitch = (int)x->pitch;
+        a.token_factor = x->factor;
+        a.y = workspace + (acts ? s->inner : r->partial);
+        a.matrix = matrix;
+        a.up = acts && !product->gated ? (const float *)(workspace + r->partial) : NULL;
+        a.y_pitch = (int)(down ? s->partial_pitch : s->inner_pitch);
+        a.decode.bits = product->bits;
+        a.decode.exp_bits = product->exp_bits;
+        a.decode.zeros = product->zeros;
+        a.topk = (int)p->options.topk;
+        qt_moe_set_activation(&a, p->options.activation);
+        a.bf16 = p->options.dtype == QTOOL_BF16;
+        a.rounded = acts || (down && qt_state(p)->rounded);
+        a.whole_stores = a.n % 8 == 0 && a.y_pitch % 8 == 0;
+        const int units = a.direct.pairs * a.row_tiles, grid = product->kind[kind].grid;
+        const int rc = qt_moe_launch(p, product->kind[kind].kernel,
+                                     dim3((unsigned)(a.direct.ids && units < grid ? units : grid)),
+                                     wide ? QT_MOE_WIDE_THREADS : QT_MOE_WARPS * 32,
+                                     product->kind[kind].smem, r->first, &a, r->stream);
+        r->first = false;
+        if (rc != QTOOL_OK)
+            return rc;
+    }
+    return QTOOL_OK;
+}
+
+static int run(const struct qtool_moe_plan *p, struct qt_moe_run *r)
+{
+    const struct space s = space_of(p, r->own);
+    const size_t pairs = p->tokens * p->options.topk;
+    struct input x = {r->x, p->hidden, NULL}, inner = {r->workspace + s.inner, s.inner_pitch, NULL};
+    int rc = QTOOL_OK;
+    if (prepares_x(p)) {
+        struct qtool_matmul_plan prepare = prepare_plan(p, p->tokens, p->hidden);
+        prepare.options.dependent_launch = !r->first || p->options.dependent_launch;
+        r->first = false;
+        rc = qt_prepare_run(&prepare, &x.values, &x.factor, r->workspace + s.x, r->stream);
+        x.pitch = round_up(p->hidden, QT_BLOCK_COLS);
+    }
+    if (rc == QTOOL_OK && !state_of(p)->product[0].gated)
+        rc = run_product(p, QT_MOE_UP, &s, &x, r);
+    if (rc == QTOOL_OK)
+        rc = run_product(p, QT_MOE_GATE, &s, &x, r);
+    if (rc == QTOOL_OK && p->options.dtype == QTOOL_BF16) {
+        struct qtool_matmul_plan prepare = prepare_plan(p, pairs, p->intermediate);
+        rc = qt_prepare_run(&prepare, &inner.values, &inner.factor, r->workspace + s.inner_prepared,
+                            r->stream);
+        inner.pitch = round_up(p->intermediate, QT_BLOCK_COLS);
+    }
+    return rc == QTOOL_OK ? run_product(p, QT_MOE_DOWN, &s, &inner, r) : rc;
+}
+
+const struct qt_moe_kind qt_moe_packed = {write_table, plan, own_bytes, run};

@@ -1,0 +1,85 @@
+/* Units of the grouped products, whatever the kind of weights: their items and strips, the
+ * activation, and the sums of warps along k. */
+#ifndef QT_KERNELS_CUDA_MOE_UNIT_CUH
+#define QT_KERNELS_CUDA_MOE_UNIT_CUH
+
+#include "kernels/cuda/common/ptx.cuh"
+#include "kernels/cuda/common/smem.cuh"
+#include "kernels/cuda/moe/moe.h"
+
+enum { MOE_THREADS = QT_MOE_WARPS * 32 };
+
+/* The strip of the warp's fragment u: of gate and up the same, of one matrix two neighbors. */
+static __device__ __forceinline__ int moe_strip(const qt_moe_unit_args &a, int tile, int u)
+{
+    const int wn = (int)threadIdx.x / 32 >> a.log2_wk, warps_n = QT_MOE_WARPS >> a.log2_wk;
+    return a.gated ? tile * warps_n + wn : (tile * warps_n + wn) * QT_MOE_STRIPS + u;
+}
+
+/* The number of work items. */
+static __device__ __forceinline__ int moe_items(const qt_moe_unit_args &a)
+{
+    return a.direct.ids ? a.direct.pairs : *a.items;
+}
+
+/* Work item number i. One without rows: the expert is not of this layer. */
+static __device__ __forceinline__ qt_moe_item moe_item(const qt_moe_unit_args &a, int i)
+{
+    if (!a.direct.ids)
+        return a.item[i];
+    const int expert = a.direct.ids[i] - a.direct.first_expert;
+    const bool here = expert >= 0 && expert < a.direct.experts;
+    return {here ? expert : 0, i, here, 0};
+}
+
+/* The row of X of position `at`. */
+static __device__ __forceinline__ int moe_row(const qt_moe_unit_args &a, int at)
+{
+    return a.by_token ? (a.direct.ids ? at : a.order[at]) / a.topk : at;
+}
+
+/* g * sigmoid(slope * g + cubic * g^3): SiLU, and GELU with the tanh approximation, as 1 + tanh(z)
+ * is 2 sigmoid(2 z). */
+static __device__ __forceinline__ float moe_activation(const qt_moe_unit_args &a, float g)
+{
+    return __fdividef(g, 1 + __expf(-g * (a.slope + a.cubic * g * g)));
+}
+
+/* The activation of gate times up, both limited if the layer has a limit. */
+static __device__ __forceinline__ float moe_gated(const qt_moe_unit_args &a, float g, float u)
+{
+    return moe_activation(a, fminf(g, a.limit)) * (fmaxf(fminf(u, a.limit), -a.limit) + a.offset);
+}
+
+/* Adds the sums of the warps along k to those of the first, in order: float or int. Returns whether
+ * the warp is the first. */
+template <class T, int MT>
+static __device__ __forceinline__ bool moe_add_warps(const qt_moe_unit_args &a,
+                                                     T (&sums)[QT_MOE_STRIPS][MT][4])
+{
+    const int quads = QT_MOE_STRIPS * MT, lane = (int)threadIdx.x % 32;
+    const int warp = (int)threadIdx.x / 32, wk = warp & ((1 << a.log2_wk) - 1);
+    int4 *const room = (int4 *)(qt_smem + a.sums_at) + lane;
+    if (a.log2_wk == 0)
+        return true;
+    if (wk)
+#pragma unroll
+        for (int i = 0; i < quads; i++)
+            room[(warp * quads + i) * 32] = *(const int4 *)sums[i / MT][i % MT];
+    __syncthreads();
+    if (wk)
+        return false;
+#pragma unroll 1
+    for (int w = warp + 1; w < warp + (1 << a.log2_wk); w++)
+#pragma unroll
+        for (int i = 0; i < quads; i++) {
+            const int4 four = room[(w * quads + i) * 32];
+            const T *v = (const T *)&four;
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                sums[i / MT][i % MT][j] += v[j];
+        }
+    return true;
+}
+
+#endif
