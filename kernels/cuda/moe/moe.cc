@@ -160,7 +160,7 @@ int qt_moe_launch(const struct qtool_moe_plan *p, const void *kernel, dim3 grid,
 
 /* Whether the pairs are not sorted: there is one token, or so few pairs that tokens seldom choose
  * the same expert. */
-static bool is_direct(const struct qtool_moe_plan *p)
+bool qt_moe_is_direct(const struct qtool_moe_plan *p)
 {
     const size_t pairs = p->tokens * p->options.topk;
     return pairs <= MAX_TOPK && (p->tokens == 1 || 4 * pairs <= p->experts);
@@ -168,7 +168,7 @@ static bool is_direct(const struct qtool_moe_plan *p)
 
 struct qt_moe_direct qt_moe_direct_of(const struct qtool_moe_plan *p, const int *ids)
 {
-    return {is_direct(p) ? ids : NULL, (int)(p->tokens * p->options.topk), (int)p->experts,
+    return {qt_moe_is_direct(p) ? ids : NULL, (int)(p->tokens * p->options.topk), (int)p->experts,
             (int)p->options.first_expert};
 }
 
@@ -248,7 +248,7 @@ int qtool_moe_run(const struct qtool_moe_plan *p, const void *table, void *y, co
     r.first = true;
     r.stream = stream;
     int rc = QTOOL_OK;
-    if (!is_direct(p)) {
+    if (!qt_moe_is_direct(p)) {
         rc = run_route(p, &r);
         r.first = false;
     }

@@ -98,15 +98,19 @@ struct qt_moe_unit_args {
     int whole_stores; /* rows of y are 16-byte aligned, and n is a multiple of 8 */
 };
 
+/* A product whose X is FP16. */
+struct qt_moe_half_args : qt_moe_unit_args {
+    const __half *x;           /* [..][x_pitch] */
+    const float *token_factor; /* factor of all results of a row of X; NULL: 1 */
+    const float *up;           /* gate alone: the results of up [positions][y_pitch] */
+    int x_pitch;
+};
+
 /* LUT, FPX and INT weights. */
-struct qt_moe_product_args : qt_moe_unit_args {
+struct qt_moe_product_args : qt_moe_half_args {
     const struct qt_moe_matrix *table; /* [experts][QT_MOE_MATRICES] */
-    const __half *x;                   /* F16 [..][x_pitch] */
-    const float *token_factor;         /* factor of all results of a row of X; NULL: 1 */
     struct qt_decode_args decode;      /* without table */
     size_t pitch_blocks, pitch_groups;
-    const float *up; /* gate alone: the results of up [positions][y_pitch] */
-    int x_pitch;
     int blocks;      /* fragment blocks of 64 columns */
     int group_shift; /* log2(channels per scale); 30 for one scale per row */
     int groups;      /* scales per row */

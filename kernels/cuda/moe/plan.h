@@ -72,6 +72,8 @@ int qt_moe_launch(const struct qtool_moe_plan *p, const void *kernel, dim3 grid,
                   size_t smem, bool first, void *args, void *stream);
 void qt_moe_set_activation(struct qt_moe_unit_args *a, enum qtool_moe_activation activation);
 struct qt_moe_direct qt_moe_direct_of(const struct qtool_moe_plan *p, const int *ids);
+/* Whether the pairs of a run are not sorted: each is an item. */
+bool qt_moe_is_direct(const struct qtool_moe_plan *p);
 /* Number of positions. */
 size_t qt_moe_positions(const struct qtool_moe_plan *p);
 /* Reserves bytes behind *at, 256-byte aligned. Returns their offset. */

@@ -292,7 +292,7 @@ template <class Format> struct moe_tables {
 
 /* Stores the results of the warp. */
 template <int MT>
-static __device__ __forceinline__ void moe_store(const qt_moe_product_args &a, const moe_header &h,
+static __device__ __forceinline__ void moe_store(const qt_moe_half_args &a, const moe_header &h,
                                                  const qt_accumulators<MT, QT_MOE_STRIPS> &sums)
 {
     const int lane = (int)threadIdx.x % 32;

@@ -1,9 +1,8 @@
 /* Layers of experts with LUT, FPX and INT weights: table, plan and products. */
-#include "kernels/cuda/common/prepare.h"
 #include "kernels/cuda/matmul/instances.h"
 #include "kernels/cuda/matmul/shape.h"
 #include "kernels/cuda/matmul/tile.h"
-#include "kernels/cuda/moe/plan.h"
+#include "kernels/cuda/moe/half.h"
 
 #include <math.h>
 #include <string.h>
@@ -250,56 +249,6 @@ static bool has_many(const struct qtool_moe_plan *p)
            state_of(p)->product[1].kind[QT_MOE_MANY].kernel;
 }
 
-/* ---- workspace ------------------------------------------------------------------------------ */
-
-/* The plan of a product as prepare.h knows it. */
-static struct qtool_matmul_plan prepare_plan(const struct qtool_moe_plan *p, size_t m, size_t k)
-{
-    struct qtool_matmul_plan out = {};
-    out.m = m;
-    out.k = k;
-    out.options = {};
-    out.options.dtype = p->options.dtype;
-    out.options.dependent_launch = 1;
-    out.config.path = QTOOL_MATMUL_STREAM;
-    qt_state(&out)->cc = qt_state(p)->device.cc;
-    return out;
-}
-
-static bool prepares_x(const struct qtool_moe_plan *p)
-{
-    return p->options.dtype == QTOOL_BF16 || p->hidden % 8;
-}
-
-/* Offsets in the workspace. X and the intermediate values are prepared (prepare.h) if they are BF16
- * or X has rows that are not 16-byte aligned. */
-struct space {
-    size_t x, inner, inner_prepared;
-    size_t bytes;
-    size_t inner_pitch, partial_pitch;
-};
-
-static struct space space_of(const struct qtool_moe_plan *p, size_t at)
-{
-    struct space s = {};
-    const size_t pairs = p->tokens * p->options.topk, begin = at;
-    const bool bf16 = p->options.dtype == QTOOL_BF16;
-    s.inner_pitch = bf16 ? p->intermediate : round_up(p->intermediate, 8);
-    s.partial_pitch = round_up(p->hidden, 8);
-    struct qtool_matmul_plan x = prepare_plan(p, p->tokens, p->hidden);
-    s.x = qt_moe_take(&at, prepares_x(p) ? qt_prepare_bytes(&x) : 0);
-    s.inner = qt_moe_take(&at, pairs * s.inner_pitch * 2);
-    struct qtool_matmul_plan inner = prepare_plan(p, pairs, p->intermediate);
-    s.inner_prepared = qt_moe_take(&at, bf16 ? qt_prepare_bytes(&inner) : 0);
-    s.bytes = at - begin;
-    return s;
-}
-
-static size_t own_bytes(const struct qtool_moe_plan *p)
-{
-    return space_of(p, 0).bytes;
-}
-
 static int plan(struct qtool_moe_plan *p, const struct qtool_moe_layer *layer)
 {
     struct qt_moe_state *s = qt_state(p);
@@ -315,63 +264,31 @@ static int plan(struct qtool_moe_plan *p, const struct qtool_moe_layer *layer)
     for (int down = 0; down < 2; down++)
         if (row_tiles(&state_of(p)->product[down], 3) > s->row_tiles)
             s->row_tiles = row_tiles(&state_of(p)->product[down], 3);
-    const struct space space = space_of(p, 0);
-    const size_t up = state_of(p)->product[0].gated ? 0 : space.inner_pitch * 4;
-    const size_t down = space.partial_pitch * (s->rounded ? 2 : 4);
-    s->partial_bytes = down > up ? down : up;
+    s->partial_bytes = qt_moe_half_partial_bytes(p, state_of(p)->product[0].gated);
     return QTOOL_OK;
 }
 
 /* ---- run ------------------------------------------------------------------------------------ */
 
-/* The input of a product: FP16 [..][pitch], and NULL or factors of its rows. */
-struct input {
-    const void *values;
-    size_t pitch;
-    const float *factor;
-};
-
-/* matrix: QT_MOE_GATE stands for gate and up where they are one launch. */
-static int run_product(const struct qtool_moe_plan *p, int matrix, const struct space *s,
-                       const struct input *x, struct qt_moe_run *r)
+static int run_product(const struct qtool_moe_plan *p, int matrix,
+                       const struct qt_moe_half_space *s, const struct qt_moe_input *x,
+                       struct qt_moe_run *r)
 {
     const struct state *state = state_of(p);
-    char *const workspace = r->workspace;
-    const bool down = matrix == QT_MOE_DOWN, acts = matrix == QT_MOE_GATE;
-    const struct product *product = &state->product[down];
+    const struct product *product = &state->product[matrix == QT_MOE_DOWN];
     for (int kind = 0; kind < (has_many(p) ? 2 : 1); kind++) {
         const bool wide = kind == QT_MOE_MANY && state->wide;
         struct qt_moe_product_args a = {};
         layout(&a, product, kind, state->wide, product->kind[kind].log2_wk,
                product->kind[kind].stages);
+        qt_moe_half_set_args(&a, p, matrix, kind, s, x, r);
         a.table = (const struct qt_moe_matrix *)r->table;
-        a.item = (const struct qt_moe_item *)(workspace + r->item[kind]);
-        a.items = (const int *)(workspace + r->items) + kind;
-        a.order = (const int *)(workspace + r->order);
-        a.direct = qt_moe_direct_of(p, r->ids);
-        a.by_token = !down;
-        a.early = down || (acts && !product->gated);
-        a.x = (const __half *)x->values;
-        a.x_pitch = (int)x->pitch;
-        a.token_factor = x->factor;
-        a.y = workspace + (acts ? s->inner : r->partial);
-        a.matrix = matrix;
-        a.up = acts && !product->gated ? (const float *)(workspace + r->partial) : NULL;
-        a.y_pitch = (int)(down ? s->partial_pitch : s->inner_pitch);
         a.decode.bits = product->bits;
         a.decode.exp_bits = product->exp_bits;
         a.decode.zeros = product->zeros;
-        a.topk = (int)p->options.topk;
-        qt_moe_set_activation(&a, p->options.activation);
-        a.bf16 = p->options.dtype == QTOOL_BF16;
-        a.rounded = acts || (down && qt_state(p)->rounded);
-        a.whole_stores = a.n % 8 == 0 && a.y_pitch % 8 == 0;
-        const int units = a.direct.pairs * a.row_tiles, grid = product->kind[kind].grid;
-        const int rc = qt_moe_launch(p, product->kind[kind].kernel,
-                                     dim3((unsigned)(a.direct.ids && units < grid ? units : grid)),
-                                     wide ? QT_MOE_WIDE_THREADS : QT_MOE_WARPS * 32,
-                                     product->kind[kind].smem, r->first, &a, r->stream);
-        r->first = false;
+        const int rc = qt_moe_half_launch(p, product->kind[kind].kernel, product->kind[kind].grid,
+                                          wide ? QT_MOE_WIDE_THREADS : QT_MOE_WARPS * 32,
+                                          product->kind[kind].smem, &a, r);
         if (rc != QTOOL_OK)
             return rc;
     }
@@ -380,28 +297,7 @@ static int run_product(const struct qtool_moe_plan *p, int matrix, const struct 
 
 static int run(const struct qtool_moe_plan *p, struct qt_moe_run *r)
 {
-    const struct space s = space_of(p, r->own);
-    const size_t pairs = p->tokens * p->options.topk;
-    struct input x = {r->x, p->hidden, NULL}, inner = {r->workspace + s.inner, s.inner_pitch, NULL};
-    int rc = QTOOL_OK;
-    if (prepares_x(p)) {
-        struct qtool_matmul_plan prepare = prepare_plan(p, p->tokens, p->hidden);
-        prepare.options.dependent_launch = !r->first || p->options.dependent_launch;
-        r->first = false;
-        rc = qt_prepare_run(&prepare, &x.values, &x.factor, r->workspace + s.x, r->stream);
-        x.pitch = round_up(p->hidden, QT_BLOCK_COLS);
-    }
-    if (rc == QTOOL_OK && !state_of(p)->product[0].gated)
-        rc = run_product(p, QT_MOE_UP, &s, &x, r);
-    if (rc == QTOOL_OK)
-        rc = run_product(p, QT_MOE_GATE, &s, &x, r);
-    if (rc == QTOOL_OK && p->options.dtype == QTOOL_BF16) {
-        struct qtool_matmul_plan prepare = prepare_plan(p, pairs, p->intermediate);
-        rc = qt_prepare_run(&prepare, &inner.values, &inner.factor, r->workspace + s.inner_prepared,
-                            r->stream);
-        inner.pitch = round_up(p->intermediate, QT_BLOCK_COLS);
-    }
-    return rc == QTOOL_OK ? run_product(p, QT_MOE_DOWN, &s, &inner, r) : rc;
+    return qt_moe_half_run(p, r, state_of(p)->product[0].gated, run_product);
 }
 
-const struct qt_moe_kind qt_moe_packed = {write_table, plan, own_bytes, run};
+const struct qt_moe_kind qt_moe_packed = {write_table, plan, qt_moe_half_own_bytes, run};
