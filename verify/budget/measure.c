@@ -54,6 +54,7 @@ static int measure(struct qt_eval_report *report, const struct budget *b, size_t
     w.ctx = &changed;
     w.shape = changed_shape;
     w.load = changed_load;
+    w.place = NULL;
     return qt_eval(report, &w, &source, o->ids, o->samples * o->seqlen, &eval, o->backend, err);
 }
 
@@ -72,7 +73,8 @@ int budget_measure_all(struct qt_budget *out, const struct budget *b, struct qt_
 
 enum { MAX_STATE = 64 << 20 };
 
-/* Returns the facts that measurements depend on: a state file with others is refused. NULL: failed. */
+/* Returns the facts that measurements depend on: a state file with others is refused. NULL: it
+ * failed. */
 static json_t *state_head(const struct budget *b, struct qt_err *err)
 {
     const struct qt_budget_options *o = b->opt;
