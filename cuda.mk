@@ -13,11 +13,12 @@ CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] \
 #   either  8.0 and 9.0a; CUDA_LONG: the same, each a compilation of its own
 # The other three are one compilation each, as nvcc needs two seconds per file before the first
 # kernel.
-CUDA_HOPPER := matmul/tile_group moe/wide matmul/tile_fpx w4ax/hopper mix24/hopper matmul/skinny
+CUDA_HOPPER := matmul/tile_group moe/wide matmul/tile_fpx w4ax/hopper mix24/hopper matmul/skinny \
+               moe/w4ax_wide
 CUDA_older  := matmul/stream matmul/mma_tile w4ax/stream_sm80
 CUDA_seldom := matmul/int4_zero matmul/dequantize mix24/dequantize
-CUDA_LONG   := moe/product
-CUDA_OLD    := moe/many
+CUDA_LONG   := moe/product moe/w4ax_few moe/w4ax_quantize
+CUDA_OLD    := moe/many moe/w4ax_many
 CUDA_either := $(filter-out $(CUDA_HOPPER) $(CUDA_older) $(CUDA_seldom) $(CUDA_LONG) $(CUDA_OLD),\
                  $(sort $(patsubst kernels/cuda/%.cu,%,$(wildcard kernels/cuda/*/*.cu))))
 CUDA_FIRST  := $(firstword $(CUDA_HOPPER))

@@ -18,12 +18,14 @@
  * before they are weighted.
  *
  * Weights are described as for qtool_matmul_run (qtool_kernels.h): LUT, FPX and INT of all formats,
- * also with a table per matrix. MIX24 and w4ax weights are refused.
+ * also with a table per matrix. MIX24 weights are refused. Experts with quantized activations
+ * (qtool_w4ax.h) are described by struct qtool_moe_w4ax.
  */
 #ifndef QTOOL_MOE_H
 #define QTOOL_MOE_H
 
 #include "qtool_kernels.h"
+#include "qtool_w4ax.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -53,6 +55,23 @@ struct qtool_moe_layer {
     size_t experts; /* 1..QTOOL_MOE_MAX_EXPERTS */
     const struct qtool_matmul_weight *gate, *up, *down;
     const float *const *bias[3];
+    const struct qtool_moe_w4ax *w4ax; /* not NULL: instead of gate, up and down */
+};
+
+/*
+ * W4ax experts. gate, up and down are host arrays [experts] as above, of one kind of scales; the
+ * member `blocks` of these weights is not used. Codes in device memory always take 128 bytes per
+ * channel block, so `packed` must be 0 in all inputs; dependent_launch is not used.
+ *
+ * x is quantized once per token, as `input` says, which all gate and up matrices share. The results
+ * of the activation, rounded to options.dtype, are quantized once per pair, as inner[expert] says,
+ * a host array [experts]: perm must be NULL, k and rotation of all must be equal, and blocks and
+ * clip factors may differ. Numbers of channels are multiples of 8, at most 32768.
+ */
+struct qtool_moe_w4ax {
+    const struct qtool_w4ax_weight *gate, *up, *down;
+    struct qtool_w4ax_input input;
+    const struct qtool_w4ax_input *inner;
 };
 
 /*

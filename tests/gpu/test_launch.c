@@ -317,7 +317,8 @@ static void check_experts(const struct scheme *s, size_t experts, size_t hidden,
 {
     static struct qtool_matmul_weight wide[QTOOL_MOE_MAX_EXPERTS], narrow[QTOOL_MOE_MAX_EXPERTS];
     static unsigned char table[QTOOL_MOE_MAX_EXPERTS * QTOOL_MOE_TABLE_EXPERT];
-    const struct qtool_moe_layer layer = {experts, wide, wide, narrow, {NULL}};
+    const struct qtool_moe_layer layer = {
+        .experts = experts, .gate = wide, .up = wide, .down = narrow};
     char reason[160];
     const bool tables = s->kind == QTOOL_MATMUL_LUT && s->bits == 4;
     for (size_t e = 0; e < experts; e++) {
@@ -345,6 +346,52 @@ static void check_experts(const struct scheme *s, size_t experts, size_t hidden,
                         : launches < least ? "too few launches"
                                            : NULL;
             result(s->name, inner, hidden, m, fault);
+        }
+}
+
+static void check_w4ax_experts(enum qtool_w4ax_scales scales, size_t experts, size_t hidden,
+                               size_t inner)
+{
+    static struct qtool_w4ax_weight wide[QTOOL_MOE_MAX_EXPERTS], narrow[QTOOL_MOE_MAX_EXPERTS];
+    static struct qtool_w4ax_input inputs[QTOOL_MOE_MAX_EXPERTS];
+    static unsigned char table[QTOOL_MOE_MAX_EXPERTS * QTOOL_MOE_TABLE_EXPERT];
+    const struct qtool_w4ax_input input = {
+        .scales = scales, .k = hidden, .blocks = memory, .perm = memory, .clip4 = 1, .clip8 = 1};
+    const struct qtool_moe_w4ax w4ax = {wide, wide, narrow, input, inputs};
+    const struct qtool_moe_layer layer = {.experts = experts, .w4ax = &w4ax};
+    char reason[160];
+    for (size_t e = 0; e < experts; e++) {
+        wide[e] = (struct qtool_w4ax_weight){.scales = scales,
+                                             .n = inner,
+                                             .k = hidden,
+                                             .plane = memory,
+                                             .scale = memory,
+                                             .row_scale = memory};
+        narrow[e] = wide[e];
+        narrow[e].n = hidden;
+        narrow[e].k = inner;
+        inputs[e] = (struct qtool_w4ax_input){
+            .scales = scales, .k = inner, .blocks = memory, .clip4 = 1, .clip8 = 1};
+    }
+    int rc = qtool_moe_table(table, &layer, reason);
+    result("w4ax experts", inner, hidden, experts, rc == QTOOL_OK ? NULL : reason);
+    for (size_t m = 0; m <= 8192; m = m ? 8 * m : 1)
+        for (size_t topk = 1; topk <= 8; topk *= 8) {
+            const struct qtool_moe_options opt = {.dtype = m & 0x208 ? QTOOL_BF16 : QTOOL_F16,
+                                                  .topk = topk,
+                                                  .dependent_launch = m == 64};
+            struct qtool_moe_plan plan;
+            rc = qtool_moe_plan(&plan, &layer, m, &opt);
+            if (rc == QTOOL_OK)
+                rc = qtool_moe_run(&plan, memory, memory, memory, memory, memory, memory, NULL);
+            const int launches = simulated_launches();
+            const char *fault = plan.reason[0] ? plan.reason : simulated_fault();
+            if (!fault)
+                fault = rc != QTOOL_OK ? "run refused what plan took"
+                        : m == 0       ? (launches ? "a launch without tokens" : NULL)
+                        : launches < 5 ? "too few launches"
+                                       : NULL;
+            result("w4ax experts", inner, hidden, m, fault);
         }
 }
 
@@ -379,6 +426,13 @@ int main(void)
         }
         for (int scales = QTOOL_W4AX_BLOCK; scales <= QTOOL_W4AX_ROW; scales++)
             check_w4ax(5000000, 65536, (enum qtool_w4ax_scales)scales, false);
+        for (int scales = QTOOL_W4AX_BLOCK; scales <= QTOOL_W4AX_ROW; scales++) {
+            check_w4ax_experts((enum qtool_w4ax_scales)scales, 128, 2048, 768);
+            check_w4ax_experts((enum qtool_w4ax_scales)scales, 512, 7168, 2048);
+            check_w4ax_experts((enum qtool_w4ax_scales)scales, 8, 4096, 14336);
+            check_w4ax_experts((enum qtool_w4ax_scales)scales, 3, 104, 32768);
+            check_w4ax_experts((enum qtool_w4ax_scales)scales, 1, 32768, 8);
+        }
         for (size_t j = 0; j < COUNT(columns); j++)
             check_quantize((columns[j] + 7) / 8 * 8);
         for (size_t dim = 64; dim <= 128; dim *= 2)

@@ -2,7 +2,8 @@
  * Layers of experts (qtool_moe.h) against plain C: every scheme over edge shapes, numbers of
  * experts, tokens and choices, and routings: even, one expert for all tokens, experts without
  * tokens, experts of other devices, a token that names an expert twice. Weights are quantized and
- * decoded by pack/; the reference computes in double precision, token by token. Outputs and
+ * decoded by pack/, those of w4ax made from random codes; the reference computes in double
+ * precision, token by token, with activations of w4ax quantized in plain C. Outputs and
  * workspace are filled with NaN and have guard bands. Every run is made twice, and a third time as
  * a CUDA graph, and must repeat bit for bit.
  *
@@ -11,6 +12,7 @@
  */
 #include "kernels/include/qtool_moe.h"
 #include "tests/gpu/check.h"
+#include "tests/gpu/w4ax_experts.h"
 #include "verify/verify.h"
 
 #include <math.h>
@@ -30,9 +32,10 @@ struct layer {
     struct qtool_matmul_weight *weight[3]; /* [experts] */
     float *bias[3];                        /* [experts][n], or NULL */
     float *device_bias[3];
-    const float **biases[3]; /* [experts] addresses in device_bias; some NULL, where bias is 0 */
-    bool same_tables;        /* of gate and up */
-    void *memory;            /* all sections */
+    const float **biases[3];  /* [experts] addresses in device_bias; some NULL, where bias is 0 */
+    struct w4ax_experts w4ax; /* experts 0: none */
+    bool same_tables;         /* of gate and up */
+    void *memory;             /* all sections */
     size_t bytes;
     void *table;
 };
@@ -95,13 +98,31 @@ static struct qtool_moe_layer described(const struct layer *l)
                                     l->weight[0],
                                     l->weight[1],
                                     l->weight[2],
-                                    {l->biases[0], l->biases[1], l->biases[2]}};
+                                    {l->biases[0], l->biases[1], l->biases[2]},
+                                    l->w4ax.experts ? &l->w4ax.described : NULL};
+}
+
+/* Biases and the table. */
+static bool layer_finish(struct layer *l, const char *name)
+{
+    char reason[160];
+    const size_t biases = random_below(8);
+    for (int i = 0; i < 3; i++)
+        if (biases >> i & 1)
+            bias_new(l, i, i == 2 ? l->hidden : l->inner);
+    const struct qtool_moe_layer layer = described(l);
+    void *table = malloc(l->experts * QTOOL_MOE_TABLE_EXPERT);
+    const int rc = qtool_moe_table(table, &layer, reason);
+    if (rc != QTOOL_OK)
+        printf("%s: %s\n", name, reason);
+    l->table = upload(table, l->experts * QTOOL_MOE_TABLE_EXPERT);
+    free(table);
+    return rc == QTOOL_OK;
 }
 
 static bool layer_new(struct layer *l, const char *scheme, const char *down, size_t experts,
                       size_t hidden, size_t inner)
 {
-    char reason[160];
     *l = (struct layer){.experts = experts,
                         .hidden = hidden,
                         .inner = inner,
@@ -122,22 +143,31 @@ static bool layer_new(struct layer *l, const char *scheme, const char *down, siz
         if (pass == 0)
             l->memory = gpu_alloc(at);
     }
-    const size_t biases = random_below(8);
-    for (int i = 0; i < 3; i++)
-        if (biases >> i & 1)
-            bias_new(l, i, i == 2 ? hidden : inner);
-    const struct qtool_moe_layer layer = described(l);
-    void *table = malloc(experts * QTOOL_MOE_TABLE_EXPERT);
-    const int rc = qtool_moe_table(table, &layer, reason);
-    if (rc != QTOOL_OK)
-        printf("%s: %s\n", scheme, reason);
-    l->table = upload(table, experts * QTOOL_MOE_TABLE_EXPERT);
-    free(table);
-    return rc == QTOOL_OK;
+    return layer_finish(l, scheme);
+}
+
+static bool w4ax_layer_new(struct layer *l, enum qtool_w4ax_scales scales, size_t experts,
+                           size_t hidden, size_t inner)
+{
+    float **decoded[3];
+    *l = (struct layer){.experts = experts, .hidden = hidden, .inner = inner};
+    for (int i = 0; i < 3; i++) {
+        l->matrix[i] = calloc(experts, sizeof *l->matrix[i]);
+        decoded[i] = calloc(experts, sizeof *decoded[i]);
+    }
+    w4ax_experts_new(&l->w4ax, decoded, scales, experts, hidden, inner);
+    for (int i = 0; i < 3; i++) {
+        for (size_t e = 0; e < experts; e++)
+            l->matrix[i][e].decoded = decoded[i][e];
+        free(decoded[i]);
+    }
+    return layer_finish(l, "w4ax");
 }
 
 static void layer_free(struct layer *l)
 {
+    if (l->w4ax.experts)
+        w4ax_experts_free(&l->w4ax);
     for (int i = 0; i < 3; i++) {
         for (size_t e = 0; e < l->experts; e++) {
             qt_packed_free(&l->matrix[i][e].packed);
@@ -186,12 +216,15 @@ static double dot(const float *w, const double *x, size_t k)
     return sum;
 }
 
-/* y[hidden] of one token. Intermediate values are rounded to the dtype, as the kernels do. */
+/* y[hidden] of one token. Intermediate values are rounded to the dtype, as the kernels do. w4ax: x
+ * is overwritten. */
 static void reference(double *y, const struct layer *l, const struct routing *r, size_t token,
-                      const double *x, double *inner, const struct qtool_moe_options *opt)
+                      double *x, double *inner, const struct qtool_moe_options *opt)
 {
     const int bf16 = opt->dtype == QTOOL_BF16;
     memset(y, 0, l->hidden * sizeof *y);
+    if (l->w4ax.experts)
+        w4ax_experts_quantize(x, x, &l->w4ax, -1);
     for (size_t j = 0; j < r->topk; j++) {
         const long e = (long)r->ids[token * r->topk + j] - (long)r->first;
         if (e < 0 || e >= (long)l->experts)
@@ -204,6 +237,8 @@ static void reference(double *y, const struct layer *l, const struct routing *r,
                              bias_of(l, 1, (size_t)e, i);
             inner[i] = to_float(from_float((float)activation(opt->activation, g, u), bf16), bf16);
         }
+        if (l->w4ax.experts)
+            w4ax_experts_quantize(inner, inner, &l->w4ax, e);
 #pragma omp parallel for
         for (size_t i = 0; i < l->hidden; i++)
             y[i] += (double)r->weights[token * r->topk + j] *
@@ -242,7 +277,7 @@ static void routing_new(struct routing *r, size_t experts, enum route route)
 
 static struct {
     uint16_t *y[3];
-    double worst[2]; /* FP16, BF16 */
+    double worst[4]; /* FP16, BF16; the same of w4ax */
     int graphs, many;
 } pool;
 
@@ -358,9 +393,13 @@ static void check_layer(const struct layer *l, const char *name, size_t tokens, 
         void *weights = upload(r.weights, tokens * topk * sizeof *r.weights);
         fault = runs_fault(&y, &plan, l, dx, ids, weights);
         error = error_of(y, l, &r, x, &opt);
-        if (isnan(error) || error > pool.worst[bf16])
-            pool.worst[bf16] = error;
-        if (!fault && !(error <= (bf16 ? 6e-3 : 8e-4)))
+        /* w4ax: a value between the products that is rounded otherwise than in the reference may
+         * have another code. */
+        const double limit = (bf16 ? 6e-3 : 8e-4) * (l->w4ax.experts ? 4 : 1);
+        double *const worst = &pool.worst[bf16 + (l->w4ax.experts ? 2 : 0)];
+        if (isnan(error) || error > *worst)
+            *worst = error;
+        if (!fault && !(error <= limit))
             fault = "error";
         pool.many += tokens > 64;
         CHECK(cudaFree(dx));
@@ -439,6 +478,33 @@ static void test_large(size_t s)
     layer_free(&l);
 }
 
+/* Numbers of channels are multiples of 8. */
+static void test_w4ax(size_t shape_step, size_t load_step, bool large)
+{
+    static const size_t sizes[][3] = {{1, 64, 16},    {8, 256, 128},   {5, 200, 72},
+                                      {3, 136, 40},   {17, 320, 304},  {64, 128, 64},
+                                      {6, 2048, 776}, {6, 1024, 2056}, {2, 384, 640}};
+    static const size_t more[][2] = {{1, 2}, {4, 4}, {64, 4}, {513, 3}, {1500, 2}};
+    static const char *const names[] = {"w4ax block", "w4ax int", "w4ax row"};
+    for (size_t s = 0; s < COUNT(names); s++)
+        for (size_t i = s % shape_step; i < COUNT(sizes); i += shape_step) {
+            const bool few = i >= 6;
+            struct layer l;
+            if (few && !large)
+                continue;
+            result(w4ax_layer_new(&l, (enum qtool_w4ax_scales)s, sizes[i][0], sizes[i][1],
+                                  sizes[i][2]),
+                   "table");
+            for (size_t j = few ? 0 : (s + i) % load_step; j < (few ? COUNT(more) : COUNT(loads));
+                 j += few ? 1 : load_step) {
+                const size_t *load = few ? more[j] : loads[j];
+                check_layer(&l, names[s], load[0], load[1], (enum route)((s + i + j) % ROUTES),
+                            (int)((s + j) % 3 == 1));
+            }
+            layer_free(&l);
+        }
+}
+
 static void test_refusals(void)
 {
     struct layer l;
@@ -478,7 +544,9 @@ int main(int argc, char **argv)
         test_scheme(s, quick ? 6 : 1, quick ? 5 : 2);
     for (size_t s = 0; s < COUNT(schemes) && !quick; s += 3)
         test_large(s);
-    printf("relative error: FP16 %.2e, BF16 %.2e; %d graphs, %d with many tokens\n", pool.worst[0],
-           pool.worst[1], pool.graphs, pool.many);
+    test_w4ax(quick ? 3 : 1, quick ? 5 : 1, !quick);
+    printf("relative error: FP16 %.2e, BF16 %.2e, w4ax %.2e and %.2e; %d graphs, %d with many "
+           "tokens\n",
+           pool.worst[0], pool.worst[1], pool.worst[2], pool.worst[3], pool.graphs, pool.many);
     return check_end();
 }

@@ -6,10 +6,12 @@
  * usage: test_refuse     prints "N passed, M failed, K skipped"
  */
 #include "kernels/include/qtool_kv4.h"
+#include "kernels/include/qtool_moe.h"
 #include "kernels/include/qtool_w4ax.h"
 #include "tests/gpu/simulated.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 
@@ -586,6 +588,93 @@ static void kv4(void)
     refuses("another type of queries", qtool_kv_attention_plan(&p, &cache, &bad, 0));
 }
 
+/* ---- w4ax experts of qtool_moe.h ------------------------------------------------------------ */
+
+struct w4ax_layer {
+    struct qtool_w4ax_weight gate[2], down[2];
+    struct qtool_w4ax_input inner[2];
+    struct qtool_moe_w4ax w4ax;
+    struct qtool_moe_layer layer;
+};
+
+static void w4ax_layer(struct w4ax_layer *l)
+{
+    const struct qtool_w4ax_input in = {
+        .scales = QTOOL_W4AX_INT, .k = 256, .blocks = (uint32_t *)memory, .clip4 = 1, .clip8 = 1};
+    *l = (struct w4ax_layer){.w4ax = {l->gate, l->gate, l->down, in, l->inner},
+                             .layer = {.experts = 2, .w4ax = &l->w4ax}};
+    for (int e = 0; e < 2; e++) {
+        l->gate[e] = w4ax_matrix(QTOOL_W4AX_INT, 512);
+        l->gate[e].k = 256;
+        l->gate[e].pitch_blocks = 0;
+        l->down[e] = l->gate[e];
+        l->down[e].n = 256;
+        l->down[e].k = 512;
+        l->inner[e] = in;
+        l->inner[e].k = 512;
+    }
+}
+
+/* Both or, if `table_only`, qtool_moe_table alone refuse the layer. */
+static void refuses_layer(const char *what, const struct w4ax_layer *l, bool table_only)
+{
+    static unsigned char table[2 * QTOOL_MOE_TABLE_EXPERT];
+    const struct qtool_moe_options opt = {.topk = 2};
+    struct qtool_moe_plan plan;
+    char reason[160] = "";
+    refuses(what, qtool_moe_table(table, &l->layer, reason));
+    refuses(what, reason[0] ? QTOOL_UNSUPPORTED : QTOOL_FAILED);
+    const int rc = qtool_moe_plan(&plan, &l->layer, 1, &opt);
+    if (table_only)
+        takes(what, rc);
+    else
+        refuses(what, rc);
+}
+
+static void w4ax_experts(void)
+{
+    static unsigned char table[2 * QTOOL_MOE_TABLE_EXPERT];
+    struct w4ax_layer l;
+    char reason[160];
+    w4ax_layer(&l);
+    takes("w4ax experts", qtool_moe_table(table, &l.layer, reason));
+    l.w4ax.input.k = 512;
+    refuses_layer("an input of another k", &l, false);
+    w4ax_layer(&l);
+    l.w4ax.input.scales = QTOOL_W4AX_BLOCK;
+    refuses_layer("an input of other scales", &l, false);
+    w4ax_layer(&l);
+    l.w4ax.input.packed = 1;
+    refuses_layer("packed activations", &l, false);
+    w4ax_layer(&l);
+    l.w4ax.input.clip4 = 0;
+    refuses_layer("no clip factor", &l, false);
+    w4ax_layer(&l);
+    l.w4ax.input.blocks = NULL;
+    refuses_layer("no block words", &l, false);
+    w4ax_layer(&l);
+    l.w4ax.inner = NULL;
+    refuses_layer("no inputs of down", &l, false);
+    w4ax_layer(&l);
+    l.inner[0].perm = (uint32_t *)memory;
+    refuses_layer("a gathered input of down", &l, false);
+    w4ax_layer(&l);
+    l.down[0].scales = l.down[1].scales = QTOOL_W4AX_ROW;
+    refuses_layer("other scales of down", &l, false);
+    w4ax_layer(&l);
+    l.gate[0].k = l.gate[1].k = l.w4ax.input.k = l.down[0].n = l.down[1].n = 252;
+    refuses_layer("252 channels", &l, false);
+    w4ax_layer(&l);
+    l.gate[1].pitch_blocks = 8;
+    refuses_layer("pitches that differ", &l, true);
+    w4ax_layer(&l);
+    l.inner[1].rotation = QTOOL_W4AX_HADAMARD;
+    refuses_layer("rotations that differ", &l, true);
+    w4ax_layer(&l);
+    l.down[1].plane = NULL;
+    refuses_layer("no plane", &l, true);
+}
+
 int main(void)
 {
     simulate_device(&h200);
@@ -601,6 +690,7 @@ int main(void)
     w4ax();
     for (int scales = QTOOL_W4AX_BLOCK; scales <= QTOOL_W4AX_ROW; scales++)
         w4ax_configs((enum qtool_w4ax_scales)scales);
+    w4ax_experts();
     kv4();
     printf("%d passed, %d failed, 0 skipped\n", passed, failed);
     return failed != 0;

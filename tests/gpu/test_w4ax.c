@@ -6,11 +6,8 @@
  *
  * usage: test_w4ax [SEED [quick]]     prints "N passed, M failed, K skipped"
  */
-#include "formats/layouts/layout_frag8.h"
-#include "kernels/include/qtool_w4ax.h"
-#include "tests/gpu/check.h"
 #include "tests/gpu/tile_tokens.h"
-#include "tests/rotate.h"
+#include "tests/gpu/w4ax_matrix.h"
 
 #include <math.h>
 
@@ -145,35 +142,6 @@ static float scale_of(const struct acts *a, const struct layer *l, size_t token,
                                          : a->scale[token];
 }
 
-static int encode(float v, float s, float limit)
-{
-    const double q = (double)v * (double)(1 / s); /* exact */
-    return s >= 0x1p-120f ? (int)fmin(fmax(rint(q), -limit), limit) : 0;
-}
-
-/* Quantizes the normalized values v[kblocks * 128] of a token to codes [kblocks * 128] and scales
- * [kblocks]. */
-static void quantize_reference(int *codes, float *scale, const float *v, const struct layer *l)
-{
-    float all = 0;
-    for (size_t i = 0; i < l->kblocks * COLS; i++)
-        all = fmaxf(all, fabsf(v[i]));
-    const float token = all * (l->in.clip8 / 127);
-    for (size_t b = 0; b < l->kblocks; b++, v += COLS, codes += COLS) {
-        bool narrow = l->bits[b] == 4 && l->scales != QTOOL_W4AX_ROW;
-        float most = 0, factor = 1, s = token;
-        for (size_t j = 0; j < COLS; j++)
-            most = fmaxf(most, fabsf(v[j]));
-        if (l->scales == QTOOL_W4AX_BLOCK)
-            s = most * (narrow ? l->in.clip4 / 7 : l->in.clip8 / 127);
-        else if (narrow && token > 0)
-            factor = fminf(fmaxf(rintf(most * l->in.clip4 / (7 * token)), 1), 18);
-        scale[b] = (l->scales == QTOOL_W4AX_BLOCK ? s < 0x1p-120f : s == 0) ? 1 : s;
-        for (size_t j = 0; j < COLS; j++)
-            codes[j] = encode(v[j], s * factor, narrow ? 7 : 127) * (int)factor;
-    }
-}
-
 /* Computes the values of a token after norm, permutation and rotation, with zeros beyond k. */
 static void norm_reference(float *v, const uint16_t *x, const uint16_t *weight,
                            const uint16_t *bias, const struct layer *l,
@@ -250,7 +218,7 @@ static void check_quantize(const struct layer *l, size_t m, int bf16,
     int *codes = malloc(l->kblocks * COLS * sizeof *codes);
     for (size_t t = 0; t < m; t++) {
         norm_reference(v, x + t * l->k, weight, biased ? bias : NULL, l, kind, eps, bf16);
-        quantize_reference(codes, scale, v, l);
+        w4ax_quantize_reference(codes, scale, v, &l->in, l->bits);
         int slack = !kind ? 0 : l->scales == QTOOL_W4AX_INT ? 18 : 1;
         wrong += compare_token(&off, &a, l, t, codes, scale, slack);
     }
@@ -267,94 +235,16 @@ static void check_quantize(const struct layer *l, size_t m, int bf16,
     free(x), free(weight), free(bias), free(v), free(scale), free(codes);
 }
 
-/* ---- weights -------------------------------------------------------------------------------- */
-
-struct weight {
-    struct qtool_w4ax_weight device;
-    size_t n, k, strips, kblocks, pitch; /* pitch: fragment blocks of a strip */
-    int8_t *code;                        /* [strips * 16][kblocks * 128] */
-    float *scale, *row_scale;            /* [strips * 16][kblocks], [strips * 16] */
-};
-
-static void *pack_codes(const struct weight *w)
-{
-    size_t cols = w->kblocks * COLS, blocks = w->pitch;
-    uint32_t *out = calloc(w->strips * blocks * 128, 4);
-    for (size_t block = 0; block < w->strips * blocks; block++)
-        for (unsigned i = 0; i < 32 * 32; i++) {
-            unsigned lane = i / 32, s = i / 16 % 2, r = i / 8 % 2, h = i / 4 % 2, b = i % 4;
-            size_t row = block / blocks * 16 + qt_frag8_row(lane, r);
-            size_t col = block % blocks * 64 + qt_frag8_col(lane, s, h, b);
-            uint32_t code = (uint32_t)w->code[row * cols + col] & 15;
-            out[block * 128 + lane * 4 + qt_frag8_word(s, r)] |= code << qt_frag8_shift(h, b);
-        }
-    void *d = upload(out, w->strips * blocks * 512);
-    free(out);
-    return d;
-}
-
-static void upload_scales(struct weight *w)
-{
-    size_t count = w->strips * w->kblocks * 16;
-    uint16_t *f16 = calloc(count, 2), *row = calloc(w->strips * 16, 2);
-    uint8_t *u8 = calloc(count, 1);
-    for (size_t r = 0; r < w->strips * 16; r++) {
-        row[r / 16 * 16 + qt_frag_scale_slot((unsigned)(r % 16))] = qt_f32_to_f16(w->row_scale[r]);
-        for (size_t b = 0; b < w->kblocks; b++) {
-            size_t at = (r / 16 * w->kblocks + b) * 16 + qt_frag_scale_slot((unsigned)(r % 16));
-            f16[at] = qt_f32_to_f16(w->scale[r * w->kblocks + b]);
-            u8[at] = (uint8_t)w->scale[r * w->kblocks + b];
-        }
-    }
-    w->device.row_scale = upload(row, w->strips * 32);
-    w->device.scale =
-        w->device.scales == QTOOL_W4AX_INT ? upload(u8, count) : upload(f16, count * 2);
-    free(f16), free(u8), free(row);
-}
-
-/* ones: all scales are 1, except the random integer scales of INT. */
-static void weight_new(struct weight *w, const struct layer *l, size_t n, bool ones)
-{
-    w->n = n;
-    w->k = l->k;
-    w->strips = (n + 15) / 16;
-    w->kblocks = l->kblocks;
-    w->pitch = random_below(2) ? (l->k + 63) / 64 : 2 * l->kblocks;
-    size_t rows = w->strips * 16, cols = w->kblocks * COLS;
-    w->code = calloc(rows, cols);
-    w->scale = calloc(rows * w->kblocks, sizeof(float));
-    w->row_scale = calloc(rows, sizeof(float));
-    for (size_t r = 0; r < n; r++) {
-        for (size_t j = 0; j < l->k; j++)
-            w->code[r * cols + j] = (int8_t)((int)random_below(16) - 8);
-        w->row_scale[r] = ones ? 1 : qt_f16_to_f32(qt_f32_to_f16(0.01f + 0.005f * random_float()));
-        for (size_t b = 0; b < w->kblocks; b++)
-            w->scale[r * w->kblocks + b] =
-                l->scales == QTOOL_W4AX_INT ? (float)random_below(17)
-                : ones                      ? 1
-                       : qt_f16_to_f32(qt_f32_to_f16(0.01f + 0.005f * random_float()));
-    }
-    w->device = (struct qtool_w4ax_weight){
-        .scales = l->scales, .n = n, .k = l->k, .scale_exp2 = 0, .blocks = l->in.blocks};
-    if (w->pitch != 2 * w->kblocks || random_below(2))
-        w->device.pitch_blocks = w->pitch;
-    w->device.plane = pack_codes(w);
-    upload_scales(w);
-}
-
-static void weight_free(struct weight *w)
-{
-    CHECK(cudaFree((void *)w->device.plane));
-    CHECK(cudaFree((void *)w->device.scale));
-    CHECK(cudaFree((void *)w->device.row_scale));
-    free(w->code), free(w->scale), free(w->row_scale);
-}
-
 /* ---- products ------------------------------------------------------------------------------- */
 
+static void matrix_new(struct w4ax_matrix *w, const struct layer *l, size_t n, bool ones)
+{
+    w4ax_matrix_new(w, &l->in, n, random_below(2) ? (l->k + 63) / 64 : 2 * l->kblocks, ones);
+}
+
 /* Computes y and the sums of the magnitudes of its terms, both [m][n]. */
-static void product_reference(double *y, double *size, const struct acts *a, const struct weight *w,
-                              const struct layer *l)
+static void product_reference(double *y, double *size, const struct acts *a,
+                              const struct w4ax_matrix *w, const struct layer *l)
 {
     size_t cols = w->kblocks * COLS;
     int *x = malloc(a->m * cols * sizeof *x);
@@ -463,7 +353,7 @@ static void config_text(char *out, size_t size, const struct qtool_w4ax_config *
                  c->skinny.strips_cta, c->skinny.depth);
 }
 
-static void check_plan(const struct qtool_w4ax_plan *p, const struct weight *w,
+static void check_plan(const struct qtool_w4ax_plan *p, const struct w4ax_matrix *w,
                        const struct acts *a, const double *want, const double *size, bool ones)
 {
     size_t count = p->m * p->n, bytes = count * (p->options.output == QTOOL_W4AX_F32 ? 4 : 2);
@@ -519,11 +409,11 @@ static void check_product(enum qtool_w4ax_scales scales, size_t m, size_t n, siz
                           enum qtool_w4ax_kernel kernel)
 {
     struct layer l;
-    struct weight w;
+    struct w4ax_matrix w;
     struct acts a = {0};
     struct qtool_w4ax_plan plan;
     layer_new(&l, scales, k, kernel == QTOOL_W4AX_STREAM && random_below(2));
-    weight_new(&w, &l, n, ones);
+    matrix_new(&w, &l, n, ones);
     acts_random(&a, &l, m, ones);
     double *want = malloc(m * n * sizeof *want), *size = malloc(m * n * sizeof *size);
     product_reference(want, size, &a, &w, &l);
@@ -548,7 +438,7 @@ static void check_product(enum qtool_w4ax_scales scales, size_t m, size_t n, siz
     free(want);
     free(size);
     acts_free(&a);
-    weight_free(&w);
+    w4ax_matrix_free(&w);
     layer_free(&l);
 }
 
@@ -637,13 +527,13 @@ static void check_dependent(enum qtool_w4ax_scales scales, size_t m, size_t n, s
     enum { ROUNDS = 20 };
     const struct qtool_w4ax_norm norm = {QTOOL_W4AX_NO_NORM, 0, NULL, NULL};
     struct layer l;
-    struct weight w;
+    struct w4ax_matrix w;
     struct acts a = {0};
     struct qtool_w4ax_plan plan;
     char what[120];
     const size_t y_bytes = m * n * 2, x_bytes = m * k * 2;
     layer_new(&l, scales, k, 0);
-    weight_new(&w, &l, n, false);
+    matrix_new(&w, &l, n, false);
     acts_new(&a, &l, m);
     uint16_t *x = malloc(2 * x_bytes);
     for (size_t i = 0; i < 2 * m * k; i++)
@@ -678,7 +568,7 @@ static void check_dependent(enum qtool_w4ax_scales scales, size_t m, size_t n, s
     free(x);
     free(y);
     acts_free(&a);
-    weight_free(&w);
+    w4ax_matrix_free(&w);
     layer_free(&l);
 }
 
@@ -693,14 +583,14 @@ static void test_dependent(void)
 static void test_refusals(void)
 {
     struct layer l;
-    struct weight w;
+    struct w4ax_matrix w;
     struct qtool_w4ax_plan p;
     struct qtool_w4ax_options o = {.kernel = QTOOL_W4AX_ANY};
     uint8_t bad_bits[2] = {4, 5};
     uint32_t words[2];
     result(qtool_w4ax_blocks(words, bad_bits, 2, 0) == 0, "blocks of 5 bits");
     layer_new(&l, QTOOL_W4AX_BLOCK, 256, 0);
-    weight_new(&w, &l, 64, true);
+    matrix_new(&w, &l, 64, true);
     result(qtool_w4ax_plan(&p, &w.device, 1, &o) == QTOOL_OK, "plan");
     result(qtool_w4ax_plan(&p, &w.device, 0, &o) == QTOOL_UNSUPPORTED && p.reason[0], "m = 0");
     o.kernel = QTOOL_W4AX_TILE;
@@ -712,7 +602,7 @@ static void test_refusals(void)
     o.device = 0;
     bad.plane = (const char *)bad.plane + 4;
     result(qtool_w4ax_plan(&p, &bad, 1, &o) == QTOOL_UNSUPPORTED && p.reason[0], "align");
-    weight_free(&w);
+    w4ax_matrix_free(&w);
     layer_free(&l);
 }
 

@@ -12,9 +12,13 @@ enum { COLD = 5, MATRICES = 3 };
 struct layers {
     struct gpu_copies copies; /* stride: a layer; bytes: what the routing touches */
     size_t expert_bytes;      /* packed; without padding */
-    struct qtool_matmul_weight *weight[MATRICES]; /* [experts] of the layer that is described */
-    struct gpu_buffer table;                      /* [count][experts] */
-    size_t table_bytes;                           /* of a layer */
+    struct qtool_matmul_weight *weight[MATRICES]; /* [experts] of the layer that is described, or */
+    struct qtool_w4ax_weight *w4ax[MATRICES];     /* the same */
+    struct gpu_w4ax_input input[2];               /* of gate and up, of down */
+    struct qtool_w4ax_input *inner;               /* [experts] */
+    struct qtool_moe_w4ax described;
+    struct gpu_buffer table; /* [count][experts] */
+    size_t table_bytes;      /* of a layer */
 };
 
 /* The experts that m tokens choose. */
@@ -105,9 +109,48 @@ static int describe(struct layers *l, const struct qt_bench_moe *shape, const st
                 section[s] = at;
                 at += gpu_section_stride(m->section[s].bytes);
             }
-            rc = qt_gpu_weight(&l->weight[i][e], m, section, err);
+            rc = l->w4ax[i] ? qt_gpu_w4ax_weight(&l->w4ax[i][e], m, section, err)
+                            : qt_gpu_weight(&l->weight[i][e], m, section, err);
         }
     return rc;
+}
+
+/* Arrays of descriptors, and the inputs of w4ax experts. */
+static int descriptors_new(struct layers *l, struct qt_gpu *gpu, size_t experts,
+                           const struct qt_packed p[2], struct qt_err *err)
+{
+    struct qt_act act = {0};
+    int rc = QT_OK;
+    for (int i = 0; i < MATRICES; i++)
+        QT_TRY(gpu_is_w4ax(&p[0])
+                   ? qt_array_new(&l->w4ax[i], experts, sizeof *l->w4ax[i], err)
+                   : qt_array_new(&l->weight[i], experts, sizeof *l->weight[i], err));
+    for (int i = 0; i < 2 && l->w4ax[0]; i++) {
+        QT_TRY(gpu_random_act(&act, &p[i].spec, p[i].k, err));
+        QT_TRY(gpu_w4ax_input_new(&l->input[i], gpu, &act, false, err));
+        qt_act_free(&act);
+    }
+    if (!l->w4ax[0])
+        return QT_OK;
+    QT_TRY(qt_array_new(&l->inner, experts, sizeof *l->inner, err));
+    for (size_t e = 0; e < experts; e++) {
+        l->inner[e] = l->input[1].in;
+        l->inner[e].perm = NULL; /* rows of up are stored in the order of the input of down */
+    }
+    l->described =
+        (struct qtool_moe_w4ax){l->w4ax[0], l->w4ax[1], l->w4ax[2], l->input[0].in, l->inner};
+done:
+    qt_act_free(&act);
+    return rc;
+}
+
+static struct qtool_moe_layer layer_of(const struct layers *l, const struct qt_bench_moe *shape)
+{
+    return (struct qtool_moe_layer){.experts = shape->experts,
+                                    .gate = l->weight[0],
+                                    .up = l->weight[1],
+                                    .down = l->weight[2],
+                                    .w4ax = l->w4ax[0] ? &l->described : NULL};
 }
 
 /* Uploads one expert and copies it to all others. */
@@ -143,8 +186,7 @@ static int layers_new(struct layers *l, struct qt_gpu *gpu, const struct qt_benc
     l->copies.stride = shape->experts * expert;
     l->copies.count = qt_ceil_div(COLD * gpu->l2_bytes, l->copies.bytes);
     l->table_bytes = shape->experts * QTOOL_MOE_TABLE_EXPERT;
-    for (int i = 0; i < MATRICES; i++)
-        QT_TRY(qt_array_new(&l->weight[i], shape->experts, sizeof *l->weight[i], err));
+    QT_TRY(descriptors_new(l, gpu, shape->experts, p, err));
     if (qt_mul_overflow(&total, l->copies.stride, l->copies.count))
         return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory");
     QT_TRY(gpu->alloc(gpu, &base, total, err));
@@ -153,8 +195,7 @@ static int layers_new(struct layers *l, struct qt_gpu *gpu, const struct qt_benc
     QT_TRY(gpu_buffer_need(&l->table, gpu, l->copies.count * l->table_bytes, err));
     QT_TRY(qt_array_new(&table, l->table_bytes, 1, err));
     for (size_t i = 0; i < l->copies.count; i++) {
-        const struct qtool_moe_layer layer = {
-            shape->experts, l->weight[0], l->weight[1], l->weight[2], {NULL}};
+        const struct qtool_moe_layer layer = layer_of(l, shape);
         QT_TRY(describe(l, shape, p, i, err));
         QT_TRY(gpu->moe_table(gpu, table, &layer, err));
         QT_TRY(gpu->upload(gpu, (char *)l->table.data + i * l->table_bytes, table, l->table_bytes,
@@ -169,8 +210,13 @@ static void layers_free(struct layers *l, struct qt_gpu *gpu)
 {
     if (l->copies.base)
         gpu->free(gpu, l->copies.base);
-    for (int i = 0; i < MATRICES; i++)
+    for (int i = 0; i < MATRICES; i++) {
         qt_free(l->weight[i]);
+        qt_free(l->w4ax[i]);
+    }
+    gpu_w4ax_input_free(&l->input[0], gpu);
+    gpu_w4ax_input_free(&l->input[1], gpu);
+    qt_free(l->inner);
     gpu_buffer_free(&l->table, gpu);
     *l = (struct layers){0};
 }
@@ -333,8 +379,7 @@ static int bench_layer(struct bench *b, struct qt_bench_moe_row *row, const stru
     row->most = routing.most;
     QT_TRY(layers_new(&layers, b->gpu, shape, p, routing.touched, err));
     row->bytes = layers.copies.bytes;
-    const struct qtool_moe_layer layer = {
-        shape->experts, layers.weight[0], layers.weight[1], layers.weight[2], {NULL}};
+    const struct qtool_moe_layer layer = layer_of(&layers, shape);
     QT_TRY(b->gpu->moe_plan(b->gpu, &plan, &layer, row->m, &opt, err));
     QT_TRY(operands_need(b, row, plan.workspace_bytes, err));
     QT_TRY(measure(b, row, &w, err));

@@ -14,13 +14,42 @@ done:
     return rc;
 }
 
-void gpu_experts_free(struct gpu_experts *e)
+int gpu_experts_inputs(struct gpu_experts *e, struct qt_gpu *gpu, const struct qt_act *input,
+                       const struct qt_act *inner, struct qt_err *err)
+{
+    const size_t blocks = qt_ceil_div(inner[0].k, QT_ACT_BLOCK);
+    uint32_t *words = NULL;
+    int rc;
+    for (int i = 0; i < GPU_EXPERT_MATRICES; i++)
+        QT_TRY(qt_array_new(&e->w4ax[i], e->experts, sizeof *e->w4ax[i], err));
+    QT_TRY(qt_array_new(&e->inner, e->experts, sizeof *e->inner, err));
+    QT_TRY(qt_array_new(&words, e->experts * blocks, sizeof *words, err));
+    QT_TRY(gpu_w4ax_input_new(&e->input, gpu, input, false, err));
+    QT_TRY(gpu_buffer_need(&e->inner_words, gpu, e->experts * blocks * sizeof *words, err));
+    for (size_t i = 0; i < e->experts; i++) {
+        gpu->w4ax_blocks(words + i * blocks, inner[i].bits, blocks, false);
+        e->inner[i] = gpu_w4ax_describe(&inner[i], false);
+        e->inner[i].blocks = (const uint32_t *)e->inner_words.data + i * blocks;
+    }
+    QT_TRY(gpu->upload(gpu, e->inner_words.data, words, e->experts * blocks * sizeof *words, err));
+    e->described =
+        (struct qtool_moe_w4ax){e->w4ax[0], e->w4ax[1], e->w4ax[2], e->input.in, e->inner};
+done:
+    qt_free(words);
+    return rc;
+}
+
+void gpu_experts_free(struct gpu_experts *e, struct qt_gpu *gpu)
 {
     qt_free(e->packed);
     for (int i = 0; i < GPU_EXPERT_MATRICES; i++) {
         qt_free(e->weight[i]);
         qt_free(e->bias[i]);
+        qt_free(e->w4ax[i]);
     }
+    gpu_w4ax_input_free(&e->input, gpu);
+    gpu_buffer_free(&e->inner_words, gpu);
+    qt_free(e->inner);
     *e = (struct gpu_experts){.experts = 0};
 }
 
@@ -40,11 +69,15 @@ size_t gpu_experts_bytes(const struct gpu_experts *e)
 
 struct qtool_moe_layer gpu_experts_layer(const struct gpu_experts *e)
 {
-    return (struct qtool_moe_layer){
-        e->experts, e->weight[0], e->weight[1], e->weight[2], {e->bias[0], e->bias[1], e->bias[2]}};
+    return (struct qtool_moe_layer){.experts = e->experts,
+                                    .gate = e->weight[0],
+                                    .up = e->weight[1],
+                                    .down = e->weight[2],
+                                    .bias = {e->bias[0], e->bias[1], e->bias[2]},
+                                    .w4ax = e->w4ax[0] ? &e->described : NULL};
 }
 
-/* Fills e->weight, and uploads the sections behind the table. */
+/* Fills e->weight or e->w4ax, and uploads the sections behind the table. */
 static int place_sections(struct gpu_experts *e, struct qt_gpu *gpu, char *memory, bool upload,
                           struct qt_err *err)
 {
@@ -59,8 +92,9 @@ static int place_sections(struct gpu_experts *e, struct qt_gpu *gpu, char *memor
                 QT_TRY(gpu->upload(gpu, at, p->section[s].data, p->section[s].bytes, err));
             at += gpu_section_stride(p->section[s].bytes);
         }
-        QT_TRY(qt_gpu_weight(&e->weight[i % GPU_EXPERT_MATRICES][i / GPU_EXPERT_MATRICES], p,
-                             section, err));
+        const size_t matrix = i % GPU_EXPERT_MATRICES, expert = i / GPU_EXPERT_MATRICES;
+        QT_TRY(e->w4ax[matrix] ? qt_gpu_w4ax_weight(&e->w4ax[matrix][expert], p, section, err)
+                               : qt_gpu_weight(&e->weight[matrix][expert], p, section, err));
     }
 done:
     return rc;

@@ -82,31 +82,6 @@ void gpu_operands_free(struct gpu_operands *o, struct qt_gpu *gpu);
 int gpu_workspace_need(struct gpu_operands *o, struct qt_gpu *gpu, size_t bytes,
                        struct qt_err *err);
 
-/* ---- experts.c ------------------------------------------------------------------------------ */
-
-enum { GPU_EXPERT_MATRICES = 3 }; /* gate, up, down */
-
-/* The experts of a layer in GPU memory. */
-struct gpu_experts {
-    size_t experts;
-    struct qt_packed *packed; /* [experts][GPU_EXPERT_MATRICES], filled and freed by the caller */
-    struct qtool_matmul_weight *weight[GPU_EXPERT_MATRICES]; /* [experts] each */
-    /* [experts] each: F32 [n] in GPU memory, owned by the caller; NULL: no bias */
-    const float **bias[GPU_EXPERT_MATRICES];
-    bool same_tables; /* of gate and up */
-    void *table;      /* of qtool_moe.h */
-};
-/* After an error, too, gpu_experts_free frees *out. */
-int gpu_experts_new(struct gpu_experts *out, size_t experts, struct qt_err *err);
-void gpu_experts_free(struct gpu_experts *e);
-/* Bytes of GPU memory for the table and the sections of e->packed. */
-size_t gpu_experts_bytes(const struct gpu_experts *e);
-/* Writes the table, and with `upload` the sections, to memory[gpu_experts_bytes], which stays the
- * caller's. QT_E_UNSUPPORTED: these experts have no grouped product. */
-int gpu_experts_place(struct gpu_experts *e, struct qt_gpu *gpu, void *memory, bool upload,
-                      struct qt_err *err);
-struct qtool_moe_layer gpu_experts_layer(const struct gpu_experts *e);
-
 /* ---- weight_w4ax.c -------------------------------------------------------------------------- */
 
 /* How the input of a w4ax matrix is quantized, with the kernels' arrays in GPU memory. */
@@ -117,6 +92,8 @@ struct gpu_w4ax_input {
     uint32_t *words;    /* [blocks], host copy of in.blocks */
     struct gpu_buffer words_buffer, order;
 };
+/* `in` without the arrays. */
+struct qtool_w4ax_input gpu_w4ax_describe(const struct qt_act *a, bool packed);
 /* Without smoothing factors: the activations must have them already. packed: see qtool_w4ax.h. */
 int gpu_w4ax_input_new(struct gpu_w4ax_input *out, struct qt_gpu *gpu, const struct qt_act *a,
                        bool packed, struct qt_err *err);
@@ -134,6 +111,41 @@ int gpu_time_w4ax(double us[2], double *cublas_us, struct qt_gpu *gpu, const str
                   const struct qtool_w4ax_plan *plan, const struct gpu_w4ax_input *in,
                   enum qtool_dtype dtype, const struct gpu_dense *dense, struct gpu_operands *o,
                   struct qt_err *err);
+
+/* ---- experts.c ------------------------------------------------------------------------------ */
+
+enum { GPU_EXPERT_MATRICES = 3 }; /* gate, up, down */
+
+/* The experts of a layer in GPU memory. */
+struct gpu_experts {
+    size_t experts;
+    struct qt_packed *packed; /* [experts][GPU_EXPERT_MATRICES], filled and freed by the caller */
+    struct qtool_matmul_weight *weight[GPU_EXPERT_MATRICES]; /* [experts] each */
+    /* [experts] each: F32 [n] in GPU memory, owned by the caller; NULL: no bias */
+    const float **bias[GPU_EXPERT_MATRICES];
+    bool same_tables; /* of gate and up */
+    void *table;      /* of qtool_moe.h */
+    /* w4ax experts, in place of `weight`: gpu_experts_inputs. */
+    struct qtool_w4ax_weight *w4ax[GPU_EXPERT_MATRICES]; /* [experts] each */
+    struct gpu_w4ax_input input;                         /* of gate and up */
+    struct qtool_w4ax_input *inner;                      /* [experts]: of down */
+    struct gpu_buffer inner_words;                       /* [experts][channel blocks] */
+    struct qtool_moe_w4ax described;
+};
+/* After an error, too, gpu_experts_free frees *out. */
+int gpu_experts_new(struct gpu_experts *out, size_t experts, struct qt_err *err);
+void gpu_experts_free(struct gpu_experts *e, struct qt_gpu *gpu);
+/* How the inputs of w4ax experts are quantized; must be called before they are placed. inner:
+ * [experts], of down, whose channels must come in their stored order. Channels have no factors. */
+int gpu_experts_inputs(struct gpu_experts *e, struct qt_gpu *gpu, const struct qt_act *input,
+                       const struct qt_act *inner, struct qt_err *err);
+/* Bytes of GPU memory for the table and the sections of e->packed. */
+size_t gpu_experts_bytes(const struct gpu_experts *e);
+/* Writes the table, and with `upload` the sections, to memory[gpu_experts_bytes], which stays the
+ * caller's. QT_E_UNSUPPORTED: these experts have no grouped product. */
+int gpu_experts_place(struct gpu_experts *e, struct qt_gpu *gpu, void *memory, bool upload,
+                      struct qt_err *err);
+struct qtool_moe_layer gpu_experts_layer(const struct gpu_experts *e);
 
 /* ---- reference.c ---------------------------------------------------------------------------- */
 

@@ -286,7 +286,7 @@ static void layer_free(struct layer *l, struct qt_gpu *gpu)
 {
     for (size_t i = 0; l->experts.packed && i < l->experts.experts * MATRICES; i++)
         qt_packed_free(&l->experts.packed[i]);
-    gpu_experts_free(&l->experts);
+    gpu_experts_free(&l->experts, gpu);
     for (int i = 0; i < MATRICES; i++)
         qt_free(l->decoded[i]);
     gpu_buffer_free(&l->sections, gpu);

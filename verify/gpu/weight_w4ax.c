@@ -1,6 +1,18 @@
 /* Inputs of w4ax matrices in GPU memory, and times of their kernels. */
 #include "verify/gpu/gpu.h"
 
+struct qtool_w4ax_input gpu_w4ax_describe(const struct qt_act *a, bool packed)
+{
+    /* enum qt_act_scales has the order of enum qtool_w4ax_scales */
+    return (struct qtool_w4ax_input){.scales = (enum qtool_w4ax_scales)a->scales,
+                                     .k = a->k,
+                                     .clip4 = a->clip,
+                                     .clip8 = 1,
+                                     .packed = packed,
+                                     .rotation =
+                                         a->rotate ? QTOOL_W4AX_HADAMARD : QTOOL_W4AX_NO_ROTATION};
+}
+
 int gpu_w4ax_input_new(struct gpu_w4ax_input *out, struct qt_gpu *gpu, const struct qt_act *a,
                        bool packed, struct qt_err *err)
 {
@@ -13,16 +25,9 @@ int gpu_w4ax_input_new(struct gpu_w4ax_input *out, struct qt_gpu *gpu, const str
     QT_TRY(gpu->upload(gpu, out->words_buffer.data, out->words, out->blocks * sizeof *out->words,
                        err));
     QT_TRY(gpu->upload(gpu, out->order.data, a->order, a->k * sizeof *a->order, err));
-    /* enum qt_act_scales has the order of enum qtool_w4ax_scales */
-    out->in = (struct qtool_w4ax_input){.scales = (enum qtool_w4ax_scales)a->scales,
-                                        .k = a->k,
-                                        .blocks = out->words_buffer.data,
-                                        .perm = out->order.data,
-                                        .clip4 = a->clip,
-                                        .clip8 = 1,
-                                        .packed = packed,
-                                        .rotation = a->rotate ? QTOOL_W4AX_HADAMARD
-                                                              : QTOOL_W4AX_NO_ROTATION};
+    out->in = gpu_w4ax_describe(a, packed);
+    out->in.blocks = out->words_buffer.data;
+    out->in.perm = out->order.data;
 done:
     if (rc < 0)
         gpu_w4ax_input_free(out, gpu);

@@ -90,6 +90,25 @@ static void group_shapes(struct group_shape out[GROUPS], const struct qt_runtime
     out[3] = (struct group_shape){{s->hidden}, 1, s->width};
 }
 
+/* Rows of up come in the order of the input of down. */
+static int random_inputs(struct gpu_experts *e, struct qt_runtime *rt, const struct qt_packed *wide,
+                         const struct qt_packed *narrow, struct qt_err *err)
+{
+    struct qt_act input = {.k = 0}, down = {.k = 0}, *all = NULL;
+    int rc;
+    QT_TRY(gpu_random_act(&input, &wide->spec, wide->k, err));
+    QT_TRY(gpu_random_act(&down, &narrow->spec, narrow->k, err));
+    QT_TRY(qt_array_new(&all, e->experts, sizeof *all, err));
+    for (size_t i = 0; i < e->experts; i++)
+        all[i] = down;
+    QT_TRY(gpu_experts_inputs(e, rt->gpu, &input, all, err));
+done:
+    qt_act_free(&input);
+    qt_act_free(&down);
+    qt_free(all);
+    return rc;
+}
+
 static int random_experts(struct gpu_experts *e, struct qt_runtime *rt, size_t experts,
                           const struct qt_packed *wide, const struct qt_packed *narrow,
                           struct qt_err *err)
@@ -98,6 +117,8 @@ static int random_experts(struct gpu_experts *e, struct qt_runtime *rt, size_t e
     QT_TRY(gpu_experts_new(e, experts, err));
     for (size_t i = 0; i < experts * GPU_EXPERT_MATRICES; i++)
         e->packed[i] = i % GPU_EXPERT_MATRICES == GPU_EXPERT_MATRICES - 1 ? *narrow : *wide;
+    if (gpu_is_w4ax(wide))
+        QT_TRY(random_inputs(e, rt, wide, narrow, err));
     QT_TRY(rt_place_experts(e, rt, err));
 done:
     qt_free(e->packed);

@@ -283,7 +283,7 @@ void qt_runtime_close(struct qt_runtime *rt)
     release(rt, 0);
     for (size_t i = 0; rt->layers && i < rt->config.layers; i++) {
         struct rt_layer *l = &rt->layers[i];
-        gpu_experts_free(&l->mixture.grouped);
+        gpu_experts_free(&l->mixture.grouped, rt->gpu);
         gpu_w4ax_input_free(&l->qkv.input, rt->gpu);
         gpu_w4ax_input_free(&l->o.input, rt->gpu);
         gpu_w4ax_input_free(&l->gate_up.input, rt->gpu);

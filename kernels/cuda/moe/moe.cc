@@ -18,27 +18,39 @@ int qt_moe_refuse(char reason[160], int status, const char *fmt, ...)
     return status;
 }
 
-static const struct qt_moe_kind *kind_of(const struct qtool_moe_layer *)
+static const struct qt_moe_kind *kind_of(const struct qtool_moe_layer *layer)
 {
-    return &qt_moe_packed;
+    return layer->w4ax ? &qt_moe_w4ax : &qt_moe_packed;
 }
 
-static const char *layer_fault(const struct qtool_moe_layer *layer)
+/* The hidden and the intermediate size. Returns NULL, or an error message. */
+static const char *layer_size(size_t *hidden, size_t *intermediate,
+                              const struct qtool_moe_layer *layer)
 {
+    const struct qtool_moe_w4ax *w = layer->w4ax;
+    size_t gate[2], down[2]; /* n, k */
     if (layer->experts < 1 || layer->experts > QTOOL_MOE_MAX_EXPERTS)
         return "experts must be 1..512";
-    if (!layer->gate || !layer->up || !layer->down)
-        return "gate, up and down must not be NULL";
-    const struct qtool_matmul_weight *gate = layer->gate, *down = layer->down;
-    if (gate->n != down->k || gate->k != down->n)
+    if (w ? !w->gate || !w->up || !w->down || !w->inner
+          : !layer->gate || !layer->up || !layer->down)
+        return w ? "gate, up, down and inner must not be NULL"
+                 : "gate, up and down must not be NULL";
+    gate[0] = w ? w->gate->n : layer->gate->n;
+    gate[1] = w ? w->gate->k : layer->gate->k;
+    down[0] = w ? w->down->n : layer->down->n;
+    down[1] = w ? w->down->k : layer->down->k;
+    if (gate[0] != down[1] || gate[1] != down[0])
         return "down must have n = k of gate, and k = n of gate";
+    *hidden = gate[1];
+    *intermediate = gate[0];
     return NULL;
 }
 
 int qtool_moe_table(void *table, const struct qtool_moe_layer *layer, char reason[160])
 {
+    size_t hidden, intermediate;
     reason[0] = '\0';
-    const char *fault = layer_fault(layer);
+    const char *fault = layer_size(&hidden, &intermediate, layer);
     if (fault)
         return qt_moe_refuse(reason, QTOOL_UNSUPPORTED, "%s", fault);
     return kind_of(layer)->table(table, layer, reason);
@@ -114,11 +126,9 @@ static int plan(struct qtool_moe_plan *out, const struct qtool_moe_layer *layer,
     if (tokens > MAX_TOKENS || tokens * opt->topk > MAX_PAIRS)
         return qt_moe_refuse(out->reason, QTOOL_UNSUPPORTED,
                              "tokens must be at most 2^20, and tokens * topk at most 2^24");
-    const char *fault = layer_fault(layer);
+    const char *fault = layer_size(&out->hidden, &out->intermediate, layer);
     if (fault)
         return qt_moe_refuse(out->reason, QTOOL_UNSUPPORTED, "%s", fault);
-    out->hidden = layer->gate->k;
-    out->intermediate = layer->gate->n;
     struct qt_moe_state *s = qt_state(out);
     s->kind = kind_of(layer);
     s->align = 1;

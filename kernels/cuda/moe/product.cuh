@@ -204,27 +204,6 @@ template <class Format, int BM> struct moe_loader {
     }
 };
 
-/* Waits for all but the youngest stages - 2 stages. */
-static __device__ __forceinline__ void moe_wait(int stages)
-{
-    switch (stages) {
-    case 2:
-        ptx_copy_wait<0>();
-        break;
-    case 3:
-        ptx_copy_wait<1>();
-        break;
-    case 4:
-        ptx_copy_wait<2>();
-        break;
-    case 5:
-        ptx_copy_wait<3>();
-        break;
-    default:
-        ptx_copy_wait<4>();
-    }
-}
-
 /* ---- look-up tables ------------------------------------------------------------------------- */
 
 /* Fills the table of pairs (decode_lut.cuh) at the start of shared memory. Two threads fill an

@@ -38,6 +38,27 @@ static __device__ __forceinline__ int moe_row(const qt_moe_unit_args &a, int at)
     return a.by_token ? (a.direct.ids ? at : a.order[at]) / a.topk : at;
 }
 
+/* Waits for all but the youngest stages - 2 stages. */
+static __device__ __forceinline__ void moe_wait(int stages)
+{
+    switch (stages) {
+    case 2:
+        ptx_copy_wait<0>();
+        break;
+    case 3:
+        ptx_copy_wait<1>();
+        break;
+    case 4:
+        ptx_copy_wait<2>();
+        break;
+    case 5:
+        ptx_copy_wait<3>();
+        break;
+    default:
+        ptx_copy_wait<4>();
+    }
+}
+
 /* g * sigmoid(slope * g + cubic * g^3): SiLU, and GELU with the tanh approximation, as 1 + tanh(z)
  * is 2 sigmoid(2 z). */
 static __device__ __forceinline__ float moe_activation(const qt_moe_unit_args &a, float g)

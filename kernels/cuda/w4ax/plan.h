@@ -41,6 +41,9 @@ static inline const struct qt_w4ax_state *qt_state(const struct qtool_w4ax_plan 
 
 /* ---- common.cc ------------------------------------------------------------------------------ */
 
+/* Checks a weight but for its `blocks`. Returns NULL, or an error message. */
+const char *qt_w4ax_weight_fault(const struct qtool_w4ax_weight *w);
+
 /* Writes plan->reason and returns status. */
 int qt_w4ax_refuse(struct qtool_w4ax_plan *p, int status, const char *reason);
 

@@ -97,7 +97,7 @@ class KvPlan(Structure):
 
 class MoeLayer(Structure):
     _fields_ = [("experts", c_size_t), ("gate", POINTER(Weight)), ("up", POINTER(Weight)),
-                ("down", POINTER(Weight)), ("bias", POINTER(c_void_p) * 3)]
+                ("down", POINTER(Weight)), ("bias", POINTER(c_void_p) * 3), ("w4ax", c_void_p)]
 
 
 class MoeOptions(Structure):
