@@ -72,8 +72,8 @@ struct qt_eval_options {
     size_t batch_bytes;   /* memory for hidden states; 0 = 1 GiB */
     bool logits;          /* keep the logits of the first window; with several ranks in rank 0 */
     struct qt_comm *comm; /* ranks that share the windows; all call qt_eval. NULL: one process */
-    /* Not NULL: the model runs on this GPU's fused kernels (struct qt_runtime), the reference on the
-     * backend. container: that of the model's weights; NULL: they are those of a checkpoint. */
+    /* Not NULL: the model runs on this GPU's fused kernels (struct qt_runtime), the reference on
+     * the backend. container: that of the model's weights; NULL: they are those of a checkpoint. */
     struct qt_gpu *gpu;
     const struct qt_container *container;
     const struct qt_log *log;
@@ -94,8 +94,8 @@ struct qt_eval_report {
     double kld_mean, kld_median, kld_p999; /* nats, over all positions of all windows */
     double kld_quantile[QT_KLD_QUANTILES]; /* at qt_kld_quantiles */
     double same_top; /* fraction of positions with the same most probable token */
-    /* The model predicts nothing, and hidden states are compared: see qt_eval. Then hidden_error and
-     * hidden_error_se are filled (else NaN), and all figures of probabilities are NaN. */
+    /* The model predicts nothing, and hidden states are compared: see qt_eval. Then hidden_error
+     * and hidden_error_se are filled (else NaN), and all figures of probabilities are NaN. */
     bool hidden;
     double hidden_error, hidden_error_se;
     double rms_dp; /* root mean square of p(target) - p_ref(target) over scored positions */
@@ -107,18 +107,18 @@ struct qt_eval_report {
  * dropped. With ref (may be NULL) both models run side by side, with one decoder layer of each in
  * memory, and the distributions are compared.
  *
- * Encoders (QT_PREDICTS_MASKED): tokens 6, 13, 20, ... of each window are replaced by the mask token
- * of the tokenizer in w->dir, and only these positions are scored and compared, each with its own
- * token: ppl is the exponential of the masked-LM loss.
+ * Encoders (QT_PREDICTS_MASKED): tokens 6, 13, 20, ... of each window are replaced by the mask
+ * token of the tokenizer in w->dir, and only these positions are scored and compared, each with its
+ * own token: ppl is the exponential of the masked-LM loss.
  *
- * Encoders without a head (QT_PREDICTS_NOTHING): hidden_error = norm(h - h_ref) / norm(h_ref) of the
- * final hidden states h of all positions of all windows (Frobenius norms), and its standard error is
- * that of the mean of this error over windows.
+ * Encoders without a head (QT_PREDICTS_NOTHING): hidden_error = norm(h - h_ref) / norm(h_ref) of
+ * the final hidden states h of all positions of all windows (Frobenius norms), and its standard
+ * error is that of the mean of this error over windows.
  *
  * QT_E_UNSUPPORTED: unknown architecture; QT_PREDICTS_NOTHING without ref, or with options.logits.
- * QT_E_USAGE: windows of less than 2 tokens (7 with masked ones), or longer than a model's maximum. QT_E_INPUT: too few ids, ids outside
- * the vocabulary, different vocabularies or logit soft caps of the two models, logits that are not
- * finite.
+ * QT_E_USAGE: windows of less than 2 tokens (7 with masked ones), or longer than a model's maximum.
+ * QT_E_INPUT: too few ids, ids outside the vocabulary, different vocabularies or logit soft caps of
+ * the two models, logits that are not finite.
  */
 int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct qt_weights *ref,
             const uint32_t *ids, size_t count, const struct qt_eval_options *opt,
@@ -186,15 +186,18 @@ struct qt_device_report {
  *
  * Layers of experts (one entry each, after those of all tensors, with n and k of a gate matrix):
  * tokens pass the grouped products of the layer; the relative error must be at most 8e-4 (BF16:
- * 5e-3), that of each token four times that. Layers without grouped products (mix24, w4ax, experts
- * of several schemes) have no entry; the log says why.
+ * 5e-3), that of each token four times that. Inputs of w4ax experts are quantized in the reference,
+ * too; values that are rounded otherwise may have another code, so errors may be eight times as
+ * large. Layers without grouped products (mix24, experts of several schemes) have no entry; the log
+ * says why.
  *
  * KV cache (one entry at the end of out->tensors, with the numbers of heads and channels of the
  * model): appended tokens must equal those of qt_kv_apply bit for bit; attention must match FP64
  * with a relative error of 1.5e-3 (BF16: 3e-3).
  *
- * Faults are counted in the report; the function still returns QT_OK. cpu: the CPU backend. Ranks of
- * comm (NULL: one process) share the entries, and all have the report. log may be NULL. The caller frees *out.
+ * Faults are counted in the report; the function still returns QT_OK. cpu: the CPU backend. Ranks
+ * of comm (NULL: one process) share the entries, and all have the report. log may be NULL. The
+ * caller frees *out.
  */
 int qt_verify_device(struct qt_device_report *out, const struct qt_container *c, struct qt_gpu *gpu,
                      struct qt_backend *cpu, struct qt_comm *comm, const struct qt_log *log,
@@ -437,8 +440,8 @@ struct qt_bench_model_report {
     size_t count;
 };
 
-/* Times prefill and decode steps of FP16 and of each scheme at each batch size. Rows that do not fit
- * in memory, or whose scheme has no kernel, have a reason. The caller frees *out. */
+/* Times prefill and decode steps of FP16 and of each scheme at each batch size. Rows that do not
+ * fit in memory, or whose scheme has no kernel, have a reason. The caller frees *out. */
 int qt_bench_model(struct qt_bench_model_report *out, struct qt_gpu *gpu,
                    const struct qt_bench_model_options *opt, struct qt_err *err);
 void qt_bench_model_free(struct qt_bench_model_report *report);

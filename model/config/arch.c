@@ -2138,8 +2138,6 @@ const char *arch_cannot(const struct arch *arch, bool experts, bool ssm, enum qt
         return ssm && arch->ssm == SSM_BLOCKS ? "layers of a single sublayer" : NULL;
     if (arch->both_ways)
         return "attention that goes both ways";
-    if (experts && use == QT_USE_W4AX)
-        return "mixtures of experts";
     if (experts && use == QT_USE_LEARN && arch->parts[ROLE_ROUTER_NORM])
         return "mixtures of experts of this kind";
     if (arch->latent)

@@ -52,7 +52,7 @@ static int read_spec(struct qt_spec *out, const struct agreement *a, const struc
 
 static int join_input(struct agreement *a, const struct qt_linear *linear, struct qt_err *err)
 {
-    const size_t v = linear->layer * QT_INPUTS + (size_t)linear->input;
+    const size_t v = linear->layer * QT_INPUTS + (size_t)qt_act_pooled(linear->input);
     const struct qt_entry *e = w4ax_of(a, linear);
     const char *dir = qt_container_dir(a->c);
     struct qt_act_input *in = &a->p.inputs[v];
@@ -75,6 +75,9 @@ static int join_input(struct agreement *a, const struct qt_linear *linear, struc
                        "is %s, but '%s' is %s: all w4ax tensors of a model must have the same "
                        "parameters",
                        e->spec, a->any->name, a->any->spec);
+    if (in->k && in->k != linear->k)
+        return qt_fail(err, QT_E_INPUT, dir, e->name, "has other channels than '%s'",
+                       a->first[v]->name);
     in->k = linear->k;
     if (!a->first[v]) {
         a->first[v] = e;
@@ -110,7 +113,7 @@ static int check_input(const struct agreement *a, size_t layer, int i, struct qt
 static int check_heads(const struct agreement *a, const struct qt_linear *linear,
                        const struct qt_arrange *want, struct qt_err *err)
 {
-    const size_t v = linear->layer * QT_INPUTS + (size_t)linear->feeds;
+    const size_t v = linear->layer * QT_INPUTS + (size_t)qt_act_pooled(linear->feeds);
     const struct qt_act *fed = &a->plan.act[v];
     for (size_t c = 0; c < fed->k; c++) {
         const size_t last = linear->n - linear->feeds_rows;
@@ -177,7 +180,7 @@ done:
     return rc;
 }
 
-/* Each w4ax tensor must be a linear of a decoder layer with one MLP. *any: the container has w4ax
+/* Each w4ax tensor must be a linear of a decoder layer. *any: the container has w4ax
  * tensors. */
 static int check_kinds(bool *any, const struct agreement *a, struct qt_err *err)
 {
@@ -188,7 +191,7 @@ static int check_kinds(bool *any, const struct agreement *a, struct qt_err *err)
             continue;
         if (qt_model_cannot(a->p.model, QT_USE_W4AX) || !qt_model_is_linear(a->p.model, e->name))
             return qt_fail(err, QT_E_INPUT, qt_container_dir(a->c), e->name,
-                           "is w4ax, but is not a linear of a decoder layer with one MLP");
+                           "is w4ax, but is not a linear of a decoder layer");
         *any = true;
     }
     return QT_OK;

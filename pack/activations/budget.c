@@ -32,9 +32,10 @@ static int quantize_active(void *ctx, struct qt_backend *be, float *y, const flo
                            const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err)
 {
     const struct qt_act_planner *p = ctx;
-    if (linear->input != p->active)
+    const int input = qt_act_pooled(linear->input);
+    if (input != p->active)
         return be->copy(be, y, x, m * k * sizeof *x, err);
-    return qt_act_apply_on(be, y, x, m, qt_act_planned(p, linear->layer, linear->input), err);
+    return qt_act_apply_on(be, y, x, m, qt_act_planned(p, linear->layer, input), err);
 }
 
 /*

@@ -50,7 +50,7 @@ static const struct qt_linear *next_linear(const struct arranger *a, size_t *at)
 {
     const struct qt_linear *linear;
     const size_t count = qt_model_linears(&linear, a->p->model, a->layer);
-    while (*at < count && linear[*at].input != a->i)
+    while (*at < count && qt_act_pooled(linear[*at].input) != a->i)
         ++*at;
     return *at < count ? &linear[(*at)++] : NULL;
 }
@@ -143,8 +143,8 @@ static int gram_block(void *ctx, size_t b, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-/* g[blocks][128][128] in backend memory += W_b^T W_b of the stored weights t[n][k]. block[n][128] is
- * 0 beyond the columns of the last channel block. */
+/* g[blocks][128][128] in backend memory += W_b^T W_b of the stored weights t[n][k]. block[n][128]
+ * is 0 beyond the columns of the last channel block. */
 static int add_grams_on(float *g, float *block, const float *t, const struct arranger *a, size_t n,
                         struct qt_err *err)
 {

@@ -11,7 +11,8 @@ enum {
 
 const struct qt_act *qt_act_plan_find(const struct qt_act_plan *p, size_t layer, int input)
 {
-    const struct qt_act *a = p->act ? &p->act[layer * QT_INPUTS + (size_t)input] : NULL;
+    const size_t i = layer * QT_INPUTS + (size_t)qt_act_pooled(input);
+    const struct qt_act *a = p->act ? &p->act[i] : NULL;
     return a && a->k ? a : NULL;
 }
 
@@ -37,10 +38,20 @@ static int check_item(const struct qt_plan_item *item, const struct qt_model *mo
     return QT_OK;
 }
 
+/* Whether the linear counts in the multiply-accumulates of a token: of routed experts, as many as a
+ * token chooses. */
+static bool is_used(const struct qt_model *model, const struct qt_linear *linear)
+{
+    const int expert = qt_model_expert(model, linear->layer, linear->input);
+    struct qt_model_details d;
+    qt_model_details(&d, model);
+    return expert < 0 || (size_t)expert < d.top_k || (size_t)expert >= d.routed;
+}
+
 static int add_linear(struct qt_act_planner *p, const struct qt_plan_item *item,
                       const struct qt_linear *linear, struct qt_err *err)
 {
-    struct qt_act_input *in = qt_act_input_at(p, linear->layer, linear->input);
+    struct qt_act_input *in = qt_act_input_at(p, linear->layer, qt_act_pooled(linear->input));
     const char *file = item ? item->tensor->file : NULL;
     bool is = item && is_w4ax(item);
     if (in->n && (in->k != 0) != is)
@@ -51,7 +62,11 @@ static int add_linear(struct qt_act_planner *p, const struct qt_plan_item *item,
                        "is %s, but others are %s: all w4ax tensors of a model must have the same "
                        "parameters",
                        item->packed->spec.text, p->spec->text);
-    in->n += linear->n;
+    if (is && in->k && in->k != linear->k)
+        return qt_fail(err, QT_E_UNSUPPORTED, file, linear->weight,
+                       "w4ax does not support layers whose experts have several sizes");
+    if (is_used(p->model, linear))
+        in->n += linear->n;
     if (is) {
         in->k = linear->k;
         p->spec = &item->packed->spec;
@@ -61,21 +76,27 @@ static int add_linear(struct qt_act_planner *p, const struct qt_plan_item *item,
 
 /* An input can be permuted if every linear that produces its channels is w4ax, because then their
  * rows can be stored in the same order. It can be scaled if, in addition, a norm or such rows can
- * absorb the factors. */
+ * absorb the factors. The input of experts is also that of the router, so the norm in front of it
+ * must not change; channels of the same number in several experts have nothing in common. */
 void qt_act_allow_changes(struct qt_act_planner *p, size_t layer)
 {
     const struct qt_linear *linear;
     size_t n = qt_model_linears(&linear, p->model, layer);
+    bool experts = false;
+    for (size_t l = 0; l < n; l++)
+        experts |= qt_model_expert(p->model, layer, linear[l].input) >= 0;
     for (int i = 0; i < QT_INPUTS; i++) {
         struct qt_act_input *in = qt_act_input_at(p, layer, i);
         in->reorder = true;
         in->scale = qt_model_input_is_norm(p->model, i);
         for (size_t l = 0; l < n; l++)
-            if (linear[l].feeds == i) {
-                in->reorder = in->reorder && qt_act_input_at(p, layer, linear[l].input)->k;
+            if (qt_act_pooled(linear[l].feeds) == i) {
+                const int from = qt_act_pooled(linear[l].input);
+                in->reorder = in->reorder && qt_act_input_at(p, layer, from)->k;
                 in->scale = in->scale || linear[l].feeds_scale;
             }
-        in->scale = in->scale && in->reorder;
+        in->reorder = in->reorder && !(experts && i == QT_INPUTS - 1);
+        in->scale = in->scale && in->reorder && !(experts && i >= QT_INPUTS - 2);
     }
 }
 
@@ -129,28 +150,52 @@ done:
     return rc;
 }
 
+/* Adds every stride-th row of x[m][k] from row `first` on to the sample of input i. */
+static int add_sample(struct qt_act_planner *p, int i, const float *x, size_t first, size_t m,
+                      size_t k, size_t stride, struct qt_err *err)
+{
+    if (first >= m)
+        return QT_OK;
+    const size_t count = qt_min_size(qt_ceil_div(m - first, stride), SAMPLES - p->sampled[i]);
+    const int rc = p->be->copy_columns(p->be, p->sample[i] + p->sampled[i] * k, k, x + first * k,
+                                       stride * k, k, count, err);
+    p->sampled[i] += count;
+    return rc;
+}
+
+/* The tokens of an expert: the first half are observed; of the others so many are sampled that all
+ * experts together have about as many samples as another input. */
+static int observe_expert(struct qt_act_planner *p, int i, const float *x, size_t m, size_t k,
+                          struct qt_err *err)
+{
+    const size_t half = qt_ceil_div(m, 2);
+    struct qt_model_details d;
+    qt_model_details(&d, p->model);
+    const size_t used = d.top_k + qt_model_info(p->model)->experts - d.routed;
+    const int rc = p->be->channels(p->be, &p->channels[i], x, half, k, err);
+    return rc < 0 ? rc : add_sample(p, i, x, half, m, k, p->stride * used, err);
+}
+
 /* Hook: adds x[m][k] to the statistics of input i up to token p->held_out, and every stride-th
  * token after that to its sample. So the tokens that errors are measured on have no part in the
  * statistics that orders and factors come from. */
-static int observe_input(void *ctx, int i, const float *x, size_t m, size_t k, struct qt_err *err)
+static int observe_input(void *ctx, int input, const float *x, size_t m, size_t k,
+                         struct qt_err *err)
 {
     struct qt_act_planner *p = ctx;
+    const int i = qt_act_pooled(input);
     const size_t seen = p->seen[i];
     const size_t observed = seen < p->held_out ? qt_min_size(p->held_out - seen, m) : 0;
     int rc = QT_OK;
-    if (!p->sample[i])
+    if (!p->sample[i] || m == 0)
         return QT_OK;
+    if (qt_model_expert(p->model, p->layer, input) >= 0)
+        return observe_expert(p, i, x, m, k, err);
     if (observed)
         QT_TRY(p->be->channels(p->be, &p->channels[i], x, observed, k, err));
     const size_t past = seen + observed - p->held_out; /* used if m > observed */
     const size_t first = observed + (p->stride - past % p->stride) % p->stride;
-    if (observed < m && first < m) {
-        const size_t count =
-            qt_min_size(qt_ceil_div(m - first, p->stride), SAMPLES - p->sampled[i]);
-        QT_TRY(p->be->copy_columns(p->be, p->sample[i] + p->sampled[i] * k, k, x + first * k,
-                                   p->stride * k, k, count, err));
-        p->sampled[i] += count;
-    }
+    QT_TRY(add_sample(p, i, x, first, m, k, p->stride, err));
     p->seen[i] += m;
 done:
     return rc;
@@ -169,6 +214,7 @@ static int plan_layer(struct qt_act_planner *p, size_t layer, float *hidden, siz
     const struct qt_hook hook = {p, observe_input};
     struct qt_layer *handle = NULL;
     int rc;
+    p->layer = layer;
     QT_TRY(observe_begin(p, layer, err));
     QT_TRY(qt_layer_open(&handle, p->model, layer, &p->source, p->be, err));
     p->be->half = true;

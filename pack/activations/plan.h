@@ -28,6 +28,16 @@ struct qt_act_plan {
                          * owned; NULL: the model has no w4ax linear */
 };
 
+/*
+ * The experts of a layer have inputs of their own, but one plan: that of input 2 for all gate and
+ * up projections, which get the same channels of a token, in the same order, and that of input 3
+ * for all down projections, in source order. Returns the input in the plan.
+ */
+static inline int qt_act_pooled(int input)
+{
+    return input < QT_INPUTS ? input : QT_INPUTS - 2 + input % 2;
+}
+
 /* Checks without data whether a plan can be made. QT_E_UNSUPPORTED if linears that share an input
  * do not have the same w4ax parameters, or if a w4ax tensor is not a linear of a decoder layer. */
 int qt_act_plan_check(const struct qt_plan *plan, const struct qt_model *model, struct qt_err *err);

@@ -47,6 +47,7 @@ struct qt_act_planner {
     struct qt_channels channels[QT_INPUTS]; /* backend memory */
     float *sample[QT_INPUTS];               /* backend memory, [sampled][k] */
     size_t sampled[QT_INPUTS], seen[QT_INPUTS], held_out, stride;
+    size_t layer;       /* that is observed */
     int active;         /* input at 4 bits while its sensitivity is measured; -1: none */
     double done, total; /* tokens x decoder layers, for progress */
 };
@@ -86,8 +87,8 @@ static inline struct qt_act *qt_act_planned(const struct qt_act_planner *p, size
 int qt_act_order(struct qt_act *act, const struct qt_act_planner *p, size_t layer, int i,
                  const double *weights2, bool sorted, bool smoothed, struct qt_err *err);
 
-/* error.c: sets in->chosen and in->even of input i from the sampled tokens. handle: the layer in the
- * backend's memory. */
+/* error.c: sets in->chosen and in->even of input i from the sampled tokens. handle: the layer in
+ * the backend's memory. */
 int qt_act_choose(struct qt_act_planner *p, size_t layer, int i, const struct qt_layer *handle,
                   struct qt_err *err);
 

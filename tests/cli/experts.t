@@ -57,10 +57,18 @@ $ qtool quantize "$MODELS/gpt_oss_moe" -o sinks --scheme nf3:g=32,learn=1 --tune
 $ qtool quantize "$MODELS/llama4" -o scaled --scheme none --tensor 'up_proj|q_proj=nf3:g=32,learn=1' --learn passes=1 --data "$MODELS/llama4/ids.u16" --samples 4 --seqlen 8 -q
 > ^tensors +[1-9][0-9]* quantized
 
+# Activations of experts: all gate and up projections of a layer have the same input.
+$ qtool quantize "$MODELS/mixtral" -o w4 --scheme w4ax:scales=int --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16 -q
+> ^tensors +[1-9][0-9]* quantized
+$ qtool verify w4 --source "$MODELS/mixtral" -q
+> ^tensors +[1-9][0-9]* quantized
+$ qtool eval w4 --data "$MODELS/mixtral/ids.u16" --seqlen 20 --windows 1 -q
+> ^perplexity
+
 # Features that do not support experts are refused before any work.
-$ qtool quantize "$MODELS/mixtral" -o r --scheme w4ax --data "$MODELS/mixtral/ids.u16" --samples 2 --seqlen 16
+$ qtool quantize "$MODELS/qwen2_moe" -o r --scheme w4ax --data "$MODELS/qwen2_moe/ids.u16" --samples 2 --seqlen 16
 ? 4
-2 model\.safetensors: tensor [a-z0-9_.]+: w4ax does not support mixtures of experts
+2 model\.safetensors: tensor [a-z0-9_.]+: w4ax does not support layers whose experts have several sizes
 $ qtool quantize "$MODELS/gemma4_moe" -o r --scheme none --tensor down=nf4:learn=1 --data "$MODELS/gemma4_moe/ids.u16" --samples 2 --seqlen 16
 ? 4
 2 learn=1 does not support mixtures of experts of this kind

@@ -17,7 +17,7 @@ $ qtool list schemes | grep -c '^  table '
 $ qtool list archs
 > ^model_type +layers +MLP +calibration file +w4ax +learn +kv4
 > ^llama +attention +dense +yes +yes +yes +yes
-> ^mixtral +attention +experts +yes +no +yes +yes
+> ^mixtral +attention +experts +yes +yes +yes +yes
 > ^bert +attention to both sides +dense +yes +no +no +no
 > ^cohere2 +attention +dense +yes +yes +yes +yes
 > ^gemma3n_text +attention +dense +no +no +no +no

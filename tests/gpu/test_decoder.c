@@ -568,19 +568,35 @@ static void test_batch_invariant(bool quick)
     }
 }
 
-static void test_mixture(size_t i)
+static void test_mixture(const char *model, const char *scheme, const struct qt_calibration *data,
+                         double most)
 {
     char dir[] = "/tmp/qtool-decoder-XXXXXX", from[200], path[64];
     struct qt_err err = {0};
     result(mkdtemp(dir) != NULL, "a temporary directory");
-    snprintf(path, sizeof path, "%s/%s", dir, runtime_mixtures[i].model);
-    snprintf(from, sizeof from, "tests/golden/models/%s", runtime_mixtures[i].model);
-    if (runtime_quantize(path, from, runtime_mixtures[i].scheme, NULL, 0, NULL, &err) < 0)
+    snprintf(path, sizeof path, "%s/%s", dir, model);
+    snprintf(from, sizeof from, "tests/golden/models/%s", model);
+    if (runtime_quantize(path, from, scheme, NULL, 0, data, &err) < 0)
         result(false, err.reason);
     else
-        run_model(path, 12, 3, 5e-3, false);
+        run_model(path, 12, 3, most, false);
     qt_dir_remove(path, NULL);
     qt_dir_remove(dir, NULL);
+}
+
+/* With activations of 8 bits: a value that is rounded to another code changes by 1/127 of the
+ * largest. */
+static void test_w4ax_mixtures(void)
+{
+    enum { SAMPLES = 2, LENGTH = 16 };
+    uint32_t ids[SAMPLES * LENGTH];
+    for (size_t i = 0; i < COUNT(ids); i++)
+        ids[i] = (uint32_t)(i * 37 % 53);
+    const struct qt_calibration data = {
+        .ids = ids, .samples = SAMPLES, .seqlen = LENGTH, .backend = cpu};
+    test_mixture("mixtral", "w4ax:a8max=1,bound=1e-9", &data, 4e-2);
+    test_mixture("qwen3_moe", "w4ax:scales=int,a8max=1,bound=1e-9", &data, 4e-2);
+    test_mixture("qwen3_moe", "w4ax:scales=row", &data, 4e-2);
 }
 
 static void test_models(bool quick)
@@ -593,7 +609,8 @@ static void test_models(bool quick)
     }
     run_model("examples/nano-llama", 40, quick ? 3 : 70, .02, false);
     for (size_t i = 0; i < (quick ? 1 : RUNTIME_MIXTURES); i++)
-        test_mixture(i);
+        test_mixture(runtime_mixtures[i].model, runtime_mixtures[i].scheme, NULL, 5e-3);
+    test_w4ax_mixtures();
     test_batch_invariant(quick);
     if (!quick)
         test_golden();

@@ -91,7 +91,8 @@ static inline void w4ax_upload_scales(struct w4ax_matrix *w)
     free(f16), free(u8), free(row);
 }
 
-/* pitch: fragment blocks of a strip, ceil(k / 64) or 2 * ceil(k / 128); ones: all scales are 1, except the random integer scales of INT. */
+/* pitch: fragment blocks of a strip, ceil(k / 64) or 2 * ceil(k / 128); ones: all scales are 1,
+ * except the random integer scales of INT. */
 static inline void w4ax_matrix_new(struct w4ax_matrix *w, const struct qtool_w4ax_input *in,
                                    size_t n, size_t pitch, bool ones)
 {

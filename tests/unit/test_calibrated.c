@@ -549,15 +549,24 @@ static void too_few_tokens_warn(void **state)
     qt_ckpt_close(ckpt);
 }
 
-static void experts_have_limits(void **state)
+/* The activations of experts are planned together. */
+static void experts_have_activations(void **state)
 {
     struct fixture *f = *state;
-    struct qt_quantize_report report;
-    struct qt_quantize_options opt = options(f, "a", "w4ax");
     f->golden = "mixtral";
     struct qt_ckpt *ckpt = make_model(f, NULL);
-    expect_error("w4ax", qt_quantize(&report, ckpt, &opt, &f->err), QT_E_UNSUPPORTED,
-                 "mixtures of experts", &f->err);
+    struct qt_quantize_options a = options(f, "a", "w4ax:a8max=0.5");
+    struct qt_quantize_options b = options(f, "b", "w4ax:a8max=0.5");
+    json_t *doc = quantize(f, ckpt, &a);
+    const double a8 =
+        json_real_value(json_object_get(json_object_get(doc, "activations"), "a8_macs"));
+    assert_true(a8 > 0 && a8 <= 0.5);
+    json_decref(doc);
+    qt_threads_set(1);
+    json_decref(quantize(f, ckpt, &b));
+    qt_threads_set(0);
+    assert_true(same_files(f, "model.safetensors"));
+    assert_true(same_files(f, "qtool.json"));
     qt_ckpt_close(ckpt);
 }
 
@@ -1053,7 +1062,7 @@ int main(void)
         TEST(embeddings_and_routers_come_first),
         TEST(experts_do_not_depend_on_threads),
         TEST(too_few_tokens_warn),
-        TEST(experts_have_limits),
+        TEST(experts_have_activations),
         TEST(chosen_activations_are_kept),
         TEST(kept_activations_are_checked),
         TEST(logits_have_to_be_finite),

@@ -112,8 +112,19 @@ static int fake_run(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
 /* A matrix in the table of the simulated GPU. */
 struct fake_matrix {
     struct qtool_matmul_weight weight;
+    struct qtool_w4ax_weight w4ax; /* plane not NULL: instead */
+    struct qtool_w4ax_input input;
     const float *bias;
 };
+
+static struct fake_matrix fake_w4ax_matrix(const struct qtool_moe_w4ax *of, size_t expert, int i)
+{
+    const struct qtool_w4ax_weight *const weights[3] = {of->gate, of->up, of->down};
+    struct fake_matrix m = {.w4ax = weights[i][expert],
+                            .input = i == 2 ? of->inner[expert] : of->input};
+    m.w4ax.blocks = m.input.blocks;
+    return m;
+}
 
 static int fake_moe_table(struct qt_gpu *gpu, void *table, const struct qtool_moe_layer *layer,
                           struct qt_err *err)
@@ -122,8 +133,11 @@ static int fake_moe_table(struct qt_gpu *gpu, void *table, const struct qtool_mo
     struct fake_matrix *copy = calloc(3 * layer->experts, sizeof *copy);
     (void)gpu, (void)err;
     assert_non_null(copy);
-    for (size_t i = 0; i < 3 * layer->experts; i++)
-        copy[i] = (struct fake_matrix){weights[i % 3][i / 3], layer->bias[i % 3][i / 3]};
+    for (size_t i = 0; i < 3 * layer->experts; i++) {
+        copy[i] = layer->w4ax ? fake_w4ax_matrix(layer->w4ax, i / 3, (int)(i % 3))
+                              : (struct fake_matrix){.weight = weights[i % 3][i / 3]};
+        copy[i].bias = layer->bias[i % 3][i / 3];
+    }
     memcpy(table, &copy, sizeof copy);
     tables[ntables++] = copy;
     return QT_OK;
@@ -134,19 +148,51 @@ static int fake_moe_plan(struct qt_gpu *gpu, struct qtool_moe_plan *out,
                          const struct qtool_moe_options *opt, struct qt_err *err)
 {
     (void)gpu, (void)err;
-    *out = (struct qtool_moe_plan){.tokens = tokens,
-                                   .experts = layer->experts,
-                                   .hidden = layer->gate->k,
-                                   .intermediate = layer->gate->n,
-                                   .options = *opt,
-                                   .workspace_bytes = QTOOL_WORKSPACE_ZEROED};
+    *out =
+        (struct qtool_moe_plan){.tokens = tokens,
+                                .experts = layer->experts,
+                                .hidden = layer->w4ax ? layer->w4ax->gate->k : layer->gate->k,
+                                .intermediate = layer->w4ax ? layer->w4ax->gate->n : layer->gate->n,
+                                .options = *opt,
+                                .workspace_bytes = QTOOL_WORKSPACE_ZEROED};
     return QT_OK;
+}
+
+/* Quantizes x[k], rounded to FP16, and multiplies. */
+static void w4ax_product_of(double *y, const struct fake_matrix *m, const double *x)
+{
+    const size_t k = m->w4ax.k, blocks = qt_ceil_div(k, 128);
+    const struct qtool_w4ax_acts acts = {calloc(blocks, 128), calloc(4 * blocks, sizeof(float)),
+                                         calloc(1, sizeof(int))};
+    float *v = calloc(blocks * 128, sizeof *v);
+    uint16_t half;
+    for (size_t p = 0; p < k; p++) {
+        ref_store(&half, 0, x[m->input.perm ? m->input.perm[p] : p]);
+        v[p] = (float)ref_half(&half, 0);
+    }
+    if (m->input.rotation)
+        rotate_reference(v, k);
+    quantize_token(&acts, &m->input, v, 1, 0);
+    int8_t *row = all_codes(&m->w4ax, &acts, 1), *codes = all_codes(&m->w4ax, NULL, 0);
+    for (size_t j = 0; j < m->w4ax.n; j++)
+        y[j] = w4ax_product(&m->w4ax, &acts, 1, 0, j, row, codes + j * blocks * 128) +
+               (m->bias ? (double)m->bias[j] : 0);
+    free(acts.codes);
+    free(acts.scale);
+    free(acts.sum);
+    free(v);
+    free(row);
+    free(codes);
 }
 
 /* y[n] = weight x + bias. */
 static void product(double *y, const struct fake_matrix *m, const double *x)
 {
     const struct qtool_matmul_weight *w = &m->weight;
+    if (m->w4ax.plane) {
+        w4ax_product_of(y, m, x);
+        return;
+    }
     for (size_t j = 0; j < w->n; j++) {
         y[j] = m->bias ? (double)m->bias[j] : 0;
         for (size_t c = 0; c < w->k; c++)
@@ -455,11 +501,11 @@ static struct qt_calibration two_windows(void)
 }
 
 /*
- * Channels and rows in orders of their own, with factors: with rotary embeddings and biases (qwen2),
- * with rows of queries, keys and values in one tensor (gpt2, without a gate; phi3), with layer norms
- * (gpt2, opt). A value that FP16 rounds to another code of 8 bits changes by 1/127 of the largest
- * value, so errors are larger than those of other schemes; channels in the wrong order change the
- * logits by more than half of their range.
+ * Channels and rows in orders of their own, with factors: with rotary embeddings and biases
+ * (qwen2), with rows of queries, keys and values in one tensor (gpt2, without a gate; phi3), with
+ * layer norms (gpt2, opt). A value that FP16 rounds to another code of 8 bits changes by 1/127 of
+ * the largest value, so errors are larger than those of other schemes; channels in the wrong order
+ * change the logits by more than half of their range.
  */
 static void test_w4ax(void **state)
 {
@@ -468,7 +514,8 @@ static void test_w4ax(void **state)
         const char *model, *scheme;
     } cases[] = {{"llama", "w4ax:" ALL_8_BITS},      {"qwen2", "w4ax:scales=int," ALL_8_BITS},
                  {"gemma2", "w4ax:scales=row"},      {"gpt2", "w4ax:" ALL_8_BITS},
-                 {"phi3_short", "w4ax:" ALL_8_BITS}, {"opt", "w4ax:rotate=none," ALL_8_BITS}};
+                 {"phi3_short", "w4ax:" ALL_8_BITS}, {"opt", "w4ax:rotate=none," ALL_8_BITS},
+                 {"mixtral", "w4ax:" ALL_8_BITS},    {"qwen3_moe", "w4ax:scales=int," ALL_8_BITS}};
     const struct qt_calibration data = two_windows();
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -486,6 +533,7 @@ static void test_w4ax(void **state)
         if (!(c.error < 4e-2))
             fail_msg("%s: error %g", cases[i].model, c.error);
         assert_true(f.products > 0);
+        assert_true(!strstr(cases[i].model, "moe") || f.grouped >= 1 + c.steps);
         assert_int_equal(qt_dir_remove(path, NULL), 0);
         fixture_remove(dir);
     }
@@ -536,6 +584,69 @@ static void test_verify_w4ax(void **state)
         assert_int_equal(qt_dir_remove(path, NULL), 0);
         fixture_remove(dir);
     }
+}
+
+/* Loses every 16th channel of X. */
+static int faulty_moe_run(struct qt_gpu *gpu, const struct qtool_moe_plan *plan, const void *table,
+                          void *y, const void *x, const int *ids, const float *weights,
+                          void *workspace, struct qt_err *err)
+{
+    const size_t count = plan->tokens * plan->hidden;
+    uint16_t *copy = calloc(count, sizeof *copy);
+    assert_non_null(copy);
+    for (size_t i = 0; i < count; i++)
+        copy[i] = i % plan->hidden % 16 ? ((const uint16_t *)x)[i] : 0;
+    const int rc = fake_moe_run(gpu, plan, table, y, copy, ids, weights, workspace, err);
+    free(copy);
+    return rc;
+}
+
+static int refuse_w4ax_quantize(struct qt_gpu *gpu, const struct qtool_w4ax_acts *out,
+                                const struct qtool_w4ax_input *in, const void *x, size_t m,
+                                enum qtool_dtype dtype, struct qt_err *err)
+{
+    (void)gpu, (void)out, (void)in, (void)x, (void)m, (void)dtype;
+    return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "only layers of experts");
+}
+
+/* verify --device with w4ax experts. The simulated products are of FP16 alone, so the results in
+ * BF16, which verify compares too, are not of these. */
+static void test_device_w4ax_experts(void **state)
+{
+    const struct qt_calibration data = two_windows();
+    char *dir = fixture_dir();
+    const char *path = fixture_path(dir, "out");
+    struct qt_container *container;
+    struct qt_err err = {0};
+    struct fake f;
+    (void)state;
+    fake_init(&f);
+    f.sim.gpu.w4ax_quantize = refuse_w4ax_quantize;
+    expect_ok("quantize",
+              runtime_quantize(path, GOLDEN "/mixtral", "w4ax:scales=int", NULL, 0, &data, &err),
+              &err);
+    expect_ok("open", qt_container_open(&container, path, &err), &err);
+    for (int faulty = 0; faulty < 2; faulty++) {
+        struct qt_device_report report;
+        size_t layers = 0;
+        f.sim.gpu.moe_run = faulty ? faulty_moe_run : fake_moe_run;
+        expect_ok("verify", qt_verify_device(&report, container, &f.sim.gpu, cpu, NULL, NULL, &err),
+                  &err);
+        for (size_t i = 0; i < report.count; i++) {
+            const struct qt_device_tensor *row = &report.tensors[i];
+            const char *experts = strstr(row->name, ".experts");
+            if (!experts || strcmp(experts, ".experts") != 0)
+                continue;
+            layers++;
+            assert_string_equal(row->missing, "");
+            assert_true(faulty ? row->error[QTOOL_F16] > .05 : row->error[QTOOL_F16] < 3e-3);
+        }
+        assert_true(layers > 0);
+        qt_device_free(&report);
+    }
+    qt_container_close(container);
+    assert_int_equal(qt_dir_remove(path, NULL), 0);
+    fixture_remove(dir);
 }
 
 static void test_batch_invariant(void **state)
@@ -701,11 +812,11 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden_models), cmocka_unit_test(test_containers),
-        cmocka_unit_test(test_mixtures),      cmocka_unit_test(test_w4ax),
-        cmocka_unit_test(test_verify_w4ax),   cmocka_unit_test(test_batch_invariant),
-        cmocka_unit_test(test_random),        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_golden_models),   cmocka_unit_test(test_containers),
+        cmocka_unit_test(test_mixtures),        cmocka_unit_test(test_w4ax),
+        cmocka_unit_test(test_verify_w4ax),     cmocka_unit_test(test_device_w4ax_experts),
+        cmocka_unit_test(test_batch_invariant), cmocka_unit_test(test_random),
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, open_cpu, close_cpu);
 }

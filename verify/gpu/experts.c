@@ -1,6 +1,8 @@
 /* Layers of experts in GPU memory. */
 #include "verify/gpu/gpu.h"
 
+#include <string.h>
+
 int gpu_experts_new(struct gpu_experts *out, size_t experts, struct qt_err *err)
 {
     int rc;
@@ -36,6 +38,70 @@ int gpu_experts_inputs(struct gpu_experts *e, struct qt_gpu *gpu, const struct q
         (struct qtool_moe_w4ax){e->w4ax[0], e->w4ax[1], e->w4ax[2], e->input.in, e->inner};
 done:
     qt_free(words);
+    return rc;
+}
+
+static bool is_plain(const struct qt_act *a, bool in_order)
+{
+    for (size_t i = 0; i < a->k; i++)
+        if (a->factor[i] != 1 || (in_order && a->order[i] != i))
+            return false;
+    return true;
+}
+
+static bool same_input(const struct qt_act *a, const struct qt_act *b)
+{
+    return a->k == b->k && a->scales == b->scales && a->rotate == b->rotate && a->clip == b->clip &&
+           memcmp(a->order, b->order, a->k * sizeof *a->order) == 0 &&
+           memcmp(a->bits, b->bits, qt_ceil_div(a->k, QT_ACT_BLOCK)) == 0;
+}
+
+static bool plain_rows(const struct qt_packed *p)
+{
+    const uint32_t *order = gpu_section_of(p, "row_order");
+    const int8_t *exp2 = gpu_section_of(p, "row_exp2");
+    for (size_t i = 0; i < p->n; i++)
+        if (order[i] != i || exp2[i] != 0)
+            return false;
+    return true;
+}
+
+/* Reads the input of matrix p; input: NULL, or what it must be. */
+static int read_input(struct qt_act *act, const struct qt_act *input, const struct qt_packed *p,
+                      bool down, struct qt_err *err)
+{
+    int rc = QT_OK;
+    if (gpu_is_w4ax(p))
+        QT_TRY(gpu_act_of(act, p, err));
+    if (!act->k || !is_plain(act, down) || !plain_rows(p) || (input && !same_input(input, act)))
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "the grouped products do not support w4ax experts whose channels are stored "
+                       "in several orders or with factors");
+done:
+    return rc;
+}
+
+int gpu_experts_read_inputs(struct gpu_experts *e, struct qt_gpu *gpu, struct qt_err *err)
+{
+    struct qt_act input = {.k = 0}, other = {.k = 0}, *inner = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&inner, e->experts, sizeof *inner, err));
+    QT_TRY(read_input(&input, NULL, e->packed, false, err));
+    for (size_t i = 0; i < e->experts; i++) {
+        const struct qt_packed *p = &e->packed[i * GPU_EXPERT_MATRICES];
+        for (int j = 0; j < 2; j++) {
+            QT_TRY(read_input(&other, &input, &p[j], false, err));
+            qt_act_free(&other);
+        }
+        QT_TRY(read_input(&inner[i], NULL, &p[2], true, err));
+    }
+    QT_TRY(gpu_experts_inputs(e, gpu, &input, inner, err));
+done:
+    for (size_t i = 0; inner && i < e->experts; i++)
+        qt_act_free(&inner[i]);
+    qt_free(inner);
+    qt_act_free(&other);
+    qt_act_free(&input);
     return rc;
 }
 

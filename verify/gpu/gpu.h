@@ -92,6 +92,10 @@ struct gpu_w4ax_input {
     uint32_t *words;    /* [blocks], host copy of in.blocks */
     struct gpu_buffer words_buffer, order;
 };
+/* Data of a section; NULL: none of that name. */
+const void *gpu_section_of(const struct qt_packed *p, const char *name);
+/* How the input of a w4ax matrix is quantized; the caller frees *out, also after an error. */
+int gpu_act_of(struct qt_act *out, const struct qt_packed *p, struct qt_err *err);
 /* `in` without the arrays. */
 struct qtool_w4ax_input gpu_w4ax_describe(const struct qt_act *a, bool packed);
 /* Without smoothing factors: the activations must have them already. packed: see qtool_w4ax.h. */
@@ -139,6 +143,9 @@ void gpu_experts_free(struct gpu_experts *e, struct qt_gpu *gpu);
  * [experts], of down, whose channels must come in their stored order. Channels have no factors. */
 int gpu_experts_inputs(struct gpu_experts *e, struct qt_gpu *gpu, const struct qt_act *input,
                        const struct qt_act *inner, struct qt_err *err);
+/* The same, read from e->packed. QT_E_UNSUPPORTED: not all matrices are w4ax, gate and up have
+ * several inputs, their rows are permuted, or channels have factors. */
+int gpu_experts_read_inputs(struct gpu_experts *e, struct qt_gpu *gpu, struct qt_err *err);
 /* Bytes of GPU memory for the table and the sections of e->packed. */
 size_t gpu_experts_bytes(const struct gpu_experts *e);
 /* Writes the table, and with `upload` the sections, to memory[gpu_experts_bytes], which stays the

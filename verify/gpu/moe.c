@@ -1,15 +1,15 @@
 /*
  * verify --device: layers of experts, through the grouped products of qtool_moe.h. The reference
  * computes the same layer with decoded weights on the CPU backend; values between the products are
- * rounded to the dtype, as the kernels do. Tokens choose among a few experts, the first and the
- * last of the layer among them.
+ * rounded to the dtype, as the kernels do, and inputs of w4ax are quantized. Tokens choose among a
+ * few experts, the first and the last of the layer among them.
  */
 #include "verify/gpu/device.h"
 
 #include <stdio.h>
 #include <string.h>
 
-enum { MATRICES = GPU_EXPERT_MATRICES, CHOSEN = 5, TOKENS = 96, TOPK = 3 };
+enum { MATRICES = GPU_EXPERT_MATRICES, CHOSEN = 5, TOKENS = 96, TOPK = 3, CODE_ERRORS = 8 };
 
 /* Numbers of tokens: with 96, chosen experts have more than 32 tokens, which other kernels take. */
 static const size_t tokens[] = {TOKENS, 1};
@@ -82,8 +82,13 @@ done:
 
 static int upload_experts(struct layer *l, struct qt_gpu *gpu, struct qt_err *err)
 {
-    int rc = gpu_buffer_need(&l->sections, gpu, gpu_experts_bytes(&l->experts), err);
-    return rc < 0 ? rc : gpu_experts_place(&l->experts, gpu, l->sections.data, true, err);
+    int rc = QT_OK;
+    if (gpu_is_w4ax(l->experts.packed))
+        QT_TRY(gpu_experts_read_inputs(&l->experts, gpu, err));
+    QT_TRY(gpu_buffer_need(&l->sections, gpu, gpu_experts_bytes(&l->experts), err));
+    QT_TRY(gpu_experts_place(&l->experts, gpu, l->sections.data, true, err));
+done:
+    return rc;
 }
 
 /* ---- routing -------------------------------------------------------------------------------- */
@@ -136,6 +141,27 @@ done:
     return rc;
 }
 
+/* The weights that products multiply: those of w4ax as they are stored. */
+static int decode(float *w, const struct qt_packed *p, struct qt_err *err)
+{
+    return gpu_is_w4ax(p) ? qt_packed_decode_stored(w, p, 0, p->n, err)
+                          : qt_packed_decode(w, p, 0, p->n, err);
+}
+
+/* Quantizes the m rows of the input of a w4ax matrix. */
+static int round_input(float *x, size_t m, const struct qt_packed *p, struct qt_err *err)
+{
+    struct qt_act act = {.k = 0};
+    int rc = QT_OK;
+    if (!gpu_is_w4ax(p) || m == 0)
+        return QT_OK;
+    QT_TRY(gpu_act_of(&act, p, err));
+    QT_TRY(qt_act_apply_stored(x, x, m, &act, err));
+done:
+    qt_act_free(&act);
+    return rc;
+}
+
 /* Adds the outputs of one expert to l->want. */
 static int add_expert(struct layer *l, size_t chosen, const uint16_t *x, enum qtool_dtype dtype,
                       struct qt_backend *cpu, struct qt_err *err)
@@ -149,16 +175,18 @@ static int add_expert(struct layer *l, size_t chosen, const uint16_t *x, enum qt
             which[count++] = i % l->topk;
         }
     for (int i = 0; i < MATRICES; i++)
-        QT_TRY(qt_packed_decode(l->decoded[i], &p[i], 0, p[i].n, err));
+        QT_TRY(decode(l->decoded[i], &p[i], err));
     for (size_t t = 0; t < count; t++)
         for (size_t i = 0; i < l->hidden; i++)
             l->x[t * l->hidden + i] = gpu_to_f32(x[token[t] * l->hidden + i], dtype);
+    QT_TRY(round_input(l->x, count, &p[0], err));
     QT_TRY(cpu->linear(cpu, l->gate, l->x, l->decoded[0], NULL, count, l->inner, l->hidden, err));
     QT_TRY(cpu->linear(cpu, l->up, l->x, l->decoded[1], NULL, count, l->inner, l->hidden, err));
     for (size_t i = 0; i < count * l->inner; i++) {
         const double g = (double)l->gate[i], v = g / (1 + exp(-g)) * (double)l->up[i];
         l->gate[i] = gpu_to_f32(gpu_from_f32((float)v, dtype), dtype);
     }
+    QT_TRY(round_input(l->gate, count, &p[2], err));
     QT_TRY(cpu->linear(cpu, l->y, l->gate, l->decoded[2], NULL, count, l->hidden, l->inner, err));
     for (size_t t = 0; t < count; t++)
         for (size_t i = 0; i < l->hidden; i++)
@@ -202,7 +230,9 @@ done:
 static void compare(struct run *r, const uint16_t *y)
 {
     const size_t n = r->layer->hidden;
-    const double limit = limits[r->set->dtype];
+    /* A value between the products that is rounded otherwise may have another code. */
+    const bool w4ax = gpu_is_w4ax(r->layer->experts.packed);
+    const double limit = limits[r->set->dtype] * (w4ax ? CODE_ERRORS : 1);
     double error2 = 0, want2 = 0, worst = 0;
     size_t token = 0;
     char text[32];

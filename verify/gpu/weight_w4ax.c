@@ -1,6 +1,35 @@
 /* Inputs of w4ax matrices in GPU memory, and times of their kernels. */
 #include "verify/gpu/gpu.h"
 
+#include <string.h>
+
+const void *gpu_section_of(const struct qt_packed *p, const char *name)
+{
+    for (size_t i = 0; i < p->nsections; i++)
+        if (strcmp(p->section[i].name, name) == 0)
+            return p->section[i].data;
+    return NULL;
+}
+
+int gpu_act_of(struct qt_act *out, const struct qt_packed *p, struct qt_err *err)
+{
+    const uint32_t *order = gpu_section_of(p, "col_order");
+    const int8_t *exp2 = gpu_section_of(p, "col_exp2");
+    const uint8_t *bits = gpu_section_of(p, "bits");
+    const float *clip = gpu_section_of(p, "clip");
+    int rc;
+    QT_TRY(qt_act_new(out, p->k, 8, err));
+    qt_act_set_spec(out, &p->spec);
+    for (size_t i = 0; i < p->k; i++)
+        out->factor[i] = ldexpf(1, -exp2[i]);
+    memcpy(out->order, order, p->k * sizeof *order);
+    memcpy(out->bits, bits, qt_ceil_div(p->k, QT_ACT_BLOCK));
+    memcpy(&out->clip, clip, sizeof *clip);
+    QT_TRY(qt_act_check(out, NULL, NULL, err));
+done:
+    return rc;
+}
+
 struct qtool_w4ax_input gpu_w4ax_describe(const struct qt_act *a, bool packed)
 {
     /* enum qt_act_scales has the order of enum qtool_w4ax_scales */

@@ -254,7 +254,8 @@ done:
     return rc;
 }
 
-/* act: of the input; NULL or k 0: not quantized. Linears with the same input are all w4ax, or none of them is. */
+/* act: of the input; NULL or k 0: not quantized. Linears with the same input are all w4ax, or none
+ * of them is. */
 static int load_packed_group(struct rt_group *out, struct loader *l,
                              const struct qt_entry *const *entries, size_t count,
                              const struct qt_act *act, struct qt_err *err)
@@ -347,6 +348,9 @@ static int load_expert_biases(struct gpu_experts *e, struct loader *l, size_t la
     for (size_t i = 0; i < e->experts; i++) {
         qt_model_expert_parts(parts, l->model, layer, i);
         QT_TRY(load_values(l, part->bias, part->n, err));
+        const struct qt_packed *rows = &e->packed[i * GPU_EXPERT_MATRICES + (size_t)matrix];
+        if (gpu_is_w4ax(rows))
+            QT_TRY(rt_arrange_rows(l->values, rows, err));
         QT_TRY(l->rt->gpu->upload(l->rt->gpu, p, l->values, part->n * sizeof *p, err));
         e->bias[matrix][i] = p;
         p += part->n;
@@ -380,6 +384,8 @@ static int load_packed_experts(struct gpu_experts *e, struct loader *l, size_t l
     }
     for (int i = 0; i < GPU_EXPERT_MATRICES; i++)
         QT_TRY(load_expert_biases(e, l, layer, i, err));
+    if (gpu_is_w4ax(e->packed))
+        QT_TRY(gpu_experts_read_inputs(e, l->rt->gpu, err));
     QT_TRY(rt_place_experts(e, l->rt, err));
 done:
     for (size_t i = 0; e->packed && i < count * GPU_EXPERT_MATRICES; i++)
@@ -491,7 +497,7 @@ static int open_act(struct qt_act *out, struct loader *l, const struct qt_part *
         return QT_OK;
     QT_TRY(qt_packed_open(&packed, l->container, entry, err));
     if (gpu_is_w4ax(&packed))
-        QT_TRY(rt_act_of(out, &packed, err));
+        QT_TRY(gpu_act_of(out, &packed, err));
 done:
     qt_packed_free(&packed);
     return rc;

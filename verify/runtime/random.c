@@ -1,5 +1,5 @@
-/* Llama and Qwen3 MoE models of random weights, for measurements: what is timed depends on shapes, not
- * values. */
+/* Llama and Qwen3 MoE models of random weights, for measurements: what is timed depends on shapes,
+ * not values. */
 #include "verify/runtime/runtime.h"
 
 static const struct qt_runtime_shape shapes[] = {

@@ -195,8 +195,6 @@ int rt_pack_group(struct rt_group *out, struct qt_runtime *rt, const struct qt_p
 /* The same for w4ax linears; the caller has brought act into the order of the input. */
 int rt_pack_w4ax(struct rt_group *out, struct qt_runtime *rt, const struct qt_packed *packed,
                  size_t count, const struct qt_act *act, struct qt_err *err);
-/* How the input of a w4ax matrix is quantized; the caller frees *out, also after an error. */
-int rt_act_of(struct qt_act *out, const struct qt_packed *p, struct qt_err *err);
 /* Brings values[p->n] of a bias into the order and scale of the rows of a w4ax matrix. */
 int rt_arrange_rows(float *values, const struct qt_packed *p, struct qt_err *err);
 /* QT_E_UNSUPPORTED: channels have factors, and !may. */

@@ -8,41 +8,14 @@
 
 #include <string.h>
 
-static const void *section_of(const struct qt_packed *p, const char *name)
-{
-    for (size_t i = 0; i < p->nsections; i++)
-        if (strcmp(p->section[i].name, name) == 0)
-            return p->section[i].data;
-    return NULL;
-}
-
-int rt_act_of(struct qt_act *out, const struct qt_packed *p, struct qt_err *err)
-{
-    const uint32_t *order = section_of(p, "col_order");
-    const int8_t *exp2 = section_of(p, "col_exp2");
-    const uint8_t *bits = section_of(p, "bits");
-    const float *clip = section_of(p, "clip");
-    int rc;
-    QT_TRY(qt_act_new(out, p->k, 8, err));
-    qt_act_set_spec(out, &p->spec);
-    for (size_t i = 0; i < p->k; i++)
-        out->factor[i] = ldexpf(1, -exp2[i]);
-    memcpy(out->order, order, p->k * sizeof *order);
-    memcpy(out->bits, bits, qt_ceil_div(p->k, QT_ACT_BLOCK));
-    memcpy(&out->clip, clip, sizeof *clip);
-    QT_TRY(qt_act_check(out, NULL, NULL, err));
-done:
-    return rc;
-}
-
 /* The source row of a stored row, and the factor that the stored row has. */
 static size_t source_row(float *factor, const struct qt_packed *p, size_t row)
 {
     *factor = 1;
     if (!p || !gpu_is_w4ax(p))
         return row;
-    *factor = ldexpf(1, -((const int8_t *)section_of(p, "row_exp2"))[row]);
-    return ((const uint32_t *)section_of(p, "row_order"))[row];
+    *factor = ldexpf(1, -((const int8_t *)gpu_section_of(p, "row_exp2"))[row]);
+    return ((const uint32_t *)gpu_section_of(p, "row_order"))[row];
 }
 
 int rt_arrange_rows(float *values, const struct qt_packed *p, struct qt_err *err)

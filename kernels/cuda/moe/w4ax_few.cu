@@ -1,4 +1,4 @@
-/* Instances of the grouped product of w4ax experts in tiles of 16 tokens: few tokens of an expert. */
+/* Instances of the grouped product of w4ax experts of few tokens, in tiles of 16. */
 #include "kernels/cuda/moe/w4ax_product.cuh"
 
 const void *qt_moe_w4ax_few_instance(enum qtool_w4ax_scales scales)

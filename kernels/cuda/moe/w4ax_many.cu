@@ -1,4 +1,5 @@
-/* Instances of the grouped product of w4ax experts in tiles of 64 tokens: many tokens of an expert, for devices without wgmma. */
+/* Instances of the grouped product of w4ax experts of many tokens, in tiles of 64, for devices
+ * without wgmma. */
 #include "kernels/cuda/moe/w4ax_product.cuh"
 
 const void *qt_moe_w4ax_many_instance(enum qtool_w4ax_scales scales)
