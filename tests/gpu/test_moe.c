@@ -249,9 +249,34 @@ static void reference(double *y, const struct layer *l, const struct routing *r,
 
 /* ---- checks --------------------------------------------------------------------------------- */
 
-enum route { EVEN, ONE_EXPERT, FEW_EXPERTS, TWICE, OTHER_DEVICES, ROUTES };
-static const char *const route_names[] = {"even", "one expert", "few experts", "twice",
-                                          "experts of other devices"};
+enum route { EVEN, ONE_EXPERT, FEW_EXPERTS, TWICE, OTHER_DEVICES, ROUTES, EDGES = ROUTES };
+static const char *const route_names[] = {
+    "even", "one expert", "few experts", "twice", "experts of other devices", "edges of tiles"};
+/* Tokens of each expert with EDGES: around the tiles of the kernel by wgmma. */
+static const size_t edges[] = {0, 1, 127, 128, 129, 255, 256, 257, 513, 33, 65, 193};
+
+static size_t edge_tokens(void)
+{
+    size_t tokens = 0;
+    for (size_t e = 0; e < COUNT(edges); e++)
+        tokens += edges[e];
+    return tokens;
+}
+
+/* Gives expert e edges[e] tokens, in random order; every token has one choice. */
+static void route_edges(struct routing *r)
+{
+    size_t token = 0;
+    for (size_t e = 0; e < COUNT(edges); e++)
+        for (size_t i = 0; i < edges[e]; i++)
+            r->ids[token++] = (int)e;
+    for (size_t i = r->tokens; i > 1; i--) {
+        const size_t j = random_bits() % i;
+        const int other = r->ids[j];
+        r->ids[j] = r->ids[i - 1];
+        r->ids[i - 1] = other;
+    }
+}
 
 static void routing_new(struct routing *r, size_t experts, enum route route)
 {
@@ -273,6 +298,8 @@ static void routing_new(struct routing *r, size_t experts, enum route route)
         r->ids[i] = route == OTHER_DEVICES ? (int)random_below(experts + 8) - 1 : (int)e;
         r->weights[i] = random_float() + 0.1f;
     }
+    if (route == EDGES)
+        route_edges(r);
 }
 
 static struct {
@@ -337,12 +364,13 @@ static const char *runs_fault(uint16_t **y, const struct qtool_moe_plan *p, cons
     return fault;
 }
 
-/* Checks some tokens against the reference, the first and the last among them. */
+/* Checks tokens against the reference: of large layers some, the first and the last among them. */
 static double error_of(const uint16_t *y, const struct layer *l, const struct routing *r,
                        const uint16_t *x, const struct qtool_moe_options *opt)
 {
     const int bf16 = opt->dtype == QTOOL_BF16;
-    const size_t most = l->hidden * l->inner > 1 << 20 ? 6 : 24;
+    const size_t weights = l->hidden * l->inner;
+    const size_t most = weights > 1 << 20 ? 6 : weights > 1 << 15 ? 24 : r->tokens + 1;
     const size_t step = r->tokens > most ? r->tokens / most : 1;
     double *row = malloc(l->hidden * sizeof *row), *want = malloc(l->hidden * sizeof *want);
     double *inner = malloc(l->inner * sizeof *inner), error = 0, size = 0;
@@ -478,6 +506,19 @@ static void test_large(size_t s)
     layer_free(&l);
 }
 
+/* Tiles of all sizes, of one, two and three stages. */
+static void test_edges(size_t s)
+{
+    static const size_t sizes[][2] = {{64, 200}, {192, 136}, {256, 64}};
+    for (size_t i = 0; i < COUNT(sizes); i++) {
+        struct layer l;
+        result(layer_new(&l, schemes[s][0], schemes[s][1], COUNT(edges), sizes[i][0], sizes[i][1]),
+               "table");
+        check_layer(&l, schemes[s][0], edge_tokens(), 1, EDGES, (int)((s + i) % 3 == 1));
+        layer_free(&l);
+    }
+}
+
 /* Numbers of channels are multiples of 8. */
 static void test_w4ax(size_t shape_step, size_t load_step, bool large)
 {
@@ -542,6 +583,8 @@ int main(int argc, char **argv)
     test_refusals();
     for (size_t s = 0; s < COUNT(schemes); s++)
         test_scheme(s, quick ? 6 : 1, quick ? 5 : 2);
+    for (size_t s = 0; s < COUNT(schemes); s += quick ? 5 : 1)
+        test_edges(s);
     for (size_t s = 0; s < COUNT(schemes) && !quick; s += 3)
         test_large(s);
     test_w4ax(quick ? 3 : 1, quick ? 5 : 1, !quick);

@@ -21,6 +21,11 @@ static bool prepares_x(const struct qtool_moe_plan *p)
     return p->options.dtype == QTOOL_BF16 || p->hidden % 8;
 }
 
+size_t qt_moe_half_x_pitch(const struct qtool_moe_plan *p)
+{
+    return prepares_x(p) ? round_up(p->hidden, QT_BLOCK_COLS) : p->hidden;
+}
+
 struct qt_moe_half_space qt_moe_half_space(const struct qtool_moe_plan *p, size_t at)
 {
     struct qt_moe_half_space s = {};
@@ -63,7 +68,7 @@ int qt_moe_half_run(const struct qtool_moe_plan *p, struct qt_moe_run *r, bool g
         prepare.options.dependent_launch = !r->first || p->options.dependent_launch;
         r->first = false;
         rc = qt_prepare_run(&prepare, &x.values, &x.factor, r->workspace + s.x, r->stream);
-        x.pitch = round_up(p->hidden, QT_BLOCK_COLS);
+        x.pitch = qt_moe_half_x_pitch(p);
     }
     if (rc == QTOOL_OK && !gated)
         rc = product(p, QT_MOE_UP, &s, &x, r);

@@ -15,6 +15,8 @@ struct qt_moe_half_space {
 
 /* The space from offset `at` on. */
 struct qt_moe_half_space qt_moe_half_space(const struct qtool_moe_plan *p, size_t at);
+/* Elements from one row of X to the next as products read it. */
+size_t qt_moe_half_x_pitch(const struct qtool_moe_plan *p);
 /* qt_moe_kind's. */
 size_t qt_moe_half_own_bytes(const struct qtool_moe_plan *p);
 /* Bytes of a position in r->partial, which holds the results of down and before, unless `gated`,

@@ -5,6 +5,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+/* Pairs that one thread block sorts. */
+enum { MOST_BLOCK_PAIRS = 4096 };
 enum { MAX_TOPK = 32, MAX_TOKENS = 1 << 20, MAX_PAIRS = 1 << 24 };
 
 const char *const qt_moe_names[QT_MOE_MATRICES] = {"gate", "up", "down"};
@@ -214,8 +216,17 @@ static int run_route(const struct qtool_moe_plan *p, const struct qt_moe_run *r)
     a.many_tokens = qt_state(p)->many_tokens ? qt_state(p)->many_tokens : (int)QT_MOE_MANY_TOKENS;
     const int parts = (a.pairs + 63) / 64, warps = parts < 1 ? 1 : parts > 32 ? 32 : parts;
     const int wide = warps < 4 ? 4 : warps; /* the loops over experts have some threads */
-    const size_t smem = (size_t)(wide + 7) * p->experts * sizeof(int); /* see route_kernel */
-    return qt_moe_launch(p, qt_moe_route_instance(), dim3(1), wide * 32, smem, true, &a, r->stream);
+    struct qt_kernel_launch l = {};
+    l.kernel = qt_moe_route_instance();
+    l.cluster =
+        qt_state(p)->device.cc == 90 && a.pairs > MOST_BLOCK_PAIRS ? QT_MOE_ROUTE_BLOCKS : 1;
+    l.grid = dim3((unsigned)l.cluster);
+    l.threads = wide * 32;
+    /* see route_space */
+    l.smem =
+        ((size_t)(wide + 3 + QT_MOE_ROUTE_KINDS) * p->experts + QT_MOE_ROUTE_KINDS) * sizeof(int);
+    l.dependent = qt_state(p)->device.cc == 90 && p->options.dependent_launch;
+    return qt_launch_kernel(&l, &a, r->stream);
 }
 
 static int run_combine(const struct qtool_moe_plan *p, const struct qt_moe_run *r, void *y,

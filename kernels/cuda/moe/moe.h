@@ -6,6 +6,7 @@
 #include "kernels/cuda/matmul/instances.h"
 #include "kernels/include/qtool_moe.h"
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
 
@@ -25,13 +26,16 @@ static_assert(QT_MOE_MATRICES * sizeof(struct qt_moe_matrix) == QTOOL_MOE_TABLE_
 
 /* The product kernel: warps of a thread block, strips of a warp, pipeline stages at most, bytes of
  * a stage's header. Kernels by number of tokens of an expert: FEW tokens share a tile of 16, MANY
- * a tile of 64; with wgmma (wide.cuh) one of up to 128. */
+ * a tile of 64; with wgmma (wide.cuh) one of up to 256. */
 enum { QT_MOE_WARPS = 8, QT_MOE_STRIPS = 2, QT_MOE_STAGES = 6, QT_MOE_HEADER = 128 };
 enum { QT_MOE_FEW, QT_MOE_MANY, QT_MOE_KINDS };
-enum { QT_MOE_FEW_TOKENS = 16, QT_MOE_MANY_TOKENS = 64, QT_MOE_WIDE_TOKENS = 128 };
-/* The kernel by wgmma: threads; units of which it keeps what their epilogues need, and bytes of
- * one. */
-enum { QT_MOE_WIDE_THREADS = 384, QT_MOE_UNITS = 8, QT_MOE_UNIT_BYTES = 1152 };
+enum { QT_MOE_FEW_TOKENS = 16, QT_MOE_MANY_TOKENS = 64, QT_MOE_WIDE_TOKENS = 256 };
+/* The kernel by wgmma: threads; tokens of a TMA box of X; bytes of what the epilogue of a unit
+ * needs, and of what warpgroups exchange. */
+enum { QT_MOE_WIDE_THREADS = 384, QT_MOE_WIDE_BOX = 32, QT_MOE_UNIT_BYTES = 1408 };
+enum { QT_MOE_EXCHANGE_BYTES = 2 * 2 * 128 * 16 };
+/* The sort: what it scans; thread blocks of the cluster that sorts many pairs. */
+enum { QT_MOE_ROUTE_KINDS = 2 + QT_MOE_WIDE_TOKENS / 32, QT_MOE_ROUTE_BLOCKS = 8 };
 
 /*
  * Pairs (token t, choice j) have the number t * topk + j. The sort writes the pairs of each expert
@@ -114,12 +118,32 @@ struct qt_moe_product_args : qt_moe_half_args {
     int blocks;      /* fragment blocks of 64 columns */
     int group_shift; /* log2(channels per scale); 30 for one scale per row */
     int groups;      /* scales per row */
-    int slot_groups; /* scales per row in 128 columns: 1, 2 or 4 */
+    int slot_groups; /* scales per row in the columns of a stage: 1, 2 or 4 */
     int warp_bytes;  /* of the weights of a warp in a stage */
+};
+
+/* The same by wgmma. X and token_factor are by position; stage_bytes are those of weights. */
+struct qt_moe_wide_args : qt_moe_product_args {
+    CUtensorMap x_map;           /* F16 [positions][k], boxes of QT_MOE_WIDE_BOX x 64 */
+    int units;                   /* of which the thread block keeps what their epilogues need */
+    int weights_at, exchange_at; /* as ring_at, which is that of X */
+};
+
+/* Copies rows of X of items of the kind MANY to their positions. */
+struct qt_moe_gather_args {
+    const struct qt_moe_item *item;
+    const int *items, *order;
+    int topk, chunks;          /* chunks: 16-byte parts of a row */
+    size_t pitch;              /* of both, in chunks */
+    const uint4 *x;            /* [tokens][pitch] */
+    const float *token_factor; /* [tokens], or NULL */
+    uint4 *out;                /* [positions][pitch] */
+    float *out_factor;         /* [positions] */
 };
 
 /* Host addresses of kernels. */
 const void *qt_moe_route_instance(void);
+const void *qt_moe_gather_instance(void);
 const void *qt_moe_combine_instance(void);
 const void *qt_moe_few_instance(enum qt_format format);
 /* NULL if the format has no such kernel. */

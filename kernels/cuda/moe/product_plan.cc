@@ -1,4 +1,5 @@
 /* Layers of experts with LUT, FPX and INT weights: table, plan and products. */
+#include "kernels/cuda/common/tensor_map.h"
 #include "kernels/cuda/matmul/instances.h"
 #include "kernels/cuda/matmul/shape.h"
 #include "kernels/cuda/matmul/tile.h"
@@ -7,8 +8,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Pipeline stages of the kernel by wgmma at most: one takes more than a microsecond. */
-enum { WIDE_STAGES = 4 };
+/* Pipeline stages of the kernel by wgmma at most. */
+enum { WIDE_STAGES = 6 };
 
 /* A product of the plan: gate and up, or down. */
 struct product {
@@ -26,6 +27,7 @@ struct product {
 /* Stored in `own` of struct qt_moe_state. */
 struct state {
     bool wide;                 /* kernels by wgmma */
+    void (*encode_map)(void);  /* see struct qt_plan_state */
     struct product product[2]; /* gate and up; down */
 };
 
@@ -127,8 +129,29 @@ static int row_tiles(const struct product *p, int log2_wk)
     return (int)ceil_div((size_t)p->shape.strips, strips);
 }
 
+/* Sets the members of *a for the kernel by wgmma: a stage has one block of columns, a warp one
+ * strip. */
+static size_t layout_wide(struct qt_moe_wide_args *a, const struct product *p, int stages)
+{
+    const struct qt_shape *s = &p->shape;
+    a->slot_groups = s->grouped && s->group_shift == 5 ? 2 : 1;
+    a->row_tiles = (int)ceil_div((size_t)s->strips, (size_t)QT_MOE_WARPS / (p->gated ? 2 : 1));
+    a->slots = s->blocks;
+    a->warp_bytes =
+        (int)round_up((size_t)(128 * s->bits + (32 + s->zero_bytes) * a->slot_groups), 16);
+    a->stage_bytes = QT_MOE_WARPS * a->warp_bytes;
+    a->units = (int)ceil_div((size_t)stages, (size_t)a->slots) + 1;
+    a->ring_at = qt_moe_wide_table_bytes(s->format);
+    a->weights_at = a->ring_at + stages * QT_MOE_WIDE_TOKENS * 128;
+    a->results_at = a->weights_at + (int)round_up((size_t)(stages * a->stage_bytes), 128);
+    a->exchange_at = a->results_at + 2 * QT_TILE_RESULT_BYTES;
+    a->units_at = a->exchange_at + QT_MOE_EXCHANGE_BYTES;
+    a->barriers_at = a->units_at + a->units * QT_MOE_UNIT_BYTES;
+    return (size_t)(a->barriers_at + QT_PIPELINE_BARRIER_BYTES);
+}
+
 /* Sets the members of *a that depend on shape and configuration. Returns bytes of shared memory. */
-static size_t layout(struct qt_moe_product_args *a, const struct product *p, int kind, bool wide,
+static size_t layout(struct qt_moe_wide_args *a, const struct product *p, int kind, bool wide,
                      int log2_wk, int stages)
 {
     const int tokens = tile_tokens(kind, wide);
@@ -142,21 +165,15 @@ static size_t layout(struct qt_moe_product_args *a, const struct product *p, int
     a->blocks = s->blocks;
     a->group_shift = s->grouped ? s->group_shift : 30;
     a->groups = (int)s->groups;
+    a->stages = stages;
+    a->log2_wk = log2_wk;
+    if (kind == QT_MOE_MANY && wide)
+        return layout_wide(a, p, stages);
     a->slot_groups = s->grouped ? qt_stage_groups(s, 2) : 1;
     a->row_tiles = row_tiles(p, log2_wk);
-    a->log2_wk = log2_wk;
     a->slots = (int)ceil_div((size_t)s->blocks, (size_t)2 << log2_wk);
-    a->stages = stages;
     a->warp_bytes = QT_MOE_STRIPS * (256 * s->bits + (32 + s->zero_bytes) * a->slot_groups);
     a->ring_at = qt_mma_tile_table_bytes(s->format);
-    if (kind == QT_MOE_MANY && wide) {
-        a->ring_at = qt_moe_wide_table_bytes(s->format);
-        a->stage_bytes = (int)round_up((size_t)(tokens * 256 + QT_MOE_WARPS * a->warp_bytes), 1024);
-        a->results_at = a->ring_at + stages * a->stage_bytes;
-        a->units_at = a->results_at + 2 * QT_TILE_RESULT_BYTES;
-        a->barriers_at = a->units_at + QT_MOE_UNITS * QT_MOE_UNIT_BYTES;
-        return (size_t)(a->barriers_at + QT_PIPELINE_BARRIER_BYTES);
-    }
     a->stage_bytes = (int)round_up(
         (size_t)((tokens * 256 << log2_wk) + QT_MOE_WARPS * a->warp_bytes + QT_MOE_HEADER), 128);
     a->sums_at = a->ring_at + stages * a->stage_bytes;
@@ -176,7 +193,7 @@ static bool choose(const struct qtool_moe_plan *plan, struct product *p, int kin
     const size_t half = (size_t)(d->smem_limit + 1024) / 2 - 1024;
     double best = 1e30;
     for (int log2_wk = 0; log2_wk <= (kind == QT_MOE_FEW ? 3 : 0); log2_wk++) {
-        struct qt_moe_product_args a;
+        struct qt_moe_wide_args a;
         int stages = kind == QT_MOE_MANY && wide ? (int)WIDE_STAGES : (int)QT_MOE_STAGES;
         int blocks = kind == QT_MOE_FEW ? 2 : 1;
         size_t smem = 0;
@@ -249,12 +266,35 @@ static bool has_many(const struct qtool_moe_plan *p)
            state_of(p)->product[1].kind[QT_MOE_MANY].kernel;
 }
 
+/* Whether X is gathered: the kernels by wgmma read it by position. */
+static bool gathers(const struct qtool_moe_plan *p)
+{
+    return state_of(p)->wide && has_many(p);
+}
+
+static size_t gathered_bytes(const struct qtool_moe_plan *p)
+{
+    return gathers(p) ? qt_moe_half_x_pitch(p) * 2 : 0; /* of a position */
+}
+
+/* Looks up the function that encodes tensor maps. */
+static int need_maps(struct qtool_moe_plan *p)
+{
+    struct qtool_matmul_plan maps = {};
+    if (qt_need_tensor_maps(&maps) != QTOOL_OK)
+        return qt_moe_refuse(p->reason, QTOOL_UNSUPPORTED, "%s", maps.reason);
+    state_of(p)->encode_map = qt_state(&maps)->encode_map;
+    return QTOOL_OK;
+}
+
 static int plan(struct qtool_moe_plan *p, const struct qtool_moe_layer *layer)
 {
     struct qt_moe_state *s = qt_state(p);
     int rc = QTOOL_OK;
     *state_of(p) = {};
     state_of(p)->wide = s->device.cc == 90;
+    if (state_of(p)->wide)
+        rc = need_maps(p);
     for (int down = 0; down < 2 && rc == QTOOL_OK; down++)
         rc = plan_product(p, down, down ? layer->down : layer->gate);
     if (rc != QTOOL_OK)
@@ -264,8 +304,78 @@ static int plan(struct qtool_moe_plan *p, const struct qtool_moe_layer *layer)
     for (int down = 0; down < 2; down++)
         if (row_tiles(&state_of(p)->product[down], 3) > s->row_tiles)
             s->row_tiles = row_tiles(&state_of(p)->product[down], 3);
-    s->partial_bytes = qt_moe_half_partial_bytes(p, state_of(p)->product[0].gated);
+    const bool gated = state_of(p)->product[0].gated;
+    s->partial_bytes = qt_moe_half_partial_bytes(p, gated);
+    if (gated && gathered_bytes(p) > s->partial_bytes)
+        s->partial_bytes = gathered_bytes(p);
     return QTOOL_OK;
+}
+
+/* ---- X by position --------------------------------------------------------------------------
+ *
+ * X is gathered to r->partial, or, if the results of up are there, to a place of its own. */
+
+struct gathered {
+    size_t x, factor; /* offsets in the workspace */
+    size_t own_bytes; /* with those of half.h */
+};
+
+/* own: as r->own; partial: as r->partial. */
+static struct gathered gathered_at(const struct qtool_moe_plan *p, size_t own, size_t partial)
+{
+    const bool gated = state_of(p)->product[0].gated, bf16 = p->options.dtype == QTOOL_BF16;
+    const size_t positions = qt_moe_positions(p);
+    size_t at = own + qt_moe_half_own_bytes(p);
+    struct gathered g = {partial, 0, 0};
+    if (!gated)
+        g.x = qt_moe_take(&at, positions * gathered_bytes(p));
+    g.factor = qt_moe_take(&at, gathers(p) && bf16 ? positions * sizeof(float) : 0);
+    g.own_bytes = at - own;
+    return g;
+}
+
+static size_t own_bytes(const struct qtool_moe_plan *p)
+{
+    return gathered_at(p, 0, 0).own_bytes;
+}
+
+static int run_gather(const struct qtool_moe_plan *p, const struct qt_moe_input *x,
+                      struct qt_moe_run *r)
+{
+    const struct gathered g = gathered_at(p, r->own, r->partial);
+    struct qt_moe_gather_args a = {};
+    a.item = (const struct qt_moe_item *)(r->workspace + r->item[QT_MOE_MANY]);
+    a.items = (const int *)(r->workspace + r->items) + QT_MOE_MANY;
+    a.order = (const int *)(r->workspace + r->order);
+    a.topk = (int)p->options.topk;
+    a.pitch = x->pitch / 8;
+    a.chunks = (int)a.pitch;
+    a.x = (const uint4 *)x->values;
+    a.token_factor = x->factor;
+    a.out = (uint4 *)(r->workspace + g.x);
+    a.out_factor = (float *)(r->workspace + g.factor);
+    return qt_moe_launch(p, qt_moe_gather_instance(), dim3((unsigned)qt_state(p)->device.sms * 4),
+                         256, 0, false, &a, r->stream);
+}
+
+/* Sets X of the kernel by wgmma. */
+static bool set_positions(struct qt_moe_wide_args *a, const struct qtool_moe_plan *p,
+                          const struct qt_moe_run *r)
+{
+    const struct gathered g = gathered_at(p, r->own, r->partial);
+    if (a->by_token) {
+        a->by_token = 0;
+        a->x = (const __half *)(r->workspace + g.x);
+        if (a->token_factor)
+            a->token_factor = (const float *)(r->workspace + g.factor);
+    }
+    struct qtool_matmul_plan maps = {};
+    maps.m = qt_moe_positions(p);
+    qt_state(&maps)->encode_map = state_of(p)->encode_map;
+    const struct qt_tensor x = {
+        a->x, 2, {(size_t)a->k, maps.m}, {(size_t)a->x_pitch * 2}, {QT_BLOCK_COLS, QT_MOE_WIDE_BOX},
+        true};
+    return qt_tensor_map(&maps, &a->x_map, &x);
 }
 
 /* ---- run ------------------------------------------------------------------------------------ */
@@ -276,9 +386,12 @@ static int run_product(const struct qtool_moe_plan *p, int matrix,
 {
     const struct state *state = state_of(p);
     const struct product *product = &state->product[matrix == QT_MOE_DOWN];
-    for (int kind = 0; kind < (has_many(p) ? 2 : 1); kind++) {
+    int rc = QTOOL_OK;
+    if (gathers(p) && matrix == (state->product[0].gated ? QT_MOE_GATE : QT_MOE_UP))
+        rc = run_gather(p, x, r);
+    for (int kind = 0; rc == QTOOL_OK && kind < (has_many(p) ? 2 : 1); kind++) {
         const bool wide = kind == QT_MOE_MANY && state->wide;
-        struct qt_moe_product_args a = {};
+        struct qt_moe_wide_args a = {};
         layout(&a, product, kind, state->wide, product->kind[kind].log2_wk,
                product->kind[kind].stages);
         qt_moe_half_set_args(&a, p, matrix, kind, s, x, r);
@@ -286,13 +399,13 @@ static int run_product(const struct qtool_moe_plan *p, int matrix,
         a.decode.bits = product->bits;
         a.decode.exp_bits = product->exp_bits;
         a.decode.zeros = product->zeros;
-        const int rc = qt_moe_half_launch(p, product->kind[kind].kernel, product->kind[kind].grid,
-                                          wide ? QT_MOE_WIDE_THREADS : QT_MOE_WARPS * 32,
-                                          product->kind[kind].smem, &a, r);
-        if (rc != QTOOL_OK)
-            return rc;
+        if (wide && !set_positions(&a, p, r))
+            return QTOOL_FAILED;
+        rc = qt_moe_half_launch(p, product->kind[kind].kernel, product->kind[kind].grid,
+                                wide ? QT_MOE_WIDE_THREADS : QT_MOE_WARPS * 32,
+                                product->kind[kind].smem, &a, r);
     }
-    return QTOOL_OK;
+    return rc;
 }
 
 static int run(const struct qtool_moe_plan *p, struct qt_moe_run *r)
@@ -300,4 +413,4 @@ static int run(const struct qtool_moe_plan *p, struct qt_moe_run *r)
     return qt_moe_half_run(p, r, state_of(p)->product[0].gated, run_product);
 }
 
-const struct qt_moe_kind qt_moe_packed = {write_table, plan, qt_moe_half_own_bytes, run};
+const struct qt_moe_kind qt_moe_packed = {write_table, plan, own_bytes, run};

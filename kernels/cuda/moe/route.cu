@@ -2,12 +2,16 @@
  * Kernels around the grouped products.
  *
  * Route sorts pairs by expert (counting sort, stable) and divides each expert's pairs into work
- * items. One thread block; warp w has the w-th part of the pairs. The result does not depend on
- * timing: atomics only count.
+ * items. One thread block, for many pairs a cluster; the w-th warp of the grid has the w-th part of
+ * the pairs. The result does not depend on timing: atomics only count.
  *
  *   count    pairs of each warp and expert, in shared memory
  *   scan     over experts and, within an expert, over warps: first position of each warp and expert
  *   place    every warp places its pairs in ascending order
+ *
+ * Gather copies the rows of X of items of the kind MANY to the order of positions, so that TMA can
+ * copy tiles of them. A thread block takes 32 rows of an item at a time.
+ *   Traffic    2 k bytes per position in (most from L2) and out
  *
  * Combine adds the results of the experts of a token in the order of the choices:
  *   grid       (tokens, columns / 1024); 128 threads of 8 columns
@@ -24,8 +28,9 @@
 template <class Visit>
 static __device__ __forceinline__ void route_pairs(const qt_moe_route_args &a, Visit visit)
 {
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int warps = (int)blockDim.x / 32;
+    const int lane = (int)threadIdx.x % 32, of_block = (int)blockDim.x / 32;
+    const int warp = (int)blockIdx.x * of_block + (int)threadIdx.x / 32;
+    const int warps = (int)gridDim.x * of_block;
     const int part = (a.pairs + warps * 32 - 1) / (warps * 32) * 32;
     const int begin = warp * part, end = min(begin + part, a.pairs);
 #pragma unroll 1
@@ -83,7 +88,8 @@ static __device__ __forceinline__ int tiles(int pairs, int tile)
  * of `steps` + 1 times STEP pairs, then the others of `steps` times STEP. The last item has what is
  * left.
  */
-enum { STEP = 32, SIZES = QT_MOE_WIDE_TOKENS / STEP };
+enum { STEP = 32, SIZES = QT_MOE_WIDE_TOKENS / STEP, KINDS = QT_MOE_ROUTE_KINDS };
+static_assert(KINDS == 2 + SIZES, "kinds of the scan");
 struct division {
     int items, larger, steps;
 
@@ -102,13 +108,72 @@ struct division {
     }
 };
 
-/* Writes the items of an expert; few, many[size - 1]: numbers of its first items of the kind FEW,
- * and of those of `size` times STEP pairs. */
-static __device__ __forceinline__ void put_items(const qt_moe_route_args &a, int expert, int first,
-                                                 int pairs, int few, const int *many)
+/* Shared memory of the sort. */
+struct route_space {
+    int *count;  /* [warps][experts] pairs, later the next position */
+    int *total;  /* [experts] pairs of the thread block */
+    int *all;    /* [experts] pairs of the cluster */
+    int *before; /* [experts] those of the thread blocks in front */
+    int *base;   /* [KINDS][experts]: of kind 0 first positions; else numbers of first items */
+    int *end;    /* [KINDS]: sums over the experts */
+
+    __device__ __forceinline__ route_space(int warps, int experts) : count((int *)qt_smem)
+    {
+        total = count + warps * experts;
+        all = total + experts;
+        before = all + experts;
+        base = before + experts;
+        end = base + KINDS * experts;
+    }
+};
+
+/* What the scan adds up for an expert: positions; items of the kind FEW; items of the kind MANY by
+ * size. */
+static __device__ __forceinline__ int route_amount(const qt_moe_route_args &a, int kind, int pairs)
 {
+    const bool many = pairs > a.few_pairs;
+    if (kind == 0)
+        return tiles(pairs, a.align) * a.align;
+    if (kind == 1)
+        return many ? 0 : tiles(pairs, QT_MOE_FEW_TOKENS);
+    return division(many ? pairs : 0, a.many_tokens).of_size(kind - 1);
+}
+
+/* The kinds are scanned by a warp each. */
+static __device__ __forceinline__ void route_scan(const qt_moe_route_args &a, const route_space &s)
+{
+    const int lane = (int)threadIdx.x % 32;
+    for (int kind = (int)threadIdx.x / 32; kind < KINDS; kind += (int)blockDim.x / 32) {
+        int begin = 0;
+        for (int at = 0; at < a.experts; at += 32) {
+            const int e = at + lane;
+            int sum;
+            const int before = warp_scan(e < a.experts ? route_amount(a, kind, s.all[e]) : 0, &sum);
+            if (e < a.experts)
+                s.base[kind * a.experts + e] = begin + before;
+            begin += sum;
+        }
+        if (lane == 0)
+            s.end[kind] = begin;
+    }
+}
+
+/* Items of the kind MANY with more than `size` times STEP pairs. They come first: thread blocks
+ * take items in turns, and so have about the same work. */
+static __device__ __forceinline__ int route_larger(const route_space &s, int size)
+{
+    int items = 0;
+    for (int kind = size + 2; kind < KINDS; kind++)
+        items += s.end[kind];
+    return items;
+}
+
+static __device__ __forceinline__ void put_items(const qt_moe_route_args &a, const route_space &s,
+                                                 int expert)
+{
+    const int first = s.base[expert], pairs = s.all[expert];
     if (pairs <= a.few_pairs) {
-        qt_moe_item *item = a.item[QT_MOE_FEW] + few;
+        qt_moe_item *item = a.item[QT_MOE_FEW] + s.base[a.experts + expert];
         for (int i = 0; i < pairs; i += QT_MOE_FEW_TOKENS)
             *item++ = qt_moe_item{expert, first + i, min((int)QT_MOE_FEW_TOKENS, pairs - i), 0};
         return;
@@ -117,25 +182,47 @@ static __device__ __forceinline__ void put_items(const qt_moe_route_args &a, int
     for (int i = 0, at = 0; i < d.items; i++) {
         const int size = d.steps + (i < d.larger), number = i < d.larger ? i : i - d.larger;
         const int rows = min(size * STEP, pairs - at);
-        a.item[QT_MOE_MANY][many[(size - 1) * a.experts + expert] + number] =
-            qt_moe_item{expert, first + at, rows, 0};
+        a.item[QT_MOE_MANY][route_larger(s, size) + s.base[(size + 1) * a.experts + expert] +
+                            number] = qt_moe_item{expert, first + at, rows, 0};
         at += rows;
     }
 }
 
+/* The same location in the shared memory of a thread block of the cluster. */
+static __device__ __forceinline__ const int *route_of_block(int *at, int rank)
+{
+#if __CUDA_ARCH__ >= 900
+    return (const int *)__cluster_map_shared_rank(at, (unsigned)rank);
+#else
+    return at + 0 * rank;
+#endif
+}
+
+static __device__ __forceinline__ void route_arrive()
+{
+#if __CUDA_ARCH__ >= 900
+    __cluster_barrier_arrive();
+#endif
+}
+
+static __device__ __forceinline__ void route_wait()
+{
+#if __CUDA_ARCH__ >= 900
+    __cluster_barrier_wait();
+#endif
+}
+
 static __global__ void __launch_bounds__(1024) route_kernel(const qt_moe_route_args a)
 {
-    int *const count = (int *)qt_smem; /* [warps][experts] */
     const int warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
-    int *const total = count + warps * a.experts; /* [experts] */
-    /* [2 + SIZES][experts]: position; first item of the kind FEW; of the kind MANY by size. */
-    int *const base = total + a.experts;
+    const int rank = (int)blockIdx.x, blocks = (int)gridDim.x;
+    const route_space s(warps, a.experts);
+    int *const mine = s.count + warp * a.experts;
     ptx_launch_dependents();
     ptx_wait_previous();
     for (int i = (int)threadIdx.x; i < warps * a.experts; i += (int)blockDim.x)
-        count[i] = 0;
+        s.count[i] = 0;
     __syncthreads();
-    int *const mine = count + warp * a.experts;
     route_pairs(a, [&](int, int expert) {
         if (expert >= 0)
             atomicAdd(&mine[expert], 1);
@@ -144,48 +231,35 @@ static __global__ void __launch_bounds__(1024) route_kernel(const qt_moe_route_a
     for (int e = (int)threadIdx.x; e < a.experts; e += (int)blockDim.x) {
         int sum = 0;
         for (int w = 0; w < warps; w++)
-            sum += count[w * a.experts + e];
-        total[e] = sum;
+            sum += s.count[w * a.experts + e];
+        s.total[e] = sum;
     }
     __syncthreads();
-    if (warp == 0) {
-        int begin[2 + SIZES] = {};
-        for (int at = 0; at < a.experts; at += 32) {
-            const int e = at + (int)threadIdx.x, pairs = e < a.experts ? total[e] : 0;
-            const bool many = pairs > a.few_pairs;
-            const division d(many ? pairs : 0, a.many_tokens);
-#pragma unroll
-            for (int i = 0; i < 2 + SIZES; i++) {
-                const int v = i >= 2   ? d.of_size(i - 1)
-                              : i == 0 ? tiles(pairs, a.align) * a.align
-                              : many   ? 0
-                                       : tiles(pairs, QT_MOE_FEW_TOKENS);
-                int sum;
-                const int before = warp_scan(v, &sum);
-                if (e < a.experts)
-                    base[i * a.experts + e] = begin[i] + before;
-                begin[i] += sum;
-            }
-        }
-        /* The largest items first: thread blocks take items in turns, and so have about the same
-         * work. */
-        int larger = 0;
-#pragma unroll
-        for (int i = 1 + SIZES; i >= 2; i--) {
-            for (int e = (int)threadIdx.x; e < a.experts; e += 32)
-                base[i * a.experts + e] += larger;
-            larger += begin[i];
-        }
-        if (threadIdx.x < QT_MOE_KINDS)
-            a.items[threadIdx.x] = threadIdx.x == QT_MOE_FEW ? begin[1] : larger;
-    }
-    __syncthreads();
+    route_arrive();
+    route_wait();
     for (int e = (int)threadIdx.x; e < a.experts; e += (int)blockDim.x) {
-        int at = base[e];
-        put_items(a, e, at, total[e], base[a.experts + e], base + 2 * a.experts);
+        int all = 0, before = 0;
+        for (int b = 0; b < blocks; b++) {
+            const int pairs = route_of_block(s.total, b)[e];
+            before += b < rank ? pairs : 0;
+            all += pairs;
+        }
+        s.all[e] = all;
+        s.before[e] = before;
+    }
+    __syncthreads();
+    route_arrive(); /* this thread block has read the sums of the others */
+    route_scan(a, s);
+    __syncthreads();
+    if (rank == 0 && threadIdx.x < QT_MOE_KINDS)
+        a.items[threadIdx.x] = threadIdx.x == QT_MOE_FEW ? s.end[1] : route_larger(s, 0);
+    for (int e = (int)threadIdx.x; e < a.experts; e += (int)blockDim.x) {
+        int at = s.base[e] + s.before[e];
+        if (e % blocks == rank)
+            put_items(a, s, e);
         for (int w = 0; w < warps; w++) {
-            const int pairs = count[w * a.experts + e];
-            count[w * a.experts + e] = at;
+            const int pairs = s.count[w * a.experts + e];
+            s.count[w * a.experts + e] = at;
             at += pairs;
         }
     }
@@ -203,6 +277,32 @@ static __global__ void __launch_bounds__(1024) route_kernel(const qt_moe_route_a
             mine[expert] += __popc(same);
         __syncwarp();
     });
+    route_wait();
+}
+
+static __global__ void __launch_bounds__(256) moe_gather_kernel(const qt_moe_gather_args a)
+{
+    enum { ROWS = 32, PARTS = QT_MOE_WIDE_TOKENS / ROWS };
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    ptx_wait_previous();
+    ptx_launch_dependents();
+    const int parts = *a.items * PARTS;
+#pragma unroll 1
+    for (int part = (int)blockIdx.x; part < parts; part += (int)gridDim.x) {
+        const qt_moe_item item = a.item[part / PARTS];
+        const int begin = part % PARTS * ROWS, end = min(item.rows, begin + ROWS);
+#pragma unroll 1
+        for (int row = begin + warp; row < end; row += 8) {
+            const int at = item.first + row, token = a.order[at] / a.topk;
+            const uint4 *const from = a.x + token * a.pitch;
+            uint4 *const to = a.out + at * a.pitch;
+#pragma unroll 8
+            for (int i = lane; i < a.chunks; i += 32)
+                to[i] = from[i];
+            if (a.token_factor && lane == 0)
+                a.out_factor[at] = a.token_factor[token];
+        }
+    }
 }
 
 static __device__ __forceinline__ float4 widen_four(bool bf16, uint32_t low, uint32_t high)
@@ -276,6 +376,11 @@ static __global__ void __launch_bounds__(128) combine_kernel(const qt_moe_combin
 const void *qt_moe_route_instance(void)
 {
     return (const void *)route_kernel;
+}
+
+const void *qt_moe_gather_instance(void)
+{
+    return (const void *)moe_gather_kernel;
 }
 
 const void *qt_moe_combine_instance(void)
