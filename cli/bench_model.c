@@ -158,6 +158,7 @@ static void fill_doc(struct cli *cli, const struct results *r)
     doc_set(cli, cli->doc, "gpu", doc_gpu(cli, r->gpu));
     doc_set(cli, cli->doc, "model", doc_text(r->o->path));
     doc_set(cli, cli->doc, "random_weights", json_boolean(r->opt->shape != NULL));
+    doc_set(cli, cli->doc, "head", doc_text(r->opt->head ? r->o->head : NULL));
     doc_set(cli, cli->doc, "prompt", doc_size(r->o->prompt));
     doc_set(cli, cli->doc, "tokens", doc_size(r->o->tokens));
     doc_set(cli, cli->doc, "kv_bits", doc_size(r->o->kv ? r->o->kv : 16));
@@ -168,9 +169,12 @@ static int print_report(const struct results *r, struct qt_err *err)
 {
     struct table speed = {.align = "lrrrrrrrrl"}, shares = {.align = "lrrrrrrrrr"};
     printf("%s, %s, %s\n", r->gpu->name, r->gpu->cuda, r->gpu->cublas);
-    printf("%s%s, prompts of %zu tokens, %zu decode steps, %s\n\n", r->o->path,
+    printf("%s%s, prompts of %zu tokens, %zu decode steps, %s\n", r->o->path,
            r->opt->shape ? " with random weights" : "", r->o->prompt, r->o->tokens,
            r->o->kv ? "4-bit KV cache (fp16: FP16)" : "FP16 KV cache");
+    if (r->opt->head)
+        printf("head in %s (fp16: FP16)\n", r->o->head);
+    putchar('\n');
     table_row(&speed, "SCHEME\tBATCH\tPREFILL\tDECODE\tMS\tX FP16\tMEMORY\tW\tJ/TOKEN\t$/M");
     table_row(&shares, "SCHEME\tBATCH\tPRODUCTS %%\tHEAD %%\tATTENTION %%\tHEADS %%\tNORMS %%\tACT "
                        "%%\tOTHER %%\tSUM MS");
@@ -213,13 +217,18 @@ int bench_model(struct cli *cli, const struct bench_model_options *o, const stru
     struct source source = {0};
     struct qt_model *model = NULL;
     struct qt_gpu *gpu = NULL;
+    struct qt_spec head;
     int rc = QT_OK;
-    if (!opt.shape && nspecs)
+    if (!opt.shape && (nspecs || o->head))
         return qt_fail(
             err, QT_E_USAGE, NULL, NULL,
-            "--scheme needs a shape (--model 8b, 70b or qwen3-30b); quantize %s first and give the "
+            "%s needs a shape (--model 8b, 70b or qwen3-30b); quantize %s first and give the "
             "container",
-            o->path);
+            nspecs ? "--scheme" : "--head", o->path);
+    if (o->head) {
+        QT_TRY(qt_spec_parse(&head, o->head, err));
+        opt.head = head.scheme ? &head : NULL;
+    }
     if (!opt.shape) {
         QT_TRY(source_open_whole(&source, o->path, cli, err));
         QT_TRY(qt_model_open(&model, &source.weights, err));

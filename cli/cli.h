@@ -436,6 +436,7 @@ int runtime_check_kv(int runtime, const char *device, enum qt_kv_keys keys, stru
 struct bench_model_options {
     const char *path; /* a checkpoint or container, or the name of a shape; NULL: no --model */
     const char *batch;
+    const char *head; /* scheme of a shape's head; NULL: FP16 */
     size_t prompt, tokens, kv;
     double price; /* dollars per hour; 0: unknown */
 };

@@ -212,8 +212,8 @@ static int parse_model(struct request *r, const struct bench_options *o, struct 
     if (o->shape.count || o->moe.count || o->m != default_m || o->length || o->dtype ||
         o->compute || o->dependent)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
-                       "--model takes --scheme, --batch, --prompt, --tokens, --kv, --invariant and "
-                       "--price");
+                       "--model takes --scheme, --head, --batch, --prompt, --tokens, --kv, "
+                       "--invariant and --price");
     QT_TRY(parse_schemes(r, o->scheme.items, o->scheme.count, err));
     if (r->kv4)
         QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL,
@@ -676,6 +676,12 @@ static const struct opt opts[] = {
      .offset = offsetof(struct bench_options, whole.batch),
      .metavar = "LIST",
      .help = "--model: numbers of sequences (default 1,4,16,64)"},
+    {.name = "head",
+     .kind = OPT_STRING,
+     .offset = offsetof(struct bench_options, whole.head),
+     .metavar = "SCHEME",
+     .help = "--model with random weights: scheme of the head, in all rows but FP16 (default none: "
+             "FP16)"},
     {.name = "prompt",
      .kind = OPT_SIZE,
      .offset = offsetof(struct bench_options, whole.prompt),

@@ -274,7 +274,9 @@ static inline void ref_next(const struct qtool_decoder_next *a)
         size_t best = 0;
         for (size_t i = 0; i < a->vocab; i++) {
             const double cap = (double)a->softcap;
-            double v = (double)logits[i] * (double)a->factor + ref_at(a->bias, i);
+            const double product =
+                a->half ? ref_half(a->half, s * a->vocab + i) : (double)logits[i];
+            const double v = product * (double)a->factor + ref_at(a->bias, i);
             logits[i] = (float)(cap > 0 ? cap * tanh(v / cap) : v);
             if (a->fault && !isfinite(logits[i]))
                 *a->fault = 1;

@@ -398,11 +398,12 @@ struct qt_runtime_shape {
 };
 /* Entry i of the shapes with names; NULL past the end. */
 const struct qt_runtime_shape *qt_runtime_shape_at(size_t i);
-/* spec: scheme of the linears; NULL: FP16. The decoder layers have equal weights in memory of their
- * own. */
+/* spec: scheme of the linears, head: of the head, not w4ax; NULL: FP16. The decoder layers have
+ * equal weights in memory of their own. */
 int qt_runtime_open_random(struct qt_runtime **out, struct qt_gpu *gpu,
                            const struct qt_runtime_shape *shape, const struct qt_spec *spec,
-                           const struct qt_runtime_options *opt, struct qt_err *err);
+                           const struct qt_spec *head, const struct qt_runtime_options *opt,
+                           struct qt_err *err);
 
 enum { QT_BENCH_BATCHES = 16 };
 
@@ -414,6 +415,7 @@ struct qt_bench_model_options {
     const struct qt_container *container;
     const struct qt_spec *specs; /* with a shape: after FP16 */
     size_t nspecs;
+    const struct qt_spec *head; /* with a shape: of all rows but FP16; NULL: FP16 */
     const size_t *batches;
     size_t nbatches;
     size_t prompt, tokens; /* of each sequence: prefilled, then decoded and timed */

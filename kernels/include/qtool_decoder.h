@@ -189,7 +189,7 @@ struct qtool_decoder_expert_product {
 /*
  * The next token of each sequence, from
  *
- *     logit = logits * factor + bias, then softcap * tanh(logit / softcap) if softcap > 0
+ *     logit = product * factor + bias, then softcap * tanh(logit / softcap) if softcap > 0
  *
  * temperature 0: the most probable token (ties: the lowest id). Otherwise a random one with
  * probability exp(logit / temperature), of the top_k most probable ones and of the most probable
@@ -201,6 +201,7 @@ struct qtool_decoder_expert_product {
 struct qtool_decoder_next {
     size_t sequences, vocab;
     float *logits;     /* [sequences][vocab]; receives the values after factor, bias and softcap */
+    const void *half;  /* F16 [sequences][vocab]: products; NULL: `logits` has them */
     const float *bias; /* [vocab], or NULL */
     float factor, softcap;
     float temperature;

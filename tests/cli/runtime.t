@@ -22,7 +22,7 @@ $ qtool verify none --device cuda --gate 'model_error<=0.01'
 2 .*--gate 'model_error<=0.01' needs --model
 $ qtool bench --model 8b --m 1,2
 ? 2
-2 .*--model takes --scheme, --batch, --prompt, --tokens, --kv, --invariant and --price
+2 .*--model takes --scheme, --head, --batch, --prompt, --tokens, --kv, --invariant and --price
 $ qtool bench --model 8b --scheme kv4
 ? 2
 2 with --model, a 4-bit cache is --kv 4, not --scheme kv4
@@ -34,6 +34,11 @@ $ qtool bench --model 8b --batch 1,0
 $ qtool bench --model "$NANO" --scheme nf4
 ? 2
 2 .*--scheme needs a shape \(--model 8b, 70b or qwen3-30b\)
+$ qtool bench --model "$NANO" --head int8
+? 2
+2 .*--head needs a shape \(--model 8b, 70b or qwen3-30b\)
+$ qtool bench --model 8b --head int9
+? 2
 $ qtool bench --model missing
 ? 3
 2 missing

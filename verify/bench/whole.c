@@ -89,7 +89,8 @@ static int open_runtime(struct bench_model *b, const struct qt_bench_model_row *
                                            .batch_invariant = o->batch_invariant,
                                            .log = o->log};
     if (o->shape)
-        return qt_runtime_open_random(&b->rt, b->gpu, o->shape, row->spec, &opt, err);
+        return qt_runtime_open_random(&b->rt, b->gpu, o->shape, row->spec,
+                                      row->fp16 ? NULL : o->head, &opt, err);
     return qt_runtime_open(&b->rt, b->gpu, o->model, o->weights, row->fp16 ? NULL : o->container,
                            &opt, err);
 }

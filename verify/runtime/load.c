@@ -668,6 +668,31 @@ static void fill_config(struct rt_config *c, const struct qt_model *model,
     };
 }
 
+/* The head: packed, unless it is w4ax or has no kernel; if it is FP16, maybe the embedding. */
+static int load_head(struct loader *l, const struct qt_outer *outer, struct qt_err *err)
+{
+    struct rt_linear *head = &l->rt->head;
+    const struct qt_entry *entry = entry_of(l, &outer->head);
+    const void *sections[QT_MAX_SECTIONS] = {NULL};
+    struct qt_packed packed = {.n = 0};
+    struct qtool_matmul_weight weight;
+    int rc = QT_OK;
+    if (entry)
+        QT_TRY(qt_packed_open(&packed, l->container, entry, err));
+    if (packed.n == outer->head.n && !gpu_is_w4ax(&packed) &&
+        qt_gpu_weight(&weight, &packed, sections, NULL) == QT_OK) {
+        QT_TRY(upload_packed(head, l->rt, &packed, 1, err));
+    } else {
+        *head = (struct rt_linear){.n = outer->head.n, .k = outer->head.k, .dense = l->rt->embed};
+        if (outer->head.weight != outer->embed.weight)
+            QT_TRY(load_table(&head->dense, l, &outer->head, err));
+    }
+    QT_TRY(load_vector(&l->rt->head_bias, l, outer->head.bias, &outer->head, &unchanged, err));
+done:
+    qt_packed_free(&packed);
+    return rc;
+}
+
 static int load_all(struct loader *l, const struct qt_model *model, struct qt_err *err)
 {
     struct qt_runtime *rt = l->rt;
@@ -680,10 +705,7 @@ static int load_all(struct loader *l, const struct qt_model *model, struct qt_er
         QT_TRY(qt_model_block(&block, model, i, err));
     QT_TRY(load_table(&rt->embed, l, &outer.embed, err));
     QT_TRY(load_table(&rt->positions, l, &outer.positions, err));
-    rt->head = (struct rt_linear){.n = outer.head.n, .k = outer.head.k, .dense = rt->embed};
-    if (outer.head.weight != outer.embed.weight)
-        QT_TRY(load_table(&rt->head.dense, l, &outer.head, err));
-    QT_TRY(load_vector(&rt->head_bias, l, outer.head.bias, &outer.head, &unchanged, err));
+    QT_TRY(load_head(l, &outer, err));
     QT_TRY(load_norm(&rt->final_norm, l, &outer.final_norm, outer.norm, NULL, err));
     for (size_t i = 0; i < layers; i++) {
         qt_log_progress(rt->opt.log, "load", (double)i, (double)layers);

@@ -46,9 +46,10 @@ static int not_invariant(const char *what, struct qt_err *err)
 
 /* ---- products ------------------------------------------------------------------------------- */
 
+/* y: F16 [m][n]. */
 static int append_product(struct rt_program *p, struct qt_runtime *rt,
                           const struct rt_linear *linear, void *y, const void *x, size_t m,
-                          struct qt_err *err)
+                          enum qt_runtime_share share, struct qt_err *err)
 {
     struct qt_gpu *gpu = rt->gpu;
     const struct qtool_matmul_options opt = {.dtype = QTOOL_F16,
@@ -59,7 +60,7 @@ static int append_product(struct rt_program *p, struct qt_runtime *rt,
                                              .dense_context = gpu->dense_context};
     struct rt_op *op;
     int rc;
-    QT_TRY(append_op(&op, p, linear->dense ? RT_DENSE : RT_MATMUL, QT_RUNTIME_PRODUCTS, err));
+    QT_TRY(append_op(&op, p, linear->dense ? RT_DENSE : RT_MATMUL, share, err));
     op->product.linear = linear;
     op->product.y = y;
     op->product.x = x;
@@ -117,8 +118,9 @@ static int append_group(struct rt_program *p, struct qt_runtime *rt, const struc
     if (g->input.blocks)
         QT_TRY(append_quantize(p, rt, &g->input, x, m, err));
     for (size_t i = 0; i < g->linears; i++) {
-        QT_TRY(g->input.blocks ? append_w4ax(p, rt, &g->linear[i], at, m, err)
-                               : append_product(p, rt, &g->linear[i], at, x, m, err));
+        QT_TRY(g->input.blocks
+                   ? append_w4ax(p, rt, &g->linear[i], at, m, err)
+                   : append_product(p, rt, &g->linear[i], at, x, m, QT_RUNTIME_PRODUCTS, err));
         at += m * g->linear[i].n * 2;
     }
 done:
@@ -532,22 +534,36 @@ done:
     return rc;
 }
 
+/* The FP16 head by cuBLAS with FP32 results. */
+static int append_dense_head(struct rt_program *p, struct qt_runtime *rt, float *logits,
+                             const void *x, size_t m, struct qt_err *err)
+{
+    struct rt_op *op;
+    int rc = append_op(&op, p, RT_DENSE_F32, QT_RUNTIME_HEAD, err);
+    if (rc == QT_OK) {
+        op->product.linear = &rt->head;
+        op->product.y = logits;
+        op->product.x = x;
+        op->product.m = m;
+    }
+    return rc;
+}
+
 int rt_add_head(struct rt_program *p, struct qt_runtime *rt, float *logits, size_t row, size_t m,
                 float softcap, struct qt_err *err)
 {
     const struct rt_config *c = &rt->config;
+    const void *x = (char *)rt->x + row * c->hidden * 2;
+    const bool dense = rt->head.dense != NULL;
     struct qtool_decoder_op op = {.kind = QTOOL_DECODER_NEXT};
-    struct rt_op *head;
     int rc;
-    QT_TRY(append_op(&head, p, RT_DENSE_F32, QT_RUNTIME_HEAD, err));
-    head->product.linear = &rt->head;
-    head->product.y = logits;
-    head->product.x = (char *)rt->x + row * c->hidden * 2;
-    head->product.m = m;
-    if (c->logit_scale != 1 || rt->head_bias || softcap > 0) {
+    QT_TRY(dense ? append_dense_head(p, rt, logits, x, m, err)
+                 : append_product(p, rt, &rt->head, rt->head_out, x, m, QT_RUNTIME_HEAD, err));
+    if (!dense || c->logit_scale != 1 || rt->head_bias || softcap > 0) {
         op.next = (struct qtool_decoder_next){.sequences = m,
                                               .vocab = c->vocab,
                                               .logits = logits,
+                                              .half = dense ? NULL : rt->head_out,
                                               .bias = rt->head_bias,
                                               .factor = c->logit_scale,
                                               .softcap = softcap};

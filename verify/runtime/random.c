@@ -203,8 +203,28 @@ done:
     return rc;
 }
 
+static int random_head(struct qt_runtime *rt, const struct qt_runtime_shape *shape,
+                       const struct qt_spec *spec, struct qt_err *err)
+{
+    struct rt_group group = {.linears = 0};
+    struct qt_packed packed = {.n = 0};
+    int rc = QT_OK;
+    rt->head = (struct rt_linear){.n = shape->vocab, .k = shape->hidden};
+    if (!spec)
+        return random_halves(&rt->head.dense, rt, shape->vocab * shape->hidden, .02f, err);
+    QT_TRY(qt_bench_weights(&packed, spec, shape->vocab, shape->hidden, err));
+    if (gpu_is_w4ax(&packed))
+        QT_TRY(qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "the fused runtime does not support heads in w4ax"));
+    QT_TRY(rt_pack_group(&group, rt, &packed, 1, err));
+    rt->head = group.linear[0];
+done:
+    qt_packed_free(&packed);
+    return rc;
+}
+
 int rt_load_random(struct qt_runtime *rt, const struct qt_runtime_shape *shape,
-                   const struct qt_spec *spec, struct qt_err *err)
+                   const struct qt_spec *spec, const struct qt_spec *head, struct qt_err *err)
 {
     int rc;
     rt->config = (struct rt_config){.layers = shape->layers,
@@ -220,8 +240,7 @@ int rt_load_random(struct qt_runtime *rt, const struct qt_runtime_shape *shape,
                                     .logit_scale = 1};
     QT_TRY(qt_array_new(&rt->layers, shape->layers, sizeof *rt->layers, err));
     QT_TRY(random_halves(&rt->embed, rt, shape->vocab * shape->hidden, 1, err));
-    rt->head = (struct rt_linear){.n = shape->vocab, .k = shape->hidden};
-    QT_TRY(random_halves(&rt->head.dense, rt, shape->vocab * shape->hidden, .02f, err));
+    QT_TRY(random_head(rt, shape, head, err));
     QT_TRY(ones(&rt->final_norm, rt, shape->hidden, err));
     QT_TRY(no_rotation(rt, err));
     QT_TRY(random_layers(rt, shape, spec, err));

@@ -124,9 +124,9 @@ static int new_activations(struct qt_runtime *rt, struct qt_err *err)
         QT_TRY(rt_alloc(rt, &rt->row_k, rows, kv * 2, err));
         QT_TRY(rt_alloc(rt, &rt->row_v, rows, kv * 2, err));
     }
-    QT_TRY(rt_alloc(rt, &rt->logits,
-                    qt_max_size(rt->opt.sequences, RT_LOGIT_ROWS) + invariant_rows(rt),
-                    c->vocab * sizeof *rt->logits, err));
+    const size_t last = qt_max_size(rt->opt.sequences, RT_LOGIT_ROWS) + invariant_rows(rt);
+    QT_TRY(rt_alloc(rt, &rt->logits, last, c->vocab * sizeof *rt->logits, err));
+    QT_TRY(rt_alloc(rt, &rt->head_out, rt->head.dense ? 0 : last, c->vocab * 2, err));
     QT_TRY(rt_alloc(rt, &rt->ids, rows, sizeof *rt->ids, err));
     QT_TRY(rt_alloc(rt, &rt->position, rows, sizeof *rt->position, err));
     QT_TRY(rt_alloc(rt, &rt->sequence, rows, sizeof *rt->sequence, err));
@@ -225,13 +225,14 @@ done:
 
 int qt_runtime_open_random(struct qt_runtime **out, struct qt_gpu *gpu,
                            const struct qt_runtime_shape *shape, const struct qt_spec *spec,
-                           const struct qt_runtime_options *opt, struct qt_err *err)
+                           const struct qt_spec *head, const struct qt_runtime_options *opt,
+                           struct qt_err *err)
 {
     struct qt_runtime *rt = NULL;
     int rc;
     *out = NULL;
     QT_TRY(open_runtime(&rt, gpu, opt, err));
-    QT_TRY(rt_load_random(rt, shape, spec, err));
+    QT_TRY(rt_load_random(rt, shape, spec, head, err));
     QT_TRY(rt_prepare(rt, err));
     *out = rt;
 done:
@@ -469,8 +470,11 @@ int qt_runtime_all_logits(struct qt_runtime *rt, const uint32_t *ids, size_t tok
     QT_TRY(run_prompts(rt, ids, 0, 1, tokens, true, &seconds, err));
     for (size_t at = 0; at < tokens; at += RT_LOGIT_ROWS) {
         const size_t m = qt_min_size(RT_LOGIT_ROWS, tokens - at);
+        const void *workspace = rt->operands.workspace.data;
         head.count = 0;
         QT_TRY(rt_add_head(&head, rt, rt->logits, at, m, 0, err));
+        if (rt->operands.workspace.data != workspace)
+            drop_graph(rt);
         QT_TRY(rt_enqueue(rt, &head, QT_RUNTIME_SHARES, err));
         QT_TRY(rt->gpu->download(rt->gpu, logits, rt->logits, m * vocab * sizeof *logits, err));
         QT_TRY(use(ctx, logits, at, m, err));

@@ -150,7 +150,7 @@ struct qt_runtime {
     size_t original;
     struct rt_rope rope[QT_ROPES], query_rope; /* query_rope: for QT_ROPE_FULL, if it differs */
     const void *embed, *positions;             /* F16 */
-    struct rt_linear head;                     /* F16 */
+    struct rt_linear head;                     /* not w4ax */
     const float *head_bias;
     struct qtool_decoder_norm final_norm;
     size_t page;       /* tokens of a sequence in the cache */
@@ -164,6 +164,7 @@ struct qt_runtime {
     int *expert;                   /* numbers of these */
     struct qtool_kv_cache scratch; /* FP16 keys and values of a layer, for prompts; 4-bit cache */
     float *logits;                 /* [max(sequences, RT_LOGIT_ROWS)][vocab] */
+    void *head_out;                /* F16, the same shape: of a packed head */
     struct gpu_operands operands;  /* workspace */
     /* Tokens of a prompt: [rows]; the next tokens: [sequences]. */
     int *ids, *position, *sequence, *all_sequences;
@@ -214,9 +215,10 @@ int rt_follow(struct qt_act *act, const struct rt_rows *from, struct qt_err *err
 bool rt_expert_act(enum qtool_moe_activation *out, enum qtool_decoder_act act);
 /* Memory for the experts, whose `packed` is filled, and their table. */
 int rt_place_experts(struct gpu_experts *e, struct qt_runtime *rt, struct qt_err *err);
-/* Random weights: those of a decoder layer, and copies of them for the others. spec NULL: FP16. */
+/* Random weights: those of a decoder layer, and copies of them for the others. spec, head NULL:
+ * FP16. */
 int rt_load_random(struct qt_runtime *rt, const struct qt_runtime_shape *shape,
-                   const struct qt_spec *spec, struct qt_err *err);
+                   const struct qt_spec *spec, const struct qt_spec *head, struct qt_err *err);
 
 /* ---- program.c ------------------------------------------------------------------------------ */
 

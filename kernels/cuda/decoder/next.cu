@@ -30,21 +30,17 @@ static __global__ void __launch_bounds__(NEXT_THREADS) next_kernel(qtool_decoder
 {
     __shared__ best_token parts[NEXT_THREADS / 32];
     const int sequence = (int)blockIdx.x, vocab = (int)a.vocab;
-    float *logits = a.logits + (size_t)sequence * vocab;
-    const bool change = a.factor != 1 || a.bias || a.softcap > 0;
+    const size_t first = (size_t)sequence * vocab;
+    const bool change = a.half || a.factor != 1 || a.bias || a.softcap > 0;
     best_token best = {-INFINITY, 0x7fffffff};
     bool finite = true;
     ptx_launch_dependents();
     ptx_wait_previous();
 #pragma unroll 8
     for (int i = (int)threadIdx.x; i < vocab; i += NEXT_THREADS) {
-        float v = logits[i];
-        if (change) {
-            v = v * a.factor + (a.bias ? a.bias[i] : 0);
-            if (a.softcap > 0)
-                v = a.softcap * tanhf(v / a.softcap);
-            logits[i] = v;
-        }
+        const float v = change ? changed_logit(a, first + i, i) : a.logits[first + i];
+        if (change)
+            a.logits[first + i] = v;
         finite &= isfinite(v);
         best = better_token(best, best_token{v, i});
     }

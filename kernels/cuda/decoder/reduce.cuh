@@ -27,6 +27,14 @@ static __device__ __forceinline__ float sum_of_block(float v, float *parts)
     return sum_of_warp(v);
 }
 
+/* Logit i of all sequences, after factor, bias and softcap; of its sequence it is logit `id`. */
+static __device__ __forceinline__ float changed_logit(const qtool_decoder_next &a, size_t i, int id)
+{
+    float v = a.half ? __half2float(((const __half *)a.half)[i]) : a.logits[i];
+    v = v * a.factor + (a.bias ? a.bias[id] : 0);
+    return a.softcap > 0 ? a.softcap * tanhf(v / a.softcap) : v;
+}
+
 static __device__ __forceinline__ void unpack_8_halves(float out[8], uint4 v)
 {
     const uint32_t words[4] = {v.x, v.y, v.z, v.w};

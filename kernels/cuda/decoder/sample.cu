@@ -154,9 +154,7 @@ static __global__ void __launch_bounds__(SAMPLE_THREADS) sample_kernel(qtool_dec
     uint32_t most = 0;
 #pragma unroll 8
     for (int i = (int)threadIdx.x; i < vocab; i += SAMPLE_THREADS) {
-        float v = logits[i] * a.factor + (a.bias ? a.bias[i] : 0);
-        if (a.softcap > 0)
-            v = a.softcap * tanhf(v / a.softcap);
+        const float v = changed_logit(a, (size_t)sequence * vocab + i, i);
         logits[i] = v;
         finite &= isfinite(v);
         most = max(most, sample_key(v));
