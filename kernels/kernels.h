@@ -117,7 +117,7 @@ struct qt_gpu {
     /* The functions qtool_kv_*. QT_E_UNSUPPORTED with the reason if plan refuses. */
     int (*kv_append)(struct qt_gpu *gpu, const struct qtool_kv_cache *cache, const void *k,
                      const void *v, const int *sequence, const int *position, size_t tokens,
-                     enum qtool_dtype dtype, struct qt_err *err);
+                     enum qtool_dtype dtype, bool dependent, struct qt_err *err);
     int (*kv_plan)(struct qt_gpu *gpu, struct qtool_kv_plan *out,
                    const struct qtool_kv_cache *cache, const struct qtool_kv_options *opt,
                    size_t split_tokens, struct qt_err *err);

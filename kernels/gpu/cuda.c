@@ -242,9 +242,10 @@ static int gpu_w4ax_run(struct qt_gpu *gpu, const struct qtool_w4ax_plan *plan,
 
 static int gpu_kv_append(struct qt_gpu *gpu, const struct qtool_kv_cache *cache, const void *k,
                          const void *v, const int *sequence, const int *position, size_t tokens,
-                         enum qtool_dtype dtype, struct qt_err *err)
+                         enum qtool_dtype dtype, bool dependent, struct qt_err *err)
 {
-    int status = qtool_kv_append(cache, k, v, sequence, position, tokens, dtype, self(gpu)->stream);
+    int status = qtool_kv_append(cache, k, v, sequence, position, tokens, dtype, dependent,
+                                 self(gpu)->stream);
     return launched(status, "append to a cache", err);
 }
 

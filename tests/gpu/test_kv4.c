@@ -121,8 +121,8 @@ static int append_tokens(struct cache *c, const struct test_case *t, const size_
     void *k = upload(x[0], n * row), *v = upload(x[1], n * row);
     void *sequence = upload(number[0], n * sizeof(int));
     void *position = upload(number[1], n * sizeof(int));
-    int rc =
-        qtool_kv_append(&c->c, k, v, sequence, position, n, t->bf16 ? QTOOL_BF16 : QTOOL_F16, NULL);
+    int rc = qtool_kv_append(&c->c, k, v, sequence, position, n, t->bf16 ? QTOOL_BF16 : QTOOL_F16,
+                             qtool_kernels_compute(0) == 90, NULL);
     CHECK(cudaGetLastError());
     CHECK(cudaDeviceSynchronize());
     void *device[] = {k, v, sequence, position}, *host[] = {x[0], x[1], number[0], number[1]};
@@ -521,7 +521,7 @@ static bool same_behind_append(const struct cache *c, const struct test_case *t,
     }
     CHECK(cudaDeviceSynchronize());
     ran = ran &&
-          qtool_kv_append(&c->c, k, v, sequence, position, tokens, opt.dtype, NULL) == QTOOL_OK;
+          qtool_kv_append(&c->c, k, v, sequence, position, tokens, opt.dtype, 0, NULL) == QTOOL_OK;
     for (int i = 0; i < 2 && ran; i++)
         ran = qtool_kv_attention_run(&plan[i], &c->c, device_out[i], q, length, workspace.at,
                                      NULL) == QTOOL_OK;

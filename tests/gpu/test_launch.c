@@ -294,7 +294,7 @@ static void check_attention(size_t heads, size_t kv_heads, size_t dim, enum qtoo
         .k_first = memory,
         .k_tail = memory,
     };
-    int rc = qtool_kv_append(&cache, memory, memory, memory, memory, 100, QTOOL_F16, NULL);
+    int rc = qtool_kv_append(&cache, memory, memory, memory, memory, 100, QTOOL_F16, 1, NULL);
     result("append", heads, kv_heads * dim, 100, launch_fault(rc));
     for (size_t batch = 1; batch <= 256; batch *= 4)
         for (size_t length = 1; length <= 1 << 20; length *= 32) {

@@ -532,14 +532,15 @@ static void kv4(void)
     refuses("no workspace", qtool_kv_attention_run(&p, &cache, memory, memory, length, NULL, NULL));
     refuses("workspace at 8",
             qtool_kv_attention_run(&p, &cache, memory, memory, length, memory + 8, NULL));
-    refuses("another type of keys", qtool_kv_append(&cache, memory, memory, (int *)memory,
-                                                    (int *)memory, 1, (enum qtool_dtype)2, NULL));
+    refuses("another type of keys",
+            qtool_kv_append(&cache, memory, memory, (int *)memory, (int *)memory, 1,
+                            (enum qtool_dtype)2, 0, NULL));
     refuses("no keys", qtool_kv_append(&cache, NULL, memory, (int *)memory, (int *)memory, 1,
-                                       QTOOL_F16, NULL));
+                                       QTOOL_F16, 0, NULL));
     refuses("keys at 8", qtool_kv_append(&cache, memory + 8, memory, (int *)memory, (int *)memory,
-                                         1, QTOOL_F16, NULL));
+                                         1, QTOOL_F16, 0, NULL));
     refuses("no positions",
-            qtool_kv_append(&cache, memory, memory, (int *)memory, NULL, 1, QTOOL_F16, NULL));
+            qtool_kv_append(&cache, memory, memory, (int *)memory, NULL, 1, QTOOL_F16, 0, NULL));
     refuses("no q", qtool_kv_attention_run(&p, &cache, memory, NULL, length, memory, NULL));
     refuses("no out", qtool_kv_attention_run(&p, &cache, NULL, memory, length, memory, NULL));
     refuses("no lengths", qtool_kv_attention_run(&p, &cache, memory, memory, NULL, memory, NULL));

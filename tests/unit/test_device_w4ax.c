@@ -283,11 +283,11 @@ static void append_key(const struct qtool_kv_cache *c, const uint16_t *k, size_t
 
 static int fake_append(struct qt_gpu *gpu, const struct qtool_kv_cache *c, const void *k,
                        const void *v, const int *sequence, const int *position, size_t tokens,
-                       enum qtool_dtype dtype, struct qt_err *err)
+                       enum qtool_dtype dtype, bool dependent, struct qt_err *err)
 {
     struct fake *f = self(gpu);
     size_t at = 0, rows = 4 * 704 * c->heads;
-    (void)err;
+    (void)dependent, (void)err;
     for (size_t t = 0; t < tokens; t++)
         for (size_t h = 0; h < c->heads; h++) {
             size_t from = (t * c->heads + h) * c->head_dim;

@@ -183,7 +183,7 @@ static int append_tokens(struct check *c, const char *k, const char *v, const in
     const size_t bytes = c->heads * c->dim * 2;
     struct qt_gpu *gpu = c->d->gpu;
     return gpu->kv_append(gpu, &c->cache, k + from * bytes, v + from * bytes, sequence + from,
-                          position + from, to - from, c->dtype, err);
+                          position + from, to - from, c->dtype, false, err);
 }
 
 static int append(struct check *c, struct qt_err *err)

@@ -657,7 +657,7 @@ static int enqueue(struct qt_runtime *rt, const struct rt_op *op, bool dependent
     case RT_APPEND:
         return gpu->kv_append(gpu, op->append.cache, op->append.k, op->append.v,
                               op->append.sequence, op->append.position, op->append.tokens,
-                              QTOOL_F16, err);
+                              QTOOL_F16, dependent, err);
     default:
         return gpu->kv_run(gpu, &op->cached.plan, op->cached.cache, op->cached.out, op->cached.q,
                            rt->next_length, workspace, err);

@@ -1,12 +1,14 @@
 /*
  * Quantizes the keys and values of new tokens and appends them to the KV cache.
  *
- *   grid    (tokens, KV heads)
+ *   grid    (tokens, KV heads), INT4: (tokens, KV heads, 2): keys, and values
  *   block   INT4: 4 warps; F16: 1 warp
- *   values  warp 0; a lane has D / 32 adjacent channels of the token
+ *   values  INT4: warp 0; a lane has D / 32 adjacent channels of the token
  *   keys    INT4: the thread block of the last new token of a KV group quantizes the whole group;
  *           the other thread blocks quantize no keys. A thread has 8 adjacent channels of every
  *           ROWS-th token. Keys of earlier calls come from k_tail
+ *
+ * Keys from k_tail are read before the preceding kernel has finished, new keys and values after it.
  *
  * The thread block that quantizes a sequence's first KV group of this call also stores the keys of
  * the sequence's last KV group to k_tail, after it has read the first group's earlier keys from
@@ -20,6 +22,7 @@
  * Used by    qtool_kv_append
  */
 #include "kernels/cuda/common/convert.cuh"
+#include "kernels/cuda/common/device.h"
 #include "kernels/cuda/kv4/view.h"
 
 #include <math.h>
@@ -182,18 +185,21 @@ static __device__ __forceinline__ void kv_append_group(const kv_append_args &a, 
         high.x[i] = __hneg2(most);
     }
 #pragma unroll
-    for (int s = 0; s < G::STEPS; s++) {
-        const int j = s * G::ROWS + own;
-        if (j < begin || j > at)
-            continue;
-        if (at - j < run)
-            k[s] = kv_new_keys(a, token - (at - j), head, D, channel);
-        else
-            k[s] = *(const kv_keys *)(tail + (size_t)j * D);
+    for (int fresh = 0; fresh < 2; fresh++) {
+        if (fresh)
+            ptx_wait_previous();
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            low.x[i] = __hmin2(low.x[i], k[s].x[i]);
-            high.x[i] = __hmax2(high.x[i], k[s].x[i]);
+        for (int s = 0; s < G::STEPS; s++) {
+            const int j = s * G::ROWS + own;
+            if (j < begin || j > at || (at - j < run) != fresh)
+                continue;
+            k[s] = fresh ? kv_new_keys(a, token - (at - j), head, D, channel)
+                         : *(const kv_keys *)(tail + (size_t)j * D);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                low.x[i] = __hmin2(low.x[i], k[s].x[i]);
+                high.x[i] = __hmax2(high.x[i], k[s].x[i]);
+            }
         }
     }
     kv_join_ranges<D>(&low, &high);
@@ -274,11 +280,15 @@ __global__ void __launch_bounds__(APPEND_THREADS)
     const size_t row = kv_row(a.cache, kv_page(a.cache, sequence, position), head, position);
     const bool more = token + 1 < a.tokens && a.sequence[token + 1] == sequence;
     ptx_launch_dependents();
-    if (threadIdx.x < 32)
-        kv_append_value<D / 32>(a, token, head, row);
-    if (position == 0 && threadIdx.x < D / 8)
-        *(kv_keys *)(a.cache.k_first + ((size_t)sequence * a.cache.heads + head) * D +
-                     threadIdx.x * 8) = kv_new_keys(a, token, head, D, (int)threadIdx.x * 8);
+    if (blockIdx.z) {
+        ptx_wait_previous();
+        if (threadIdx.x < 32)
+            kv_append_value<D / 32>(a, token, head, row);
+        if (position == 0 && threadIdx.x < D / 8)
+            *(kv_keys *)(a.cache.k_first + ((size_t)sequence * a.cache.heads + head) * D +
+                         threadIdx.x * 8) = kv_new_keys(a, token, head, D, (int)threadIdx.x * 8);
+        return;
+    }
     if (more && at != QTOOL_KV_GROUP - 1)
         return; /* the group has a later token */
     int run = kv_run_of(a, token, sequence, at);
@@ -302,6 +312,7 @@ __global__ void __launch_bounds__(32) kv_append_f16(const __grid_constant__ kv_a
     const int position = a.position[token];
     const size_t row = kv_row(a.cache, kv_page(a.cache, sequence, position), head, position);
     ptx_launch_dependents();
+    ptx_wait_previous();
 #pragma unroll
     for (int d = (int)threadIdx.x; d < D; d += 32) {
         const size_t from = ((size_t)token * a.cache.heads + head) * D + d;
@@ -314,7 +325,7 @@ __global__ void __launch_bounds__(32) kv_append_f16(const __grid_constant__ kv_a
 
 int qtool_kv_append(const struct qtool_kv_cache *cache, const void *k, const void *v,
                     const int *sequence, const int *position, size_t tokens, enum qtool_dtype dtype,
-                    void *stream)
+                    int dependent_launch, void *stream)
 {
     static void (*const kernels[2][2])(kv_append_args) = {{kv_append_int4<64>, kv_append_int4<128>},
                                                           {kv_append_f16<64>, kv_append_f16<128>}};
@@ -333,13 +344,12 @@ int qtool_kv_append(const struct qtool_kv_cache *cache, const void *k, const voi
     a.position = position;
     a.tokens = (int)tokens;
     a.bf16 = dtype == QTOOL_BF16;
-    dim3 grid((unsigned)tokens, (unsigned)cache->heads);
-    void *args[] = {&a};
-    return cudaLaunchKernel((const void *)kernels[f16][cache->head_dim == 128], grid,
-                            dim3(f16 ? 32 : APPEND_THREADS), args, 0,
-                            (cudaStream_t)stream) == cudaSuccess
-               ? QTOOL_OK
-               : QTOOL_FAILED;
+    struct qt_kernel_launch l = {};
+    l.kernel = (const void *)kernels[f16][cache->head_dim == 128];
+    l.grid = dim3((unsigned)tokens, (unsigned)cache->heads, f16 ? 1 : 2);
+    l.threads = f16 ? 32 : APPEND_THREADS;
+    l.dependent = dependent_launch != 0;
+    return qt_launch_kernel(&l, &a, stream);
 }
 
 /* ---- host ----------------------------------------------------------------------------------- */

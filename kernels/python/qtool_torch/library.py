@@ -129,7 +129,7 @@ PROTOTYPES = {
     "qtool_moe_run": [POINTER(MoePlan), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
                       c_void_p],
     "qtool_kv_append": [POINTER(KvCache), c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, c_int,
-                        c_void_p],
+                        c_int, c_void_p],
     "qtool_kv_attention_plan": [POINTER(KvPlan), POINTER(KvCache), POINTER(KvOptions), c_size_t],
     "qtool_kv_attention_run": [POINTER(KvPlan), POINTER(KvCache), c_void_p, c_void_p, c_void_p,
                                c_void_p, c_void_p],

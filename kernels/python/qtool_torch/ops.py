@@ -362,7 +362,7 @@ def _kv4_append_cuda(cache, table, k, v, sequence, position):
         described = _kv_cache(cache, table)
         library.ran(library.require(k.device.index).qtool_kv_append(
             byref(described), k.data_ptr(), v.data_ptr(), sequence.data_ptr(), position.data_ptr(),
-            k.shape[0], library.DTYPES[k.dtype], torch.cuda.current_stream().cuda_stream),
+            k.shape[0], library.DTYPES[k.dtype], 0, torch.cuda.current_stream().cuda_stream),
             "qtool_kv_append")
 
 
