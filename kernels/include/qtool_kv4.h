@@ -87,10 +87,10 @@ struct qtool_kv_cache {
  * rounds ties to even. When tokens are added to a KV group, all its keys are quantized again; those
  * of earlier calls come from k_tail. The F16 format stores k and v clamped to the range of FP16.
  *
- * dependent_launch: not 0: programmatic dependent launch, as in struct qtool_matmul_options; only if
- * qtool_kernels_compute gives 90. `sequence`, `position`, `table` and k_tail are then read while the
- * preceding kernel, which must not write them, still runs; so that kernel must not be another append
- * to the cache.
+ * dependent_launch: not 0: programmatic dependent launch, as in struct qtool_matmul_options; only
+ * if qtool_kernels_compute gives 90. `sequence`, `position`, `table` and k_tail are then read while
+ * the preceding kernel, which must not write them, still runs; so that kernel must not be another
+ * append to the cache.
  *
  * Sequence, position and page numbers are not checked. Returns QTOOL_UNSUPPORTED if a pointer is
  * NULL or the cache or dtype is invalid; 0 tokens are valid.
