@@ -44,6 +44,10 @@ $ sed "s/$(qtool version | grep -o '[0-9]*\.[0-9]*\.[0-9]*' | head -n 1 | sed 's
 $ rm -r b/m && mpirun --allow-run-as-root --oversubscribe -n 1 -wdir "$PWD/a" qtool quantize m -o "$PWD/no" --scheme nf4 : -n 1 -wdir "$PWD/b" qtool quantize m -o "$PWD/no" --scheme nf4
 ? 3
 2 qtool quantize: m: rank 1: cannot open
+# Ranks without a GPU.
+$ CUDA_VISIBLE_DEVICES= ./ranks 2 qtool quantize "$NANO" -o no --scheme nf4 --device cuda
+? 7
+2 ^qtool quantize: (no|cannot use) GPU 0: .
 $ ls
 >! ^no
 # A full disk on one rank; without shared memory, which would not fit either.

@@ -99,5 +99,32 @@ check "bench" "$qtool" bench --quiet --scheme nf4 --scheme mix24 --scheme w4ax -
 check "bench experts" "$qtool" bench --quiet --moe 8,2,256,128 --scheme nf4 --scheme mix24 --m 1,100 --json
 check "bench kv4" "$qtool" bench --quiet --scheme kv4 --shape 4x2x64 --m 2 --length 100 --json
 
+# Two ranks, which share the GPU if there is only one; then one of them without a GPU.
+ranks() { mpirun --allow-run-as-root --oversubscribe --bind-to none "$@"; }
+calibrated() {
+    echo "quantize $nano --scheme $1 --data $nano/calib.txt --samples 140 --seqlen 256" \
+        "--device cuda --quiet --force"
+}
+same_bytes() {
+    "$qtool" $(calibrated "$1") -o "$dir/one" &&
+        ranks -n 2 "$qtool" $(calibrated "$1") -o "$dir/two" &&
+        cmp "$dir/one/SHA256SUMS" "$dir/two/SHA256SUMS"
+}
+rank_without_gpu() {
+    set -- "$qtool" $(calibrated nf4) -o "$dir/none"
+    ranks -n 1 "$@" : -n 1 env CUDA_VISIBLE_DEVICES= "$@" 2>"$dir/err"
+    status=$?
+    grep '^qtool' "$dir/err"
+    [ $status -eq 7 ] && grep -q '^qtool quantize: rank 1: no GPU 0: ' "$dir/err" &&
+        [ "$(grep -c '^qtool' "$dir/err")" -eq 1 ] && [ ! -e "$dir/none" ] &&
+        [ ! -e "$dir/none.partial" ]
+}
+if command -v mpirun >/dev/null && ldd "$qtool" | grep -q libmpi; then
+    for scheme in nf4 int4 mix24 w4ax; do
+        check "$scheme on two ranks" same_bytes "$scheme"
+    done
+    check "a rank without a GPU" rank_without_gpu
+fi
+
 echo "$passed passed, $failed failed, 0 skipped"
 [ $failed -eq 0 ]
