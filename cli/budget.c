@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Tokens on which the divergence of each group is measured. */
-enum { MEASURED_TOKENS = 8192 };
+/* Tokens on which the divergence is measured. */
+enum { MEASURED_TOKENS = 4096 };
 
 static const char default_choices[] = "nf2,nf3,nf4,fp5,fp6,fp8";
 
@@ -76,9 +76,11 @@ int budget_check(const struct budget_options *o, const char *scheme, bool needs_
     if (o->bpw && o->size)
         return qt_fail(err, QT_E_USAGE, NULL, NULL,
                        "--target-bpw and --target-size cannot be used together");
-    if (!budget_wanted(o) && (o->choices || o->state))
+    if (!budget_wanted(o) && (o->choices || o->state || o->untied))
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "%s needs --target-bpw or --target-size",
-                       o->choices ? "--choices" : "--sensitivity");
+                       o->choices ? "--choices"
+                       : o->state ? "--sensitivity"
+                                  : "--untied");
     if (budget_wanted(o) && scheme)
         return qt_fail(
             err, QT_E_USAGE, NULL, NULL,
@@ -93,11 +95,31 @@ done:
     return rc;
 }
 
+/* Windows to measure on, evenly spread over the data. out->ids is owned. */
+static int measured_windows(struct qt_calibration *out, const struct qt_calibration *data,
+                            struct qt_err *err)
+{
+    const size_t samples =
+        qt_min_size(data->samples, qt_max_size(1, MEASURED_TOKENS / data->seqlen));
+    uint32_t *ids;
+    int rc = qt_array_new(&ids, samples * data->seqlen, sizeof *ids, err);
+    if (rc < 0)
+        return rc;
+    for (size_t i = 0; i < samples; i++)
+        memcpy(ids + i * data->seqlen, data->ids + i * data->samples / samples * data->seqlen,
+               data->seqlen * sizeof *ids);
+    *out = *data;
+    out->ids = ids;
+    out->samples = samples;
+    return QT_OK;
+}
+
 int budget_choose(struct qt_budget *out, struct rules *rules, struct cli *cli,
                   const struct budget_options *o, const struct qt_ckpt *ckpt,
                   const struct calibration *calibration, struct qt_err *err)
 {
     struct qt_budget_options opt = {.plan = {.rules = rules->rule, .nrules = rules->count},
+                                    .untied = o->untied,
                                     .state = o->state,
                                     .log = &cli->log,
                                     .interrupted = interrupt_came};
@@ -115,10 +137,8 @@ int budget_choose(struct qt_budget *out, struct rules *rules, struct cli *cli,
     if (o->size)
         QT_TRY(parse_size(&opt.bytes, o->size, err));
     if (data->ids) {
-        opt.ids = data->ids;
-        opt.seqlen = data->seqlen;
-        opt.samples = qt_min_size(data->samples, qt_max_size(1, MEASURED_TOKENS / data->seqlen));
-        opt.backend = data->backend;
+        opt.data = data;
+        QT_TRY(measured_windows(&opt.measured, data, err));
     } else if (o->state) {
         QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL,
                        "--sensitivity holds measurements on calibration data: it needs --data"));
@@ -132,6 +152,7 @@ int budget_choose(struct qt_budget *out, struct rules *rules, struct cli *cli,
     /* The chosen rules name other tensors than the user's. */
     QT_TRY(rules_prepend(rules, out->rules, out->nrules, err));
 done:
+    qt_free((void *)(uintptr_t)opt.measured.ids);
     qt_free(choices);
     qt_free(text);
     return rc;
@@ -144,10 +165,9 @@ int budget_print(const struct qt_budget *b, struct qt_err *err)
     table_row(&t, "chosen\t%.4f bits per quantized weight, %s, %zu groups", b->bpw,
               text_bytes(bytes, b->bytes), b->groups);
     if (!isnan(b->kld))
-        table_row(&t, "predicted\tKL divergence %.4f (nats), of rounding without calibration",
-                  b->kld);
+        table_row(&t, "predicted\tKL divergence %.4f (nats)", b->kld);
     if (!isnan(b->measured))
-        table_row(&t, "measured\tKL divergence %.4f +- %.4f, of the same rounding", b->measured,
+        table_row(&t, "measured\tKL divergence %.4f +- %.4f, on calibration data", b->measured,
                   b->measured_se);
     table_row(&t, "options\t--scheme %s", b->scheme);
     for (size_t i = 0; i < b->nrules; i++)

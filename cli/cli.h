@@ -333,6 +333,7 @@ void calibration_close(struct calibration *c);
 
 struct budget_options {
     const char *bpw, *size, *choices, *state; /* NULL: not given */
+    bool untied;
 };
 
 /* Option rows. member: the struct budget_options in the command's options. */
@@ -353,6 +354,12 @@ struct budget_options {
          .offset = offsetof(type, member.choices),                                                 \
          .metavar = "S,S,...",                                                                     \
          .help = "schemes to choose from (default nf2,nf3,nf4,fp5,fp6,fp8)"},                      \
+        {.name = "untied",                                                                         \
+         .kind = OPT_FLAG,                                                                         \
+         .offset = offsetof(type, member.untied),                                                  \
+         .help =                                                                                   \
+             "linears that share an input (q, k and v; gate and up) need not have one scheme: "    \
+             "a smaller error, which other runtimes may not take"},                                \
     {                                                                                              \
         .name = "sensitivity", .kind = OPT_STRING, .offset = offsetof(type, member.state),         \
         .metavar = "FILE",                                                                         \

@@ -89,44 +89,6 @@ done:
 
 /* ---- quantizing ----------------------------------------------------------------------------- */
 
-static double difference_energy(const struct qt_difference *difference)
-{
-    double sum = 0;
-    for (size_t i = 0; i < difference->n; i++)
-        sum += difference->square[i];
-    return sum;
-}
-
-static int factor_new(struct qt_factor *f, const struct qt_observed *seen, size_t k,
-                      const struct qt_factor_options *opt, struct qt_err *err)
-{
-    int rc;
-    QT_TRY(qt_factor_new(f, seen->h, k, opt, err));
-    if (seen->input.n)
-        QT_TRY(qt_factor_correct_input_error(f, seen->input.cross, difference_energy(&seen->input),
-                                             seen->tokens, err));
-    if (seen->state.n)
-        QT_TRY(qt_factor_correct_residual_error(f, seen->state.cross, seen->state.n,
-                                                difference_energy(&seen->state), seen->tokens,
-                                                err));
-done:
-    return rc;
-}
-
-/* f holds the factor of the previous linear, which is reused if the group size is the same. */
-static int factor_for(struct qt_factor *f, struct qt_backend *be, const struct qt_linear *linear,
-                      const struct qt_packed *p, const struct qt_observed *seen, struct qt_err *err)
-{
-    struct qt_factor_options opt = {.damp = 0.01,
-                                    .group = qt_packed_group(p),
-                                    .backend = be,
-                                    .sums_on_backend = seen->on_backend};
-    if (f->k && f->group_size == opt.group)
-        return QT_OK;
-    qt_factor_free(f);
-    return factor_new(f, seen, linear->k, &opt, err);
-}
-
 /* True for the first of the linears with an input, whose entry describes the input. */
 static bool is_first(const struct layer_run *l, size_t i)
 {
@@ -226,8 +188,7 @@ static int quantize_linear(struct shared *s, struct layer_run *l, struct qt_fact
     int rc = QT_OK;
     QT_TRY(qt_act_plan_arrange(&arrange, &l->run->acts, l->model, &l->linear[i], err));
     if (qt_spec_method(&item->packed->spec) == QT_METHOD_GPTQ) {
-        rc = factor_for(f, l->run->opt->calibration->backend, &l->linear[i], item->packed, seen,
-                        &inner);
+        rc = qt_observed_factor(f, seen, item->packed, l->run->opt->calibration->backend, &inner);
         if (rc == QT_OK)
             hessian.factor = f;
         else if (rc == QT_E_UNSUPPORTED)

@@ -12,6 +12,8 @@
  *     items.c            the items of a plan: quantized or copied, stored, journaled, read back
  *     layers.c           the calibrated part of a run, decoder layer by decoder layer
  *     sequential.c       hidden states of the calibration windows on their way through the decoder
+ *     observed.c         the factored Hessian of a linear input
+ *     candidates.c       the errors of several schemes for the same matrices
  *     side_files.c       config.json, tokenizer.json, ...: copied, compared
  *     resume.c           checks whether the output of an earlier run can be used
  *     report.c           qtool-report.json; distribution.c: histograms of weights for it
@@ -494,6 +496,30 @@ int qt_plan_memory(uint64_t *out, const struct qt_plan *plan, const struct qt_ck
  * backend. */
 int qt_plan_time(double *seconds, const struct qt_plan *plan, const struct qt_ckpt *ckpt,
                  const struct qt_memory_options *opt, struct qt_backend *cpu, struct qt_err *err);
+
+/* ---- candidates ----------------------------------------------------------------------------- */
+
+struct qt_candidates_options {
+    const struct qt_plan *plans; /* [count], which differ in their schemes */
+    size_t count, base;
+    const bool *wanted;                /* [plan items]; no plan copies these */
+    const struct qt_calibration *data; /* windows; NULL: without calibration */
+    struct qt_backend *backend;        /* NULL: the CPU, without data */
+    const struct qt_log *log;
+    bool (*interrupted)(void); /* polled between matrices; may be NULL */
+};
+/*
+ * Rounds the wanted matrices with the schemes of all plans: error[plan items][count]. A linear of a
+ * decoder layer for which all plans have method=gptq is rounded under the Hessian of its input in
+ * the unquantized model. Its errors are those at its outputs, on a scale of their own. The errors
+ * of other matrices are ||W - Q||^2 / ||W||^2.
+ *
+ * rounded[plan items], zeros before, receives the matrices of the plan `base`; NULL: nothing is
+ * kept. The caller frees each with qt_packed_free, also on failure. QT_E_UNSUPPORTED: a model that
+ * is not run. QT_E_INTERRUPTED.
+ */
+int qt_candidates(double *error, struct qt_packed *rounded, const struct qt_ckpt *ckpt,
+                  const struct qt_candidates_options *opt, struct qt_err *err);
 
 /* ---- the driver ----------------------------------------------------------------------------- */
 

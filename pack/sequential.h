@@ -58,6 +58,11 @@ struct qt_observed {
  * call. */
 int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int input,
                           const struct qt_act *act, bool on_backend, struct qt_err *err);
+/* Factors H for a linear with this input that is quantized as p describes, and corrects the targets
+ * (observed.c). f: zeros, or the factor of another linear with this input, which is kept if the
+ * group size is the same. QT_E_UNSUPPORTED as qt_factor_new. */
+int qt_observed_factor(struct qt_factor *f, const struct qt_observed *seen,
+                       const struct qt_packed *p, struct qt_backend *be, struct qt_err *err);
 /* Where the weights of a linear of this layer are in both models. */
 struct qt_place qt_sequential_place(const struct qt_sequential *s, const char *weight);
 /* Reloads the linears with this input after they were quantized, unless all of them were rounded in

@@ -455,23 +455,27 @@ void qt_bench_model_free(struct qt_bench_model_report *report);
  * a size is kept: a multiple-choice knapsack over groups of tensors. Linears that share an input
  * (q, k and v; gate and up) and all experts of a decoder layer are one group and get one scheme.
  *
- * The error of a group under a scheme is the sum over its tensors of ||W - Q||^2 / ||W||^2, times
- * the number of weights. With `ids`, the KL divergence of the model in which only this group is
- * quantized (with one of the choices) is measured, and is assumed to be proportional to that error
- * under the other choices; divergences of groups are added (the linearity theorem of HIGGS, arXiv
- * 2411.17525). Without `ids` errors are added as they are: every weight counts the same.
+ * With data, linears are rounded with all choices under the Hessians of their inputs
+ * (qt_candidates). The KL divergence of the model in which only one group is quantized, with one of
+ * the choices, is measured. It is assumed to be proportional to the errors under other choices, and
+ * the divergences of groups are added (the linearity theorem of HIGGS, arXiv 2411.17525). The
+ * result is measured, and the largest choice that fits alone is taken if that is better. Choices
+ * with another method than gptq are rounded without calibration.
+ *
+ * Without data, the error of a group is the sum over its tensors of ||W - Q||^2 / ||W||^2, times
+ * the number of weights: every weight counts the same.
  */
 struct qt_budget_options {
     const char *const *choices; /* scheme texts */
     size_t nchoices;
     double bpw;     /* bits per quantized weight, with scales, tables and padding; or */
     uint64_t bytes; /* size of all tensors; the other one is 0 */
+    bool untied;    /* linears that share an input need not have one scheme */
     /* `scheme` is not used. Tensors that rules name take no part, unless their scheme is
      * QT_BUDGET_CHOICE: then they do, whether linears of decoder layers or not. */
     struct qt_plan_options plan;
-    const uint32_t *ids; /* [samples * seqlen] windows; NULL: nothing is measured */
-    size_t samples, seqlen;
-    struct qt_backend *backend; /* for the measurements */
+    const struct qt_calibration *data; /* windows; NULL: nothing is measured */
+    struct qt_calibration measured;    /* some of them, on which the divergence is measured */
     /* A file with the measurements, read if it exists, written after each of them; NULL: none. */
     const char *state;
     const struct qt_log *log;

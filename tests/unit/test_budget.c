@@ -98,7 +98,7 @@ static void test_keys(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *key;
-        assert_int_equal(budget_key(&key, cases[i][0], NULL), QT_OK);
+        assert_int_equal(budget_key(&key, cases[i][0], false, NULL), QT_OK);
         assert_string_equal(key, cases[i][1]);
         qt_free(key);
     }

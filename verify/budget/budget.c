@@ -1,4 +1,4 @@
-/* Chooses schemes for a size: groups, errors, costs, result. */
+/* Chooses schemes for a size: groups, costs, result. */
 #include "verify/budget/budget.h"
 
 #include <math.h>
@@ -35,7 +35,7 @@ static int find_group(size_t *out, struct budget *b, json_t *numbers, const char
 {
     char *key = NULL;
     int rc;
-    QT_TRY(budget_key(&key, name, err));
+    QT_TRY(budget_key(&key, name, b->opt->untied, err));
     const json_t *known = json_object_get(numbers, key);
     *out = known ? (size_t)json_integer_value(known) : b->ngroups;
     if (known)
@@ -78,7 +78,7 @@ done:
 
 /* ---- the budget ----------------------------------------------------------------------------- */
 
-static uint64_t uniform(const struct budget *b, size_t choice)
+static uint64_t uniform_bytes(const struct budget *b, size_t choice)
 {
     uint64_t sum = 0;
     for (size_t g = 0; g < b->ngroups; g++)
@@ -116,53 +116,18 @@ static int find_budget(struct budget *b, struct qt_err *err)
                        "the target of %.4g bits per weight is below the smallest possible, %.4f",
                        o->bpw, 8 * (double)(other + least) / (double)weights);
     b->budget = total - other;
-    b->base = 0;
+    b->uniform = 0;
     for (size_t c = 1; c < o->nchoices; c++) {
-        const uint64_t now = uniform(b, b->base), then = uniform(b, c);
+        const uint64_t now = uniform_bytes(b, b->uniform), then = uniform_bytes(b, c);
         const bool fits = then <= b->budget;
         if (fits == (now <= b->budget) ? (fits ? then > now : then < now) : fits)
-            b->base = c;
+            b->uniform = c;
     }
+    b->base = b->uniform;
     return QT_OK;
 }
 
-/* ---- errors and costs ----------------------------------------------------------------------- */
-
-static int tensor_errors(struct budget *b, size_t i, struct qt_err *err)
-{
-    const struct qt_tensor *t = b->plan[0].items[i].tensor;
-    struct qt_blob blob = {0};
-    int rc;
-    QT_TRY(qt_ckpt_read(&blob, b->ckpt, t, err));
-    const struct qt_matrix w = {blob.data, t->dtype, t->shape[0], t->shape[1], t->file, t->name};
-    for (size_t c = 0; c < b->opt->nchoices; c++) {
-        struct qt_packed packed = {0};
-        struct qt_error e;
-        rc = qt_packed_quantize_on(b->opt->backend, &packed, &b->plan[c].items[i].packed->spec, &w,
-                                   NULL, &e, err);
-        qt_packed_free(&packed);
-        QT_TRY(rc);
-        if (e.sum_w2 > 0)
-            b->groups[b->group_of[i]].error[c] += e.sum_e2 / e.sum_w2 * (double)t->count;
-    }
-done:
-    qt_blob_free(&blob);
-    return rc;
-}
-
-static int find_errors(struct budget *b, struct qt_err *err)
-{
-    const size_t count = b->plan[0].count;
-    int rc = QT_OK;
-    for (size_t i = 0; i < count && rc == QT_OK; i++) {
-        qt_log_progress(b->opt->log, "errors", (double)i, (double)count);
-        if (b->opt->interrupted && b->opt->interrupted())
-            rc = qt_fail(err, QT_E_INTERRUPTED, NULL, NULL, "interrupted");
-        else if (b->group_of[i] != SIZE_MAX)
-            rc = tensor_errors(b, i, err);
-    }
-    return rc;
-}
+/* ---- costs ---------------------------------------------------------------------------------- */
 
 static int find_costs(double **out, const struct budget *b, struct qt_err *err)
 {
@@ -202,6 +167,9 @@ static int check_options(const struct qt_budget_options *o, struct qt_err *err)
 
 static void free_budget(struct budget *b)
 {
+    for (size_t i = 0; b->rounded && i < b->plan[0].count; i++)
+        qt_packed_free(&b->rounded[i]);
+    qt_free(b->rounded);
     for (size_t c = 0; c < b->opt->nchoices && c < BUDGET_CHOICES; c++)
         qt_plan_free(&b->plan[c]);
     for (size_t g = 0; g < b->ngroups; g++)
@@ -216,13 +184,14 @@ static void fill(struct qt_budget *out, const struct budget *b, const double *co
     const struct qt_plan *plan = &b->plan[0];
     double weights = 0, packed = 0;
     out->bytes = b->fixed;
-    out->kld = b->opt->ids ? 0 : NAN;
+    out->kld = b->opt->data ? b->whole : NAN;
     out->groups = b->ngroups;
     for (size_t g = 0; g < b->ngroups; g++) {
         out->bytes += b->groups[g].bytes[b->groups[g].choice];
         packed += (double)b->groups[g].bytes[b->groups[g].choice];
-        if (b->opt->ids)
-            out->kld += cost[g * BUDGET_CHOICES + b->groups[g].choice];
+        if (b->opt->data)
+            out->kld +=
+                cost[g * BUDGET_CHOICES + b->groups[g].choice] - cost[g * BUDGET_CHOICES + b->base];
     }
     for (size_t i = 0; i < plan->count; i++) {
         if (plan->items[i].copied)
@@ -232,6 +201,39 @@ static void fill(struct qt_budget *out, const struct budget *b, const double *co
             packed += (double)fixed_bytes(b, i);
     }
     out->bpw = 8 * packed / weights;
+}
+
+/* Measures the chosen schemes, and the largest that fits for all groups: if that is better, it is
+ * chosen. */
+static int check_choice(struct qt_budget *out, struct budget *b, struct qt_err *err)
+{
+    struct group *saved = NULL;
+    double kld = b->whole, se = b->whole_se;
+    int rc;
+    QT_TRY(qt_array_new(&saved, b->ngroups, sizeof *saved, err));
+    memcpy(saved, b->groups, b->ngroups * sizeof *saved);
+    QT_TRY(budget_round_chosen(b, err));
+    QT_TRY(budget_measure_all(&out->measured, &out->measured_se, b, err));
+    if (uniform_bytes(b, b->uniform) > b->budget)
+        goto done;
+    for (size_t g = 0; g < b->ngroups; g++)
+        b->groups[g].choice = b->uniform;
+    if (b->uniform != b->base) {
+        QT_TRY(budget_round_chosen(b, err));
+        QT_TRY(budget_measure_all(&kld, &se, b, err));
+    }
+    qt_log_message(b->opt->log, QT_LOG_INFO,
+                   "KL divergence of %s alone: %.4f, of the schemes chosen for tensors: %.4f",
+                   b->opt->choices[b->uniform], kld, out->measured);
+    if (out->measured < kld) {
+        memcpy(b->groups, saved, b->ngroups * sizeof *saved);
+    } else {
+        out->measured = kld;
+        out->measured_se = se;
+    }
+done:
+    qt_free(saved);
+    return rc;
 }
 
 int qt_budget_choose(struct qt_budget *out, const struct qt_ckpt *ckpt,
@@ -256,20 +258,22 @@ int qt_budget_choose(struct qt_budget *out, const struct qt_ckpt *ckpt,
         }
         plan.rules = rules;
         plan.scheme = opt->choices[c];
-        plan.calibrated = false; /* errors are those of scales that are searched for */
+        plan.calibrated = opt->data != NULL;
         QT_TRY(qt_plan_new(&b->plan[c], ckpt, &plan, err));
     }
     QT_TRY(make_groups(b, err));
     QT_TRY(find_budget(b, err));
-    QT_TRY(find_errors(b, err));
-    if (opt->ids)
+    if (opt->data)
+        QT_TRY(budget_load_base(b, err));
+    QT_TRY(budget_errors(b, err));
+    if (opt->data)
         QT_TRY(budget_measure(b, err));
     QT_TRY(find_costs(&cost, b, err));
     QT_TRY(budget_solve(b, cost, err));
+    if (opt->data)
+        QT_TRY(check_choice(out, b, err));
     QT_TRY(budget_rules(out, b, err));
     fill(out, b, cost);
-    if (opt->ids)
-        QT_TRY(budget_measure_all(out, b, err));
 done:
     qt_free(rules);
     qt_free(cost);

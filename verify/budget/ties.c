@@ -41,14 +41,14 @@ static const char *find_layer(const char *name, size_t *size)
     return name;
 }
 
-int budget_key(char **out, const char *name, struct qt_err *err)
+int budget_key(char **out, const char *name, bool untied, struct qt_err *err)
 {
     size_t digits;
     const char *layer = find_layer(name, &digits), *rest = layer + digits;
     const char *experts = digits ? strstr(rest, ".experts.") : NULL;
     if (experts)
         return qt_string_format(out, err, "%.*s.experts", (int)(experts - name), name);
-    for (const char *at = name; *at;) {
+    for (const char *at = name; *at && !untied;) {
         const size_t n = strcspn(at, ".");
         for (size_t i = 0; i < sizeof ties / sizeof *ties; i++)
             if (at > layer && strlen(ties[i].component) == n &&
