@@ -48,4 +48,11 @@ struct qt_act {
     bool rotate;
 };
 
+/* A precision of channel blocks; clip: of those with 4 bits. */
+struct qt_act_rounding {
+    unsigned bits;
+    float clip;
+};
+enum { QT_ACT_ROUNDINGS = 8 }; /* at most so many are compared at a time */
+
 #endif

@@ -221,6 +221,7 @@ struct qt_round {
     int descent_rounds;
     double min_gain; /* relative gain of a round at which descent stops, for panels of 128 rows */
     /* Results. stride: at least n. */
+    bool only_rounded; /* of them, only `rounded` is wanted */
     size_t stride;
     uint8_t *code;  /* [k][stride] */
     float *scale;   /* [groups][stride] */
@@ -419,6 +420,14 @@ struct qt_backend {
      * for bit the results of qt_act_arrange in pack/. */
     int (*arrange_inputs)(struct qt_backend *be, float *y, const float *x, size_t m,
                           const struct qt_act *act, struct qt_err *err);
+    /* Errors of the channel blocks of x[m][k] with each of `count` roundings, at most
+     * QT_ACT_ROUNDINGS: d[count][blocks] (host memory) = sums over tokens of e g[b] e^T, where e is
+     * x less its rounded values in packed order, scale and rotation. g[blocks][QT_ACT_BLOCK]
+     * [QT_ACT_BLOCK]: symmetric, 0 beyond the last channel. Does not read act->bits and
+     * act->clip. */
+    int (*input_errors)(struct qt_backend *be, double *d, const float *x, const float *g, size_t m,
+                        const struct qt_act *act, const struct qt_act_rounding *how, size_t count,
+                        struct qt_err *err);
 
     /* ---- rounding; NULL if not implemented: the scheme then rounds on the host ---- */
 

@@ -265,8 +265,9 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
 /* What a backend already has, and what it shall keep, of a matrix [n][k] in source order; NULL, or
  * in its memory. */
 struct qt_place {
-    const float *w; /* the source weights; if they are finite, those of the host are not read */
-    float *rounded; /* receives the weights that qt_packed_weights would return */
+    const float *w;    /* the source weights; if they are finite, those of the host are not read */
+    float *rounded;    /* receives the weights that qt_packed_weights would return */
+    bool only_rounded; /* nothing else is wanted: the result has no codes */
 };
 /* Some rows of a matrix. */
 struct qt_packed_part {

@@ -301,8 +301,11 @@ static int round_on_backend(struct qt_packed *out, struct walk *walk, struct qt_
 {
     float *const wanted = place ? place->rounded : NULL;
     const bool arranged = wanted && qt_is_arranged(out);
-    struct qt_round job = {
-        .n = out->n, .k = out->k, .importance = walk->importance, .rounded = wanted};
+    struct qt_round job = {.n = out->n,
+                           .k = out->k,
+                           .importance = walk->importance,
+                           .rounded = wanted,
+                           .only_rounded = place && place->only_rounded};
     struct range range;
     int rc;
     if (arranged) {

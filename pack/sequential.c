@@ -205,8 +205,8 @@ int qt_sequential_enter(struct qt_sequential *s, size_t layer, const struct qt_w
 
 struct qt_place qt_sequential_place(const struct qt_sequential *s, const char *weight)
 {
-    return (struct qt_place){qt_layer_weight(s->reference_layer, weight),
-                             qt_layer_weight(s->quantized_layer, weight)};
+    return (struct qt_place){.w = qt_layer_weight(s->reference_layer, weight),
+                             .rounded = qt_layer_weight(s->quantized_layer, weight)};
 }
 
 int qt_sequential_reload(struct qt_sequential *s, int input, const struct qt_weights *current,

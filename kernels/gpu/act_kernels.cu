@@ -80,16 +80,22 @@ static __device__ __forceinline__ channel_block load(const gpu_input &a, const f
     return out;
 }
 
-static __device__ __forceinline__ float scale_of(const gpu_input &a, bool narrow, float top,
+/* How a channel block is rounded. */
+struct rounding {
+    bool narrow; /* 4 bits */
+    float clip, clip_by_7;
+};
+
+static __device__ __forceinline__ float scale_of(int scales, const rounding &how, float top,
                                                  float token_top)
 {
     enum { SCALES_BLOCK, SCALES_INT, SCALES_ROW };
     const float unit = __fmul_rn(token_top, (float)(1.0 / 127));
-    if (a.scales == SCALES_BLOCK)
-        return __fmul_rn(top, narrow ? a.clip_by_7 : (float)(1.0 / 127));
-    if (a.scales == SCALES_ROW || !narrow || unit == 0)
+    if (scales == SCALES_BLOCK)
+        return __fmul_rn(top, how.narrow ? how.clip_by_7 : (float)(1.0 / 127));
+    if (scales == SCALES_ROW || !how.narrow || unit == 0)
         return unit;
-    const float multiple = rintf(__fdiv_rn(__fmul_rn(top, a.clip), __fmul_rn(7, unit)));
+    const float multiple = rintf(__fdiv_rn(__fmul_rn(top, how.clip), __fmul_rn(7, unit)));
     return __fmul_rn(unit, fminf(fmaxf(multiple, 1), 18));
 }
 
@@ -101,6 +107,27 @@ static __device__ __forceinline__ float round_to(float x, float s, float inverse
     return __fmul_rn(s, (float)((q + 0x1.8p52) - 0x1.8p52));
 }
 
+static __device__ __forceinline__ channel_block rounded(const channel_block &x, float s,
+                                                        bool narrow)
+{
+    const bool zero = s < 0x1p-120f;
+    const float inverse = zero ? 0 : __fdiv_rn(1, s);
+    channel_block out;
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++)
+        out.v[i] = zero ? 0 : round_to(x.v[i], s, inverse, narrow ? 7 : 127);
+    return out;
+}
+
+/* Absmax of the token, which scales of blocks do not need. */
+static __device__ __forceinline__ float top_of(const gpu_input &a, const float *x)
+{
+    float top = 0;
+    for (size_t at = 0; a.scales && at < a.k; at += BLOCK)
+        top = larger(top, absmax(load(a, x, at)));
+    return top;
+}
+
 static __global__ void __launch_bounds__(THREADS) round_inputs_kernel(gpu_input a)
 {
     const size_t token = blockIdx.x * (size_t)(THREADS / 32) + threadIdx.x / 32;
@@ -108,18 +135,12 @@ static __global__ void __launch_bounds__(THREADS) round_inputs_kernel(gpu_input 
     if (token >= a.m)
         return;
     const float *x = a.x + token * a.k;
-    float *y = a.y + token * a.k, token_top = 0;
-    for (size_t at = 0; a.scales && at < a.k; at += BLOCK) /* scales of blocks do not need it */
-        token_top = larger(token_top, absmax(load(a, x, at)));
+    float *y = a.y + token * a.k;
+    const float token_top = top_of(a, x);
     for (size_t at = 0; at < a.k; at += BLOCK) {
         channel_block v = load(a, x, at);
-        const bool narrow = a.bits[at / BLOCK] == 4;
-        const float s = scale_of(a, narrow, absmax(v), token_top);
-        const bool zero = s < 0x1p-120f;
-        const float inverse = zero ? 0 : __fdiv_rn(1, s);
-#pragma unroll
-        for (int i = 0; i < PER_LANE; i++)
-            v.v[i] = zero ? 0 : round_to(v.v[i], s, inverse, narrow ? 7 : 127);
+        const rounding how = {a.bits[at / BLOCK] == 4, a.clip, a.clip_by_7};
+        v = rounded(v, scale_of(a.scales, how, absmax(v), token_top), how.narrow);
         if (a.rotate)
             rotate(v, (int)min(a.k - at, (size_t)BLOCK));
 #pragma unroll
@@ -148,6 +169,72 @@ static __global__ void __launch_bounds__(THREADS) arrange_inputs_kernel(gpu_inpu
     }
 }
 
+/* e g e^T: this lane's terms. */
+static __device__ __forceinline__ float form(const channel_block &e, const float *g)
+{
+    const int lane = (int)threadIdx.x % 32;
+    float y[PER_LANE] = {}, sum = 0;
+#pragma unroll
+    for (int r = 0; r < PER_LANE; r++)
+#pragma unroll 8
+        for (int l = 0; l < 32; l++) {
+            const float *row = g + (32 * r + l) * BLOCK + lane;
+            const float v = __shfl_sync(~0u, e.v[r], l);
+#pragma unroll
+            for (int i = 0; i < PER_LANE; i++)
+                y[i] += v * row[32 * i];
+        }
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++)
+        sum += y[i] * e.v[i];
+    return sum;
+}
+
+/* A thread block has GPU_ERROR_TOKENS tokens of a channel block. */
+static __global__ void __launch_bounds__(THREADS) input_errors_kernel(struct gpu_input_errors a)
+{
+    extern __shared__ float g[]; /* [BLOCK][BLOCK] */
+    __shared__ double part[THREADS / 32][GPU_ROUNDINGS];
+    const size_t block = blockIdx.y, at = block * BLOCK, first = blockIdx.x * GPU_ERROR_TOKENS;
+    const size_t end = min(first + GPU_ERROR_TOKENS, a.in.m);
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    double sum[GPU_ROUNDINGS] = {};
+    for (int i = (int)threadIdx.x; i < BLOCK * BLOCK; i += THREADS)
+        g[i] = a.g[block * BLOCK * BLOCK + i];
+    __syncthreads();
+    for (size_t token = first + warp; token < end; token += THREADS / 32) {
+        const float *x = a.in.x + token * a.in.k;
+        const float token_top = top_of(a.in, x);
+        const channel_block v = load(a.in, x, at);
+        const float top = absmax(v);
+#pragma unroll
+        for (int i = 0; i < GPU_ROUNDINGS; i++) {
+            if (i >= a.count)
+                break;
+            const rounding how = {a.how[i].narrow, a.how[i].clip, a.how[i].clip_by_7};
+            channel_block e = rounded(v, scale_of(a.in.scales, how, top, token_top), how.narrow);
+#pragma unroll
+            for (int j = 0; j < PER_LANE; j++)
+                e.v[j] -= v.v[j];
+            sum[i] += (double)form(e, g);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < GPU_ROUNDINGS; i++) {
+        for (int mask = 16; mask; mask /= 2)
+            sum[i] += __shfl_xor_sync(~0u, sum[i], mask);
+        if (lane == 0)
+            part[warp][i] = sum[i];
+    }
+    __syncthreads();
+    if ((int)threadIdx.x >= a.count)
+        return;
+    double all = 0;
+    for (int i = 0; i < THREADS / 32; i++)
+        all += part[i][threadIdx.x];
+    a.part[(threadIdx.x * gridDim.y + block) * gridDim.x + blockIdx.x] = all;
+}
+
 static unsigned blocks_of(const gpu_input *a)
 {
     return (unsigned)((a->m + THREADS / 32 - 1) / (THREADS / 32));
@@ -162,5 +249,18 @@ int gpu_round_inputs(const struct gpu_input *a, void *stream)
 int gpu_arrange_inputs(const struct gpu_input *a, void *stream)
 {
     arrange_inputs_kernel<<<blocks_of(a), THREADS, 0, (cudaStream_t)stream>>>(*a);
+    return cudaGetLastError();
+}
+
+int gpu_input_errors(const struct gpu_input_errors *a, void *stream)
+{
+    const int bytes = BLOCK * BLOCK * (int)sizeof(float);
+    const dim3 grid((unsigned)((a->in.m + GPU_ERROR_TOKENS - 1) / GPU_ERROR_TOKENS),
+                    (unsigned)((a->in.k + BLOCK - 1) / BLOCK));
+    const cudaError_t e = cudaFuncSetAttribute(input_errors_kernel,
+                                               cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (e != cudaSuccess)
+        return e;
+    input_errors_kernel<<<grid, THREADS, bytes, (cudaStream_t)stream>>>(*a);
     return cudaGetLastError();
 }

@@ -429,36 +429,57 @@ static int cuda_scale(struct qt_backend *be, float *y, float factor, size_t coun
 
 /* ---- quantized activations ------------------------------------------------------------------ */
 
+static float by_7(float clip)
+{
+    return (float)((double)clip / 7);
+}
+
+/* *a: the arrays of `act` in device memory, in scratch memory, in front of which there are `before`
+ * doubles. */
+static int inputs_new(struct gpu_input *a, struct qt_backend *be, float *y, const float *x,
+                      size_t m, const struct qt_act *act, size_t before, struct qt_err *err)
+{
+    struct cuda *g = self(be);
+    const size_t k = act->k, blocks = qt_ceil_div(k, QT_ACT_BLOCK);
+    uint32_t *order;
+    float *factor;
+    uint8_t *bits;
+    int rc;
+    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, before + k,
+                            qt_max_size(sizeof(double), sizeof *order + sizeof *factor + 1), err));
+    order = (uint32_t *)((double *)g->scratch.p + before);
+    factor = (float *)(order + k);
+    bits = (uint8_t *)(factor + k);
+    QT_TRY(cuda_upload(be, order, act->order, k * sizeof *order, err));
+    QT_TRY(cuda_upload(be, factor, act->factor, k * sizeof *factor, err));
+    if (act->bits)
+        QT_TRY(cuda_upload(be, bits, act->bits, blocks, err));
+    *a = (struct gpu_input){.y = y,
+                            .x = x,
+                            .order = order,
+                            .factor = factor,
+                            .bits = bits,
+                            .m = m,
+                            .k = k,
+                            .scales = (int)act->scales,
+                            .rotate = act->rotate,
+                            .clip = act->clip,
+                            .clip_by_7 = by_7(act->clip)};
+done:
+    return rc;
+}
+
 /* Calls `launch` with the arrays of `act` in device memory. */
 static int launch_inputs(struct qt_backend *be, float *y, const float *x, size_t m,
                          const struct qt_act *act,
                          int (*launch)(const struct gpu_input *a, void *stream), struct qt_err *err)
 {
-    struct cuda *g = self(be);
-    const size_t k = act->k, blocks = qt_ceil_div(k, QT_ACT_BLOCK);
-    struct gpu_input a = {.y = y,
-                          .x = x,
-                          .m = m,
-                          .k = k,
-                          .scales = (int)act->scales,
-                          .rotate = act->rotate,
-                          .clip = act->clip,
-                          .clip_by_7 = (float)((double)act->clip / 7)};
-    uint32_t *order;
-    float *factor;
-    uint8_t *bits;
+    struct gpu_input a;
     int rc = QT_OK;
-    if (m == 0 || k == 0)
+    if (m == 0 || act->k == 0)
         return QT_OK;
-    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, k, sizeof *order + sizeof *factor + 1, err));
-    a.order = order = g->scratch.p;
-    a.factor = factor = (float *)(order + k);
-    a.bits = bits = (uint8_t *)(factor + k);
-    QT_TRY(cuda_upload(be, order, act->order, k * sizeof *order, err));
-    QT_TRY(cuda_upload(be, factor, act->factor, k * sizeof *factor, err));
-    if (act->bits)
-        QT_TRY(cuda_upload(be, bits, act->bits, blocks, err));
-    QT_TRY(gpu_check_launch(launch(&a, g->stream), "quantizer", err));
+    QT_TRY(inputs_new(&a, be, y, x, m, act, 0, err));
+    QT_TRY(gpu_check_launch(launch(&a, self(be)->stream), "quantizer", err));
 done:
     return rc;
 }
@@ -473,6 +494,35 @@ static int cuda_arrange_inputs(struct qt_backend *be, float *y, const float *x, 
                                const struct qt_act *act, struct qt_err *err)
 {
     return launch_inputs(be, y, x, m, act, gpu_arrange_inputs, err);
+}
+
+static int cuda_input_errors(struct qt_backend *be, double *d, const float *x, const float *g,
+                             size_t m, const struct qt_act *act, const struct qt_act_rounding *how,
+                             size_t count, struct qt_err *err)
+{
+    const size_t tiles = qt_ceil_div(m, GPU_ERROR_TOKENS),
+                 sums = count * qt_ceil_div(act->k, QT_ACT_BLOCK);
+    struct gpu_input_errors a = {.g = g, .count = (int)count};
+    double *part = NULL;
+    int rc = QT_OK;
+    memset(d, 0, sums * sizeof *d);
+    if (m == 0 || sums == 0)
+        return QT_OK;
+    QT_TRY(qt_array_new(&part, sums, tiles * sizeof *part, err));
+    QT_TRY(inputs_new(&a.in, be, NULL, x, m, act, sums * tiles, err));
+    a.part = self(be)->scratch.p;
+    for (size_t i = 0; i < count; i++) {
+        a.how[i].narrow = how[i].bits == 4;
+        a.how[i].clip = how[i].clip;
+        a.how[i].clip_by_7 = by_7(how[i].clip);
+    }
+    QT_TRY(gpu_check_launch(gpu_input_errors(&a, self(be)->stream), "errors of inputs", err));
+    QT_TRY(cuda_download(be, part, a.part, sums * tiles * sizeof *part, err));
+    for (size_t i = 0; i < sums * tiles; i++)
+        d[i / tiles] += part[i];
+done:
+    qt_free(part);
+    return rc;
 }
 
 /* ---- score ---------------------------------------------------------------------------------- */
@@ -942,6 +992,7 @@ static const struct qt_backend functions = {
     .decode_grad = cuda_decode_grad,
     .round_inputs = cuda_round_inputs,
     .arrange_inputs = cuda_arrange_inputs,
+    .input_errors = cuda_input_errors,
     .factor = cuda_factor,
     .factor_again = cuda_factor_again,
     .regress = cuda_regress,

@@ -130,6 +130,20 @@ struct gpu_input {
 int gpu_round_inputs(const struct gpu_input *a, void *stream);
 /* For the function arrange_inputs; bits and clips are not used. */
 int gpu_arrange_inputs(const struct gpu_input *a, void *stream);
+/* For the function input_errors: part[count][blocks][tiles], in sums over GPU_ERROR_TOKENS tokens.
+ * bits and clips of `in` are not used. */
+enum { GPU_ERROR_TOKENS = 16, GPU_ROUNDINGS = 8 };
+struct gpu_input_errors {
+    struct gpu_input in;
+    const float *g;
+    double *part;
+    int count;
+    struct {
+        bool narrow;
+        float clip, clip_by_7;
+    } how[GPU_ROUNDINGS];
+};
+int gpu_input_errors(const struct gpu_input_errors *a, void *stream);
 
 /* ---- math.cu: kernels of the CUDA backend --------------------------------------------------- */
 

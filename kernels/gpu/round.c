@@ -238,8 +238,10 @@ static int rounding_new(struct rounding *s, struct qt_err *err)
     QT_TRY(device_new(&s->r.skip, s, n, 1, err));
     if (job->h)
         QT_TRY(device_new(&s->r.d, s, cells, sizeof *s->r.d, err));
-    QT_TRY(device_new(&s->code, s, k * job->stride, 1, err));
-    QT_TRY(device_new(&s->zero, s, groups * job->stride, 1, err));
+    if (!job->only_rounded) {
+        QT_TRY(device_new(&s->code, s, k * job->stride, 1, err));
+        QT_TRY(device_new(&s->zero, s, groups * job->stride, 1, err));
+    }
     QT_TRY(job->mix24 ? mix24_new(s, err) : scales_new(s, err));
 done:
     return rc;
@@ -615,7 +617,8 @@ int gpu_round(struct gpu_products *products, struct qt_round *job, struct qt_err
     if (job->rounded)
         QT_TRY(
             launched(gpu_round_values(&s.r, job->rounded, job->exp2, gpu_stream_of(s.gpu)), err));
-    QT_TRY(store(&s, err));
+    if (!job->only_rounded)
+        QT_TRY(store(&s, err));
 done:
     rounding_free(&s);
     return rc;

@@ -17,6 +17,8 @@
 enum {
     SENSITIVITY_TOKENS = 512, /* at least, if there are so many */
     LOGIT_POSITIONS = 256,    /* whose logits are in memory at a time */
+    TOKENS_APART = 1 << 16,   /* that pass a layer between two calls of qt_act_advance, on a backend
+                               * whose memory is not the host's */
 };
 
 /* ---- sensitivity ---------------------------------------------------------------------------- */
@@ -45,6 +47,7 @@ static int quantize_active(void *ctx, struct qt_backend *be, float *y, const flo
 static int run_variants(struct qt_act_planner *p, size_t layer, float *variants, struct qt_err *err)
 {
     size_t tokens = p->data->seqlen, step = tokens * qt_model_info(p->model)->state;
+    const size_t at_a_time = p->be->host ? 1 : qt_max_size(TOKENS_APART / tokens, 1);
     struct qt_weights w = p->source;
     struct qt_layer *handle = NULL;
     int rc;
@@ -58,9 +61,10 @@ static int run_variants(struct qt_act_planner *p, size_t layer, float *variants,
         QT_TRY(qt_act_advance(p, tokens, err));
     }
     p->active = -1;
-    for (size_t v = 0; v < 1 + layer * QT_INPUTS; v++) {
-        QT_TRY(qt_layer_run(handle, variants + v * step, tokens, tokens, NULL, err));
-        QT_TRY(qt_act_advance(p, tokens, err));
+    for (size_t v = 0, n; v < 1 + layer * QT_INPUTS; v += n) {
+        n = qt_min_size(at_a_time, 1 + layer * QT_INPUTS - v);
+        QT_TRY(qt_layer_run(handle, variants + v * step, n * tokens, tokens, NULL, err));
+        QT_TRY(qt_act_advance(p, n * tokens, err));
     }
 done:
     qt_layer_close(handle);

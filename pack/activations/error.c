@@ -17,8 +17,12 @@
 
 enum { BLOCK2 = QT_ACT_BLOCK * QT_ACT_BLOCK, WEIGHT_TOKENS = 128 };
 
-static const float clips[] = {1, 0.95f, 0.9f, 0.85f, 0.8f};
-enum { CLIPS = sizeof clips / sizeof *clips };
+/* The roundings that are compared: 8 bits, and 4 bits with each clip ratio. */
+static const struct qt_act_rounding roundings[] = {{8, 1},    {4, 1},     {4, 0.95f},
+                                                   {4, 0.9f}, {4, 0.85f}, {4, 0.8f}};
+enum { EIGHT, FOUR, ROUNDINGS = sizeof roundings / sizeof *roundings };
+_Static_assert((size_t)ROUNDINGS <= (size_t)QT_ACT_ROUNDINGS,
+               "more roundings than a backend compares");
 /* Factors must lower the error by 2 %, so that chance does not choose between equal
  * arrangements. */
 #define CLEARLY 0.98
@@ -31,12 +35,13 @@ struct arranger {
     int i;
     const struct qt_layer *on; /* holds the weights of the linears, and its backend rounds them; or
                                 * NULL */
-    float *x;                  /* [m][k] sampled tokens */
     double *weights2;          /* [k] sums of squared weights over the linears */
+    double *d;                 /* [ROUNDINGS][blocks] errors of the activations */
+    /* On the host: */
+    float *x;       /* [m][k] sampled tokens */
     float *g;       /* [blocks][128][128] Gram matrices of the stored weights, lower triangles */
     float *stored;  /* [m][k] x in packed order, scale and rotation */
     float *e;       /* [m][k] its rounding errors */
-    double *d;      /* [blocks] */
     float *scratch; /* [threads][scratch_floats] */
     size_t scratch_floats;
 };
@@ -162,17 +167,19 @@ done:
     return rc;
 }
 
-static int make_grams_on(struct arranger *a, const struct qt_act *act, struct qt_err *err)
+/* As gram_block, for all blocks. *out: backend memory, owned by the caller. */
+static int grams_on(float **out, const struct arranger *a, const struct qt_act *act,
+                    struct qt_err *err)
 {
     struct qt_backend *be = a->p->be;
     struct qt_act inverse = {.k = a->k, .order = act->order, .rotate = act->rotate};
     const struct qt_linear *linear;
-    float *g = NULL, *t = NULL, *block = NULL;
+    float *t = NULL, *block = NULL;
     int rc;
     QT_TRY(qt_array_new(&inverse.factor, a->k, sizeof *inverse.factor, err));
     for (size_t i = 0; i < a->k; i++)
         inverse.factor[i] = 1 / act->factor[i];
-    QT_TRY(qt_backend_floats(&g, be, a->blocks, BLOCK2, err));
+    QT_TRY(qt_backend_floats(out, be, a->blocks, BLOCK2, err));
     for (size_t l = 0; (linear = next_linear(a, &l));) {
         be->free(be, t);
         be->free(be, block);
@@ -181,11 +188,9 @@ static int make_grams_on(struct arranger *a, const struct qt_act *act, struct qt
         QT_TRY(qt_backend_floats(&block, be, linear->n, QT_ACT_BLOCK, err));
         QT_TRY(qt_act_arrange_on(be, t, qt_layer_weight(a->on, linear->weight), linear->n, &inverse,
                                  err));
-        QT_TRY(add_grams_on(g, block, t, a, linear->n, err));
+        QT_TRY(add_grams_on(*out, block, t, a, linear->n, err));
     }
-    QT_TRY(be->download(be, a->g, g, a->blocks * BLOCK2 * sizeof *g, err));
 done:
-    be->free(be, g);
     be->free(be, t);
     be->free(be, block);
     qt_free(inverse.factor);
@@ -196,8 +201,6 @@ static int make_grams(struct arranger *a, const struct qt_act *act, struct qt_er
 {
     struct gram_job job = {.a = a, .act = act};
     int rc = QT_OK;
-    if (a->on)
-        return make_grams_on(a, act, err);
     memset(a->g, 0, a->blocks * BLOCK2 * sizeof *a->g);
     for (size_t l = 0; rc == QT_OK && (job.linear = next_linear(a, &l));) {
         float *w = NULL;
@@ -210,10 +213,16 @@ static int make_grams(struct arranger *a, const struct qt_act *act, struct qt_er
     return rc;
 }
 
+struct error_job {
+    const struct arranger *a;
+    double *d; /* [blocks] */
+};
+
 /* d[b] = sum over tokens of e G[b] e^T = sum of G[b] E^T E, e: rounding errors of the block. */
 static int error_block(void *ctx, size_t b, int thread, struct qt_err *err)
 {
-    const struct arranger *a = ctx;
+    const struct error_job *job = ctx;
+    const struct arranger *a = job->a;
     const size_t at = b * QT_ACT_BLOCK, width = qt_min_size(QT_ACT_BLOCK, a->k - at);
     const float *g = a->g + b * BLOCK2;
     float *ee = scratch_of(a, thread);
@@ -228,23 +237,45 @@ static int error_block(void *ctx, size_t b, int thread, struct qt_err *err)
         for (size_t j = 0; j <= i; j++)
             sum += (i == j ? 1 : 2) * (double)g[i * QT_ACT_BLOCK + j] *
                    (double)ee[i * QT_ACT_BLOCK + j];
-    a->d[b] = sum;
+    job->d[b] = sum;
     return QT_OK;
 }
 
-/* Returns in a->d the errors of all channel blocks at `bits` and `clip`, in *total their sum. */
-static int measure(double *total, struct arranger *a, struct qt_act *act, unsigned bits, float clip,
+static void set_rounding(struct qt_act *act, struct qt_act_rounding how)
+{
+    memset(act->bits, (int)how.bits, qt_ceil_div(act->k, QT_ACT_BLOCK));
+    act->clip = how.clip;
+}
+
+/* Sets a->d of roundings [from, end). */
+static int measure(struct arranger *a, struct qt_act *act, size_t from, size_t end,
                    struct qt_err *err)
 {
-    int rc = QT_OK;
-    memset(act->bits, (int)bits, a->blocks);
-    act->clip = clip;
-    *total = 0;
-    QT_TRY(qt_act_round(a->e, a->stored, a->m, act, err));
-    QT_TRY(qt_parallel(a->blocks, error_block, a, err));
-    for (size_t b = 0; b < a->blocks; b++)
-        *total += a->d[b];
+    int rc;
+    QT_TRY(make_grams(a, act, err));
+    QT_TRY(qt_act_arrange(a->stored, a->x, a->m, act, err));
+    for (size_t i = from; i < end; i++) {
+        set_rounding(act, roundings[i]);
+        QT_TRY(qt_act_round(a->e, a->stored, a->m, act, err));
+        QT_TRY(
+            qt_parallel(a->blocks, error_block, &(struct error_job){a, a->d + i * a->blocks}, err));
+    }
 done:
+    return rc;
+}
+
+/* The same where the weights and the sampled tokens are. */
+static int measure_on(struct arranger *a, const struct qt_act *act, size_t from, size_t end,
+                      struct qt_err *err)
+{
+    struct qt_backend *be = a->p->be;
+    float *g = NULL;
+    int rc;
+    QT_TRY(grams_on(&g, a, act, err));
+    QT_TRY(be->input_errors(be, a->d + from * a->blocks, a->p->sample[a->i], g, a->m, act,
+                            roundings + from, end - from, err));
+done:
+    be->free(be, g);
     return rc;
 }
 
@@ -312,6 +343,26 @@ done:
     return rc;
 }
 
+/* *sum += the squares of y[m][n], backend memory. */
+static int add_squares_on(double *sum, struct qt_backend *be, const float *y, size_t m, size_t n,
+                          struct qt_err *err)
+{
+    struct qt_channels c = {0};
+    double *host = NULL;
+    int rc;
+    QT_TRY(be->alloc(be, &c.absmax, n * sizeof *c.absmax, err));
+    QT_TRY(be->alloc(be, &c.sum2, n * sizeof *c.sum2, err));
+    QT_TRY(be->channels(be, &c, y, m, n, err));
+    QT_TRY(qt_array_new(&host, n, sizeof *host, err));
+    QT_TRY(be->download(be, host, c.sum2, n * sizeof *host, err));
+    for (size_t i = 0; i < n; i++)
+        *sum += host[i];
+done:
+    qt_backend_channels_free(&c, be);
+    qt_free(host);
+    return rc;
+}
+
 /* The same where the weights are. */
 static int add_weight_error_on(double *sum, const struct arranger *a, const struct qt_act *act,
                                const struct qt_linear *linear, struct qt_err *err)
@@ -321,10 +372,10 @@ static int add_weight_error_on(double *sum, const struct arranger *a, const stru
     const struct qt_arrange arrange = {.input = act};
     const struct qt_matrix matrix = {
         .dtype = QT_F32, .n = n, .k = k, .file = a->p->source.dir, .name = linear->weight};
-    struct qt_place place = {.w = qt_layer_weight(a->on, linear->weight)};
+    struct qt_place place = {.w = qt_layer_weight(a->on, linear->weight), .only_rounded = true};
     struct qt_spec spec = *a->p->spec;
     struct qt_packed packed = {0};
-    float *y = NULL, *host = NULL;
+    float *y = NULL;
     double part = 0;
     int rc;
     qt_spec_set_method(&spec, QT_METHOD_RTN);
@@ -335,16 +386,12 @@ static int add_weight_error_on(double *sum, const struct arranger *a, const stru
     QT_TRY(be->add(be, place.rounded, place.w, n * k, err));
     QT_TRY(qt_backend_floats(&y, be, m, n, err));
     QT_TRY(be->linear(be, y, a->p->sample[a->i], place.rounded, NULL, m, n, k, err));
-    QT_TRY(qt_array_new(&host, m, n * sizeof *host, err));
-    QT_TRY(be->download(be, host, y, m * n * sizeof *host, err));
-    for (size_t j = 0; j < m * n; j++)
-        part += (double)host[j] * (double)host[j];
+    QT_TRY(add_squares_on(&part, be, y, m, n, err));
     *sum += part * (double)a->m / (double)m;
 done:
     be->free(be, place.rounded);
     be->free(be, y);
     qt_packed_free(&packed);
-    qt_free(host);
     return rc;
 }
 
@@ -370,37 +417,38 @@ void qt_act_candidate_free(struct qt_act_candidate *c)
     *c = (struct qt_act_candidate){0};
 }
 
-/* The clip ratio with the least error of 4-bit blocks. */
-static int choose_clip(struct qt_act_candidate *c, struct arranger *a, struct qt_err *err)
+static double total_error(const struct arranger *a, size_t rounding)
 {
-    float clip = 1;
-    int rc = QT_OK;
-    c->total4 = INFINITY;
-    for (int i = 0; i < CLIPS; i++) {
-        double total;
-        QT_TRY(measure(&total, a, &c->act, 4, clips[i], err));
-        if (!(total < c->total4))
-            continue;
-        c->total4 = total;
-        clip = clips[i];
-        memcpy(c->d4, a->d, a->blocks * sizeof *a->d);
-    }
-    c->act.clip = clip;
-done:
-    return rc;
+    double total = 0;
+    for (size_t b = 0; b < a->blocks; b++)
+        total += a->d[rounding * a->blocks + b];
+    return total;
 }
 
+/* Copies the errors of a rounding; returns their sum. */
+static double take_errors(double *d, const struct arranger *a, size_t rounding)
+{
+    memcpy(d, a->d + rounding * a->blocks, a->blocks * sizeof *d);
+    return total_error(a, rounding);
+}
+
+/* Sets the errors, and the clip ratio with the least error of 4-bit blocks. */
 static int measure_candidate(struct qt_act_candidate *c, struct arranger *a, struct qt_err *err)
 {
-    int rc = QT_OK;
-    QT_TRY(make_grams(a, &c->act, err));
-    QT_TRY(qt_act_arrange(a->stored, a->x, a->m, &c->act, err));
-    if (a->precision != QT_ACT_ALL_4) {
-        QT_TRY(measure(&c->total8, a, &c->act, 8, 1, err));
-        memcpy(c->d8, a->d, a->blocks * sizeof *a->d);
+    const size_t from = a->precision == QT_ACT_ALL_4 ? FOUR : EIGHT,
+                 end = a->precision == QT_ACT_ALL_8 ? FOUR : ROUNDINGS;
+    size_t best = from;
+    int rc;
+    QT_TRY(a->on ? measure_on(a, &c->act, from, end, err) : measure(a, &c->act, from, end, err));
+    if (from == EIGHT)
+        c->total8 = take_errors(c->d8, a, EIGHT);
+    if (end > FOUR) {
+        best = FOUR;
+        for (size_t i = FOUR + 1; i < end; i++)
+            best = total_error(a, i) < total_error(a, best) ? i : best;
+        c->total4 = take_errors(c->d4, a, best);
     }
-    if (a->precision != QT_ACT_ALL_8)
-        QT_TRY(choose_clip(c, a, err));
+    set_rounding(&c->act, roundings[best]);
     QT_TRY(weight_error(&c->weights, a, &c->act, err));
 done:
     return rc;
@@ -469,6 +517,23 @@ static bool rounds_there(const struct arranger *a)
     return all;
 }
 
+/* The arrays of the host, and the sampled tokens. */
+static int arranger_on_host(struct arranger *a, struct qt_err *err)
+{
+    struct qt_backend *be = a->p->be;
+    const size_t bytes = a->k * sizeof *a->x;
+    int rc;
+    QT_TRY(qt_array_new(&a->g, a->blocks, BLOCK2 * sizeof *a->g, err));
+    QT_TRY(qt_array_new(&a->x, a->m, bytes, err));
+    QT_TRY(be->download(be, a->x, a->p->sample[a->i], a->m * bytes, err));
+    QT_TRY(qt_array_new(&a->stored, a->m, bytes, err));
+    QT_TRY(qt_array_new(&a->e, a->m, bytes, err));
+    QT_TRY(qt_array_new(&a->scratch, (size_t)qt_threads(), a->scratch_floats * sizeof *a->scratch,
+                        err));
+done:
+    return rc;
+}
+
 int qt_act_choose(struct qt_act_planner *p, size_t layer, int i, const struct qt_layer *handle,
                   struct qt_err *err)
 {
@@ -488,14 +553,9 @@ int qt_act_choose(struct qt_act_planner *p, size_t layer, int i, const struct qt
     openblas_set_num_threads(1);
     a.on = rounds_there(&a) ? handle : NULL;
     QT_TRY(qt_array_new(&a.weights2, a.k, sizeof *a.weights2, err));
-    QT_TRY(qt_array_new(&a.g, a.blocks, BLOCK2 * sizeof *a.g, err));
-    QT_TRY(qt_array_new(&a.x, a.m, a.k * sizeof *a.x, err));
-    QT_TRY(p->be->download(p->be, a.x, p->sample[i], a.m * a.k * sizeof *a.x, err));
-    QT_TRY(qt_array_new(&a.stored, a.m, a.k * sizeof *a.stored, err));
-    QT_TRY(qt_array_new(&a.e, a.m, a.k * sizeof *a.e, err));
-    QT_TRY(qt_array_new(&a.d, a.blocks, sizeof *a.d, err));
-    QT_TRY(
-        qt_array_new(&a.scratch, (size_t)qt_threads(), a.scratch_floats * sizeof *a.scratch, err));
+    QT_TRY(qt_array_new(&a.d, ROUNDINGS, a.blocks * sizeof *a.d, err));
+    if (!a.on)
+        QT_TRY(arranger_on_host(&a, err));
     QT_TRY(sum_weights2(&a, err));
     QT_TRY(choose(&in->chosen, &a, sorts && precision == QT_ACT_MIXED, precision, err));
     if (sorts && precision == QT_ACT_MIXED)

@@ -238,22 +238,26 @@ int qt_codebook_round_on(struct qt_packed *p, struct qt_backend *be, const struc
     int rc;
     (void)f;
     p->spec.scheme->codebook(&cb, p);
+    qt_codebook_round_values(&values, &cb, job->h || job->importance);
+    job->group = cb.group;
+    job->values = &values;
+    if (job->only_rounded) {
+        rc = be->round(be, job, err);
+        goto done;
+    }
     QT_TRY(qt_codes_new(&p->codes, p, err));
     QT_TRY(qt_array_new(&p->codes->row_scale, p->codes->stride, sizeof *p->codes->row_scale, err));
     const size_t params = qt_ceil_div(p->k, cb.group) * p->codes->stride;
     QT_TRY(qt_array_new(&scale, params, sizeof *scale, err));
-    qt_codebook_round_values(&values, &cb, job->h || job->importance);
-    job->group = cb.group;
-    job->values = &values;
     job->stride = p->codes->stride;
     job->code = p->codes->code;
     job->scale = scale;
     job->zero = p->codes->zero;
     rc = be->round(be, job, err);
-    job->values = NULL;
     for (size_t i = 0; i < params; i++)
         p->codes->scale[i] = qt_f32_to_f16(scale[i]);
 done:
+    job->values = NULL;
     qt_free(scale);
     return rc;
 }

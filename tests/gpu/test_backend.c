@@ -10,6 +10,7 @@
 #include "pack/activations/plan.h"
 #include "pack/schemes/scheme.h"
 #include "tests/gpu/check.h"
+#include "tests/input_errors.h"
 
 #include <math.h>
 
@@ -484,6 +485,40 @@ static void test_round_inputs(size_t m, size_t k)
     array_free(&x), array_free(&y);
 }
 
+static void test_input_errors(size_t m, size_t k)
+{
+    static const struct qt_act_rounding how[] = {{8, 1}, {4, 1}, {4, 0.75f}};
+    enum { SIDE = QT_ACT_BLOCK };
+    const size_t blocks = qt_ceil_div(k, SIDE), sums = COUNT(how) * blocks;
+    struct array x = floats(m * k, 3), g = floats(blocks * SIDE * SIDE, 0.1f),
+                 d = zeros(sums * sizeof(double));
+    float *sym = fetch(cpu, g.cpu, g.bytes);
+    double *made = malloc(sums * sizeof *made);
+    struct qt_act act = random_act(k);
+    struct qt_err err = {0};
+    for (size_t b = 0; b < blocks; b++)
+        for (size_t i = 0; i < SIDE; i++)
+            for (size_t j = 0; j <= i; j++)
+                sym[(b * SIDE + i) * SIDE + j] = i == j ? 1 : sym[(b * SIDE + j) * SIDE + i];
+    must(gpu->upload(gpu, g.gpu, sym, g.bytes, &err), &err, "upload");
+    for (int i = 0; i < 6; i++) {
+        char what[80];
+        act.scales = (enum qt_act_scales)(i % 3);
+        act.rotate = i > 2;
+        must(input_errors_by_definition(cpu, d.cpu, x.cpu, sym, m, &act, how, COUNT(how), &err),
+             &err, "reference");
+        must(gpu->input_errors(gpu, made, x.gpu, g.gpu, m, &act, how, COUNT(how), &err), &err,
+             "input_errors");
+        must(gpu->upload(gpu, d.gpu, made, d.bytes, &err), &err, "upload");
+        snprintf(what, sizeof what, "input_errors, %zu x %zu, scales %d, rotated %d", m, k, i % 3,
+                 act.rotate);
+        compare_doubles(&d, sums, 1e-5, what);
+    }
+    free(sym), free(made);
+    qt_act_free(&act);
+    array_free(&x), array_free(&g), array_free(&d);
+}
+
 /* FP16 and BF16 become the FP32 values of the host, bit for bit. */
 static void test_upload_narrow(size_t count)
 {
@@ -900,6 +935,8 @@ int main(int argc, char **argv)
     for (size_t k = 1; k < 5000; k = 2 * k + random_below(30))
         test_round_inputs(1 + random_below(40), k);
     test_round_inputs(100, 576);
+    for (size_t k = 1; k < 2000; k = 3 * k + random_below(30))
+        test_input_errors(1 + random_below(100), k);
     test_upload_narrow(1 + random_below(300000));
     for (int i = 0; i < 4; i++)
         test_score(1 + random_below(30), 2 + random_below(i % 2 ? 40000 : 300), i < 2 ? 0 : 30);

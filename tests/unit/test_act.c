@@ -7,6 +7,7 @@
 #include "pack/activations/plan.h"
 #include "pack/schemes/scheme.h"
 #include "random.h"
+#include "tests/input_errors.h"
 #include "tests/rotate.h"
 
 static float random_float(void) /* heavy tails */
@@ -519,6 +520,7 @@ static void plan_on_a_backend(void **state)
     struct qt_backend apart = *w.be;
     apart.host = false;
     apart.arrange_inputs = arrange_inputs;
+    apart.input_errors = input_errors_by_definition;
     apart.round = round_plainly;
     apart.group_range = range_of;
     w.data.backend = &apart;

@@ -13,6 +13,7 @@
 #include "kernels/gpu/product.h"
 #include "pack/activations/plan.h"
 #include "simulated_round.h"
+#include "tests/input_errors.h"
 
 #include <cblas.h>
 
@@ -916,7 +917,7 @@ static void round_case(const char *text, size_t n, size_t k, enum kind kind)
         assert_int_equal(qt_factor_new(&f, h, k, &opt, &err), QT_OK);
         /* The source weights are on the device or not; the rounded ones are those that are stored. */
         float *rounded = random_floats(n * k, 1);
-        const struct qt_place place = {n % 2 ? w : NULL, rounded};
+        const struct qt_place place = {.w = n % 2 ? w : NULL, .rounded = rounded};
         assert_int_equal(
             qt_packed_round(&p[on], &spec, &m, &f, be, &place, NULL, &report[on], &err), QT_OK);
         assert_true((p[on].codes != NULL) == (on == 1));
@@ -1020,6 +1021,31 @@ int gpu_arrange_inputs(const struct gpu_input *a, void *stream)
     return qt_act_arrange(a->y, a->x, a->m, &act, NULL) < 0;
 }
 
+int gpu_input_errors(const struct gpu_input_errors *a, void *stream)
+{
+    const size_t blocks = qt_ceil_div(a->in.k, QT_ACT_BLOCK),
+                 tiles = qt_ceil_div(a->in.m, GPU_ERROR_TOKENS);
+    const struct qt_act act = act_of(&a->in);
+    struct qt_act_rounding how[GPU_ROUNDINGS];
+    double *d = NULL;
+    int rc;
+    (void)stream;
+    QT_TRY(qt_array_new(&d, (size_t)a->count, blocks * sizeof *d, NULL));
+    for (int i = 0; i < a->count; i++)
+        how[i] = (struct qt_act_rounding){a->how[i].narrow ? 4 : 8, a->how[i].clip};
+    for (size_t tile = 0; tile < tiles; tile++) {
+        const size_t first = tile * GPU_ERROR_TOKENS;
+        QT_TRY(input_errors_by_definition(NULL, d, a->in.x + first * a->in.k, a->g,
+                                          qt_min_size(GPU_ERROR_TOKENS, a->in.m - first), &act, how,
+                                          (size_t)a->count, NULL));
+        for (size_t i = 0; i < (size_t)a->count * blocks; i++)
+            a->part[i * tiles + tile] = d[i];
+    }
+done:
+    qt_free(d);
+    return rc < 0;
+}
+
 int gpu_math_gather(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
                     size_t n, void *stream)
 {
@@ -1062,6 +1088,30 @@ static void round_inputs(void **state)
         qt_free(y);
         qt_free(want);
     }
+    be->close(be);
+}
+
+/* Tiles of tokens add up to the sums over all tokens. */
+static void input_errors(void **state)
+{
+    enum { M = 2 * GPU_ERROR_TOKENS + 3, K = 300, BLOCKS = 3, SIDE = QT_ACT_BLOCK };
+    static const struct qt_act_rounding how[] = {{8, 1}, {4, 0.75f}};
+    struct qt_backend *be = open_simulated();
+    float *x = random_floats(M * K, 1), *g = random_floats(BLOCKS * SIDE * SIDE, 0.1f);
+    double d[2 * BLOCKS], want[2 * BLOCKS];
+    struct qt_act act;
+    (void)state;
+    for (size_t i = 0; i < BLOCKS * SIDE; i++)
+        g[i * SIDE + i % SIDE] = 1;
+    assert_int_equal(qt_act_new(&act, K, 4, NULL), QT_OK);
+    act.rotate = true;
+    assert_int_equal(input_errors_by_definition(NULL, want, x, g, M, &act, how, 2, NULL), QT_OK);
+    assert_int_equal(be->input_errors(be, d, x, g, M, &act, how, 2, NULL), QT_OK);
+    for (size_t i = 0; i < 2 * BLOCKS; i++)
+        assert_true(fabs(d[i] - want[i]) <= 1e-9 * want[i]);
+    qt_act_free(&act);
+    qt_free(x);
+    qt_free(g);
     be->close(be);
 }
 
@@ -1240,12 +1290,17 @@ static void without_cublas(void **state)
 int main(void)
 {
     seed_init();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products),         cmocka_unit_test(halves),
-        cmocka_unit_test(shared_factors),   cmocka_unit_test(panels),
-        cmocka_unit_test(gram_matrices),    cmocka_unit_test(attention),
-        cmocka_unit_test(biased_attention), cmocka_unit_test(rounding),
-        cmocka_unit_test(round_inputs),     cmocka_unit_test(ranks_share_calibration),
-        cmocka_unit_test(without_cublas)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(products),
+                                       cmocka_unit_test(halves),
+                                       cmocka_unit_test(shared_factors),
+                                       cmocka_unit_test(panels),
+                                       cmocka_unit_test(gram_matrices),
+                                       cmocka_unit_test(attention),
+                                       cmocka_unit_test(biased_attention),
+                                       cmocka_unit_test(rounding),
+                                       cmocka_unit_test(round_inputs),
+                                       cmocka_unit_test(input_errors),
+                                       cmocka_unit_test(ranks_share_calibration),
+                                       cmocka_unit_test(without_cublas)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
