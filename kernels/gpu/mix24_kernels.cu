@@ -5,10 +5,10 @@
 
 enum { THREADS = 256 };
 
-static __device__ __forceinline__ struct mix_strip strip_of(const struct gpu_round *r,
-                                                            struct mix_shared *x, size_t index)
+static __device__ __forceinline__ struct mix_strip
+strip_of(const struct gpu_round *r, struct mix_shared *x, struct mix_block *b, size_t index)
 {
-    const struct mix_strip s = {r, x, index, index * MIX_STRIP + (size_t)mix_row()};
+    const struct mix_strip s = {r, x, b, index, index * MIX_STRIP + (size_t)mix_row()};
     return s;
 }
 
@@ -25,7 +25,7 @@ static unsigned blocks_for(size_t items)
 static __global__ void __launch_bounds__(32) assign_kernel(struct gpu_round r, const float *weights)
 {
     __shared__ struct mix_shared x;
-    const struct mix_strip s = strip_of(&r, &x, blockIdx.x / r.groups);
+    const struct mix_strip s = strip_of(&r, &x, nullptr, blockIdx.x / r.groups);
     mix_assign(&s, blockIdx.x % r.groups, weights);
 }
 
@@ -33,7 +33,8 @@ static __global__ void __launch_bounds__(32 * MIX_WARPS, 3)
     compensate_kernel(struct gpu_round r, const float *v, size_t at, int columns)
 {
     __shared__ struct mix_shared x;
-    const struct mix_strip s = strip_of(&r, &x, blockIdx.x);
+    __shared__ struct mix_block b;
+    const struct mix_strip s = strip_of(&r, &x, &b, blockIdx.x);
     double sum[MIX_ROWS] = {0};
     mix_compensate(&s, sum, v, at, columns);
     if (!mix_worker() && s.row < r.n)
@@ -44,7 +45,8 @@ static __global__ void __launch_bounds__(32 * MIX_WARPS, 3)
     descend_kernel(struct gpu_round r, const float *h, size_t at, int columns)
 {
     __shared__ struct mix_shared x;
-    const struct mix_strip s = strip_of(&r, &x, blockIdx.x);
+    __shared__ struct mix_block b;
+    const struct mix_strip s = strip_of(&r, &x, &b, blockIdx.x);
     if (!r.skip[blockIdx.x * (size_t)MIX_STRIP]) {
         mix_descend(&s, h, at, columns);
         return;

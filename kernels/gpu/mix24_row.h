@@ -10,11 +10,24 @@
 
 /* ---- a group -------------------------------------------------------------------------------- */
 
+enum { MIX_PITCH = MIX_STRIP + 1 }; /* of arrays that are read by rows and by columns */
+
+/* Memory that the lanes share for the steps on a column block. */
+struct mix_block {
+    float h[MIX_COLUMNS][MIX_COLUMNS];      /* H of the group; the unit matrix beyond it */
+    float m[MIX_COLUMNS][GPU_MIX24_WIDEST]; /* H or V: rows of the group, columns behind it */
+    float g[GPU_MIX24_WIDEST][MIX_PITCH];   /* running sums */
+    float value[MIX_COLUMNS][MIX_PITCH];    /* weights or values of the group; 0 beyond it */
+    float change[MIX_COLUMNS][MIX_PITCH];   /* of the errors of the group */
+    uint8_t code[MIX_COLUMNS][MIX_PITCH];
+};
+
 /* A strip of the matrix. */
 struct mix_strip {
     const struct gpu_round *r;
     struct mix_shared *x;
-    size_t index, row; /* of the strip, and the first row of this lane */
+    struct mix_block *b; /* for steps on a column block */
+    size_t index, row;   /* of the strip, and the first row of this lane */
 };
 
 ROW bool mix_is_row(const struct mix_strip *s, int r)
@@ -114,17 +127,48 @@ ROW float mix_round(int *code, const struct mix_problem *p, const struct mix_par
 /* u, diagonal and weight of the factor v of n columns. */
 ROW void mix_load_factor(struct mix_shared *x, const float *v, size_t ld, int n)
 {
-    mix_sync();
     for (int i = mix_lane(); i < MIX_COLUMNS * MIX_COLUMNS; i += mix_lanes()) {
         const int j = i / MIX_COLUMNS, l = i % MIX_COLUMNS;
         const float vjj = j < n ? v[(size_t)j * ld + (size_t)j] : 1;
         x->u[j][l] = l < j && j < n ? v[(size_t)l * ld + (size_t)j] / vjj : 0;
         if (l == j) {
             x->diagonal[j] = vjj;
+            x->inverse[j] = 1 / vjj;
             x->weight[j] = j < n ? vjj * vjj : 0;
         }
     }
-    mix_sync();
+}
+
+/* The block of h of n columns. */
+ROW void mix_load_block(struct mix_block *b, const float *h, size_t ld, int n)
+{
+    for (int i = mix_lane(); i < MIX_COLUMNS * MIX_COLUMNS; i += mix_lanes()) {
+        const int j = i / MIX_COLUMNS, l = i % MIX_COLUMNS;
+        b->h[j][l] = j < n && l < n ? h[(size_t)j * ld + (size_t)l] : j == l;
+    }
+}
+
+/* Columns [end, columns) of the block that begins at `at`, in the n rows of m[k][k] from `from`
+ * on. */
+ROW void mix_load_rows(const struct mix_strip *s, const float *m, size_t at, int from, int n,
+                       int end, int columns)
+{
+    const float *rows = m + (at + (size_t)from) * s->r->k + at;
+    const int width = columns - end;
+    for (int i = mix_lane(); i < MIX_COLUMNS * width; i += mix_lanes()) {
+        const int j = i / width, c = end + i % width;
+        s->b->m[j][c] = rows[(size_t)(j < n ? j : 0) * s->r->k + (size_t)c];
+    }
+}
+
+/* Weights or values of the n columns from position `at` on. */
+ROW void mix_load_values(const struct mix_strip *s, const float *values, size_t at, int n)
+{
+    for (int i = mix_lane(); i < MIX_COLUMNS * MIX_STRIP; i += mix_lanes()) {
+        const int j = i % MIX_COLUMNS, r = i / MIX_COLUMNS;
+        const size_t row = s->index * MIX_STRIP + (size_t)r;
+        s->b->value[j][r] = j < n && row < s->r->n ? values[row * s->r->k + at + (size_t)j] : 0;
+    }
 }
 
 /* The problem of the group of n columns from position `at` on, without targets. */
@@ -146,52 +190,70 @@ ROW float mix_load(const float *from, const struct mix_strip *s, size_t at, int 
     return j < n && mix_is_row(s, r) ? from[(s->row + (size_t)r) * s->r->k + at + (size_t)j] : 0;
 }
 
-/* Stores codes and values of the group, and change[j][r] for the product that spreads it. */
-ROW void mix_store(const struct mix_strip *s, size_t at, int from, int n, int code[][MIX_ROWS],
-                   float q[][MIX_ROWS], float change[][MIX_ROWS])
+/* Shows codes, values and change[j][r] of the group to all lanes: each writes its share. */
+ROW void mix_show_group(struct mix_block *b, int code[][MIX_ROWS], float q[][MIX_ROWS],
+                        float change[][MIX_ROWS])
 {
-    MIX_EACH_ROW(r)
+    MIX_EACH_COLUMN(j) MIX_EACH_ROW(r)
     {
-        const size_t row = s->row + (size_t)r, first = row * s->r->k + at + (size_t)from;
-        if (mix_worker() || !mix_is_row(s, r))
+        const int row = mix_row() + r;
+        if ((j & (mix_workers() - 1)) != mix_worker())
             continue;
-        MIX_EACH_COLUMN(j)
+        b->code[j][row] = (uint8_t)code[j][r];
+        b->value[j][row] = q[j][r];
+        b->change[j][row] = change[j][r];
+    }
+}
+
+/* Stores codes and values of the n columns from position `at` + `from` on, and their changes for
+ * the product that spreads them. */
+ROW void mix_store(const struct mix_strip *s, size_t at, int from, int n)
+{
+    for (int i = mix_lane(); i < MIX_COLUMNS * MIX_STRIP; i += mix_lanes()) {
+        const int j = i % MIX_COLUMNS, r = i / MIX_COLUMNS;
+        const size_t row = s->index * MIX_STRIP + (size_t)r,
+                     to = row * s->r->k + at + (size_t)(from + j);
+        if (j >= n || row >= s->r->n)
+            continue;
+        s->r->rank[to] = s->b->code[j][r];
+        s->r->mix24.values[to] = s->b->value[j][r];
+        s->r->change[row * s->r->change_ld + (size_t)(from + j)] = s->b->change[j][r];
+    }
+}
+
+/* g of columns [end, columns) += the change of the group times its rows in b->m. */
+ROW void mix_spread(struct mix_block *b, int end, int columns, float change[][MIX_ROWS])
+{
+    ROW_LOOP for (int c = end + mix_worker(); c < columns; c += mix_workers())
+    {
+        MIX_EACH_ROW(r)
         {
-            if (j >= n)
-                continue;
-            s->r->rank[first + (size_t)j] = (uint8_t)code[j][r];
-            s->r->mix24.values[first + (size_t)j] = q[j][r];
-            s->r->change[row * s->r->change_ld + (size_t)(from + j)] = change[j][r];
+            float sum = b->g[c][mix_row() + r];
+            MIX_EACH_COLUMN(j) sum += b->m[j][c] * change[j][r]; /* 0 beyond the group */
+            b->g[c][mix_row() + r] = sum;
         }
     }
 }
 
-/* g of columns [end, columns) of the block += the change of the n columns from `from` on, times
- * their rows of m[k][k]. */
-ROW void mix_spread(const struct mix_strip *s, const float *m, size_t at, int from, int n, int end,
-                    int columns, float change[][MIX_ROWS])
+/* Stores a group and spreads its change to the columns of the block behind it. */
+ROW void mix_finish_group(const struct mix_strip *s, size_t at, int from, int n, int end,
+                          int columns, int code[][MIX_ROWS], float q[][MIX_ROWS],
+                          float change[][MIX_ROWS])
 {
+    mix_show_group(s->b, code, q, change);
     mix_sync();
-    ROW_LOOP for (int c = end + mix_worker(); c < columns; c += mix_workers())
-    {
-        const float *column = m + (at + (size_t)from) * s->r->k + at + (size_t)c;
-        float factor[MIX_COLUMNS];
-        MIX_EACH_COLUMN(j) factor[j] = column[(size_t)(j < n ? j : 0) * s->r->k];
-        MIX_EACH_ROW(r)
-        {
-            float sum = s->x->g[c][mix_row() + r];
-            MIX_EACH_COLUMN(j) sum += factor[j] * change[j][r]; /* 0 from n on */
-            s->x->g[c][mix_row() + r] = sum;
-        }
-    }
+    mix_store(s, at, from, n);
+    mix_spread(s->b, end, columns, change);
     mix_sync();
 }
 
 ROW void mix_load_sums(const struct mix_strip *s, size_t at, int columns)
 {
-    mix_sync();
-    for (int c = mix_worker(); c < columns; c += mix_workers())
-        MIX_EACH_ROW(r) s->x->g[c][mix_row() + r] = mix_load(s->r->g, s, at, c, columns, r);
+    for (int i = mix_lane(); i < columns * MIX_STRIP; i += mix_lanes()) {
+        const int c = i % columns, r = i / columns;
+        const size_t row = s->index * MIX_STRIP + (size_t)r;
+        s->b->g[c][r] = row < s->r->n ? s->r->g[row * s->r->k + at + (size_t)c] : 0;
+    }
     mix_sync();
 }
 
@@ -294,6 +356,8 @@ ROW void mix_compensate(const struct mix_strip *s, double *sum, const float *v, 
                         int columns)
 {
     const size_t k = s->r->k;
+    struct mix_shared *x = s->x;
+    struct mix_block *b = s->b;
     mix_load_sums(s, at, columns);
     ROW_LOOP for (int from = 0, end; from < columns; from = end)
     {
@@ -304,31 +368,34 @@ ROW void mix_compensate(const struct mix_strip *s, double *sum, const float *v, 
         int code[MIX_COLUMNS][MIX_ROWS];
         end = (int)(s->r->end[first] - at);
         const int n = end - from;
-        mix_load_factor(s->x, v + first * k + first, k, n);
+        mix_load_factor(x, v + first * k + first, k, n);
+        mix_load_rows(s, v, at, from, n, end, columns);
+        mix_load_values(s, s->r->w, first, n);
+        mix_sync();
         mix_open(&p, s, first, n);
         /* The targets are the optimum without rounding for the errors so far. */
         MIX_EACH_COLUMN(j) MIX_EACH_ROW(r)
         {
-            float x = j < n ? s->x->g[from + j][mix_row() + r] / s->x->diagonal[j] : 0;
-            ROW_UNROLL for (int i = 0; i < j; i++) x += s->x->u[j][i] * e[i][r];
-            e[j][r] = -x;
-            p.t[j][r] = mix_load(s->r->w, s, first, j, n, r) + x;
+            float sought = j < n ? b->g[from + j][mix_row() + r] * x->inverse[j] : 0;
+            ROW_UNROLL for (int i = 0; i < j; i++) sought += x->u[j][i] * e[i][r];
+            e[j][r] = -sought;
+            p.t[j][r] = b->value[j][mix_row() + r] + sought;
         }
         mix_fit(&a, &p, s->r->mix24.halves);
         mix_store_params(&a, s, s->r->group[first]);
         MIX_EACH_COLUMN(j) MIX_EACH_ROW(r)
         {
-            const float w = mix_load(s->r->w, s, first, j, n, r), vjj = s->x->diagonal[j];
-            float x = w + (j < n ? s->x->g[from + j][mix_row() + r] / vjj : 0);
-            ROW_UNROLL for (int i = 0; i < j; i++) x += s->x->u[j][i] * e[i][r];
+            const float w = b->value[j][mix_row() + r];
+            float best = w + (j < n ? b->g[from + j][mix_row() + r] * x->inverse[j] : 0);
+            ROW_UNROLL for (int i = 0; i < j; i++) best += x->u[j][i] * e[i][r];
             code[j][r] = 0;
-            q[j][r] = j < n ? mix_round(&code[j][r], &p, &a, j, r, x) : 0;
+            q[j][r] = j < n ? mix_round(&code[j][r], &p, &a, j, r, best) : 0;
             e[j][r] = j < n ? w - q[j][r] : 0;
-            const double term = j < n ? (double)vjj * (double)(x - q[j][r]) : 0;
+            const double term = j < n ? (double)x->diagonal[j] * (double)(best - q[j][r]) : 0;
             sum[r] += term * term;
         }
-        mix_store(s, at, from, n, code, q, e);
-        mix_spread(s, v, at, from, n, end, columns, e);
+        mix_sync(); /* all lanes have read the weights */
+        mix_finish_group(s, at, from, n, end, columns, code, q, e);
     }
 }
 
@@ -344,11 +411,11 @@ ROW void mix_group_targets(struct mix_problem *p, float q[][MIX_ROWS], float g[]
             float sum = g[j][r];
             ROW_UNROLL for (int l = MIX_COLUMNS - 1; l > j; l--) sum -=
                 x->u[l][j] * (x->diagonal[l] * y[l]);
-            y[j] = sum / x->diagonal[j];
+            y[j] = sum * x->inverse[j];
         }
         MIX_EACH_COLUMN(j)
         {
-            y[j] /= x->diagonal[j];
+            y[j] *= x->inverse[j];
             ROW_UNROLL for (int l = 0; l < j; l++) y[j] -= x->u[j][l] * y[l];
             p->t[j][r] = y[j] + q[j][r];
         }
@@ -431,19 +498,21 @@ ROW void mix_open_refit(struct mix_problem *p, float *now, const struct mix_stri
     mix_open(p, s, at, n);
     MIX_EACH_COLUMN(j) MIX_EACH_ROW(r)
     {
-        g[j][r] = j < n ? s->x->g[from + j][mix_row() + r] : 0;
-        q[j][r] = mix_load(s->r->mix24.values, s, at, j, n, r);
+        g[j][r] = j < n ? s->b->g[from + j][mix_row() + r] : 0;
+        q[j][r] = s->b->value[j][mix_row() + r];
     }
     mix_group_targets(p, q, g);
     mix_set_range(p);
     mix_cost_of_values(now, p, q);
 }
 
-/* One round of coordinate descent on a column block under h[k][k]. Values and sums are loaded again
+/* One round of coordinate descent on a column block under h[k][k]. Values and sums are read again
  * after the search, which needs the registers. */
 ROW void mix_descend(const struct mix_strip *s, const float *h, size_t at, int columns)
 {
     const size_t k = s->r->k;
+    struct mix_shared *x = s->x;
+    struct mix_block *b = s->b;
     mix_load_sums(s, at, columns);
     ROW_LOOP for (int from = 0, end; from < columns; from = end)
     {
@@ -456,40 +525,35 @@ ROW void mix_descend(const struct mix_strip *s, const float *h, size_t at, int c
         int code[MIX_COLUMNS][MIX_ROWS];
         end = (int)(s->r->end[first] - at);
         const int n = end - from;
-        mix_load_factor(s->x, s->r->mix24.factor + group * MIX_COLUMNS * MIX_COLUMNS, MIX_COLUMNS,
-                        n);
-        for (int i = mix_lane(); i < MIX_COLUMNS * MIX_COLUMNS; i += mix_lanes()) {
-            const int j = i / MIX_COLUMNS, l = i % MIX_COLUMNS;
-            s->x->h[j][l] =
-                j < n && l < n ? h[(first + (size_t)j) * k + first + (size_t)l] : j == l;
-        }
+        mix_load_rows(s, h, at, from, n, end, columns);
+        mix_load_block(b, h + first * k + first, k, n);
+        mix_load_factor(x, s->r->mix24.factor + group * MIX_COLUMNS * MIX_COLUMNS, MIX_COLUMNS, n);
+        mix_load_values(s, s->r->mix24.values, first, n);
         mix_load_params(&a, s, group);
+        mix_sync();
         mix_open_refit(&p, now, s, first, from, n);
         mix_refit(take, now, &p, &a, s->r->mix24.halves);
-        mix_sync();
-        MIX_EACH_COLUMN(j)
-        MIX_EACH_ROW(r) q[j][r] = mix_load(s->r->mix24.values, s, first, j, n, r);
+        MIX_EACH_COLUMN(j) MIX_EACH_ROW(r) q[j][r] = b->value[j][mix_row() + r];
         mix_nearest_plane(q, &p, &a, take);
         MIX_EACH_COLUMN(j) MIX_EACH_ROW(r)
         {
-            g[j][r] = j < n ? s->x->g[from + j][mix_row() + r] : 0;
-            change[j][r] = j < n ? mix_load(s->r->mix24.values, s, first, j, n, r) - q[j][r] : 0;
+            g[j][r] = j < n ? b->g[from + j][mix_row() + r] : 0;
+            change[j][r] = j < n ? b->value[j][mix_row() + r] - q[j][r] : 0;
         }
         MIX_EACH_COLUMN(j)
-        MIX_EACH_COLUMN(i) MIX_EACH_ROW(r) g[j][r] += s->x->h[i][j] * change[i][r];
+        MIX_EACH_COLUMN(i) MIX_EACH_ROW(r) g[j][r] += b->h[i][j] * change[i][r];
         MIX_EACH_COLUMN(j) MIX_EACH_ROW(r)
         {
-            const float x = q[j][r] + g[j][r] / s->x->h[j][j], old = q[j][r];
+            const float best = q[j][r] + g[j][r] / b->h[j][j], old = q[j][r];
             code[j][r] = 0;
-            q[j][r] = j < n ? mix_round(&code[j][r], &p, &a, j, r, x) : 0;
+            q[j][r] = j < n ? mix_round(&code[j][r], &p, &a, j, r, best) : 0;
             const float moved = j < n ? old - q[j][r] : 0;
             change[j][r] += moved;
-            ROW_UNROLL for (int i = j + 1; i < MIX_COLUMNS; i++) g[i][r] += s->x->h[j][i] * moved;
+            ROW_UNROLL for (int i = j + 1; i < MIX_COLUMNS; i++) g[i][r] += b->h[j][i] * moved;
         }
         mix_sync(); /* all lanes have read the parameters and values */
         mix_store_params(&a, s, group);
-        mix_store(s, at, from, n, code, q, change);
-        mix_spread(s, h, at, from, n, end, columns, change);
+        mix_finish_group(s, at, from, n, end, columns, code, q, change);
     }
 }
 

@@ -139,6 +139,7 @@ ROW int mix_workers(void)
 
 enum {
     MIX_POINTS = 44, /* scales of the curve, 2^(1/8) apart */
+    MIX_STEPS = 4,   /* at most so many s2 are tried for a z2 at the start */
     MIX_Q_MAX = 15,
     MIX_FINE = 0x0080, /* steps between values of s2 in groups of 2 and 4 bits */
     MIX_COARSE = 0x0200,
@@ -149,11 +150,12 @@ enum {
 /* Memory that the lanes share. */
 struct mix_shared {
     float u[MIX_COLUMNS][MIX_COLUMNS]; /* V_ij / V_jj at [j][i], i < j; 0 beyond the group */
-    float h[MIX_COLUMNS][MIX_COLUMNS]; /* H of the group; 0 beyond it */
     float diagonal[MIX_COLUMNS];       /* V_jj; 1 beyond the group */
+    float inverse[MIX_COLUMNS];        /* 1 / V_jj */
     float weight[MIX_COLUMNS];         /* V_jj^2; 0 beyond the group */
     float curve[MIX_POINTS][MIX_STRIP], edge[MIX_POINTS];
-    float g[GPU_MIX24_WIDEST][MIX_STRIP]; /* running sums of the column block */
+    uint32_t point[MIX_Q_MAX + 1][MIX_STEPS][4]; /* of the curve, by z2, step of s2 and code of the
+                                                  * scale: a byte each */
     /* A choice of each warp, which others take over. */
     struct {
         int s2, z2, trial[MIX_STRIP];
@@ -474,35 +476,77 @@ ROW void mix_curve_new(const struct mix_problem *p, float largest)
     mix_sync();
 }
 
+/* The point of the curve for the scale s: the number of edges above s. The difference of the bits
+ * of two floats is nearly that of their logarithms. */
+ROW unsigned mix_point(const struct mix_shared *x, float s, float largest)
+{
+    const int octaves = (int)(row_bits(largest) - row_bits(s)) >> 20;
+    int at = octaves < 0 ? 0 : octaves < MIX_POINTS - 1 ? octaves : MIX_POINTS - 1;
+    while (at < MIX_POINTS - 1 && s < x->edge[at])
+        at++;
+    while (at > 0 && !(s < x->edge[at - 1]))
+        at--;
+    return (unsigned)at;
+}
+
+/* Distance of the s2 that are tried for a z2 at the start, how many there are, and one of them. Of
+ * the fine s2 every second one is tried, because the neighbors follow. */
+ROW int mix_start_step(const struct mix_problem *p)
+{
+    return mix_step(p) == MIX_FINE ? 2 * MIX_FINE : MIX_COARSE;
+}
+
+ROW int mix_start_steps(const struct mix_problem *p)
+{
+    enum { OCTAVE = 0x400 };
+    return OCTAVE / mix_start_step(p);
+}
+
+ROW int mix_start_s2(const struct mix_problem *p, float largest, int z2, int step)
+{
+    return mix_storable(p, largest / (float)(MIX_Q_MAX + z2), z2) - step * mix_start_step(p);
+}
+
+/* Finds the points of all scales with which the search starts. */
+ROW void mix_points_new(const struct mix_problem *p, float largest)
+{
+    const int words = 4 * mix_start_steps(p);
+    for (int i = mix_lane(); i < (MIX_Q_MAX + 1) * words; i += mix_lanes()) {
+        const int z2 = i / words, step = i % words / 4, word = i % 4;
+        const int bits = mix_start_s2(p, largest, z2, step);
+        const float s2 = mix_s2(bits > 0 ? bits : 0);
+        unsigned points = 0;
+        ROW_UNROLL for (int q = 0; q < 4; q++) points |=
+            mix_point(p->x, (float)(4 * word + q + z2) * s2, largest) << 8 * q;
+        p->x->point[z2][step][word] = points;
+    }
+    mix_sync();
+}
+
 /* Finds the best scale code of each row on the curve; returns the cost of all rows. */
-ROW float mix_codes_by_curve(float *code, const struct mix_shared *x, int z2, float s2,
+ROW float mix_codes_by_curve(float *code, const struct mix_shared *x, int z2, int step,
                              unsigned rows)
 {
     float best[MIX_ROWS];
-    int at = 0;
     MIX_EACH_ROW(r) best[r] = INFINITY;
-    ROW_LOOP for (int q = MIX_Q_MAX; q >= (z2 == 0); q--)
+    ROW_UNROLL for (int q = MIX_Q_MAX; q >= 0; q--)
     {
-        const float s = (float)(q + z2) * s2;
-        while (at < MIX_POINTS - 1 && s < x->edge[at])
-            at++;
+        const unsigned at = x->point[z2][step][q / 4] >> 8 * (q % 4) & 0xff;
         MIX_EACH_ROW(r)
         {
             const float cost = x->curve[at][mix_row() + r];
-            code[r] = cost < best[r] ? (float)q : code[r];
-            best[r] = fminf(cost, best[r]);
+            const bool better = (q > 0 || z2 > 0) && cost < best[r];
+            code[r] = better ? (float)q : code[r];
+            best[r] = better ? cost : best[r];
         }
     }
     return mix_sum(best, rows);
 }
 
 /* Starting point of the search: the best on the curve of all z2 and of all s2 for which the largest
- * scale is in (largest / 2, largest]. Of the fine s2 values every second one is tried, because the
- * neighbors follow. */
+ * scale is in (largest / 2, largest]. */
 ROW void mix_search_start(struct mix_choice *best, const struct mix_problem *p, unsigned rows)
 {
-    enum { OCTAVE = 0x400 };
-    const int step = mix_step(p) == MIX_FINE ? 2 * MIX_FINE : MIX_COARSE;
     float range[MIX_ROWS], code[MIX_ROWS];
     struct mix_choice own; /* of the lanes that have the same z2 */
     MIX_EACH_ROW(r)
@@ -512,17 +556,17 @@ ROW void mix_search_start(struct mix_choice *best, const struct mix_problem *p, 
     }
     const float largest = 1.25f * mix_max(range, rows);
     mix_curve_new(p, largest);
+    mix_points_new(p, largest);
     own.s2 = 0x3c00;
     own.z2 = MIX_Q_MAX;
     own.total = INFINITY;
     *best = own;
     ROW_LOOP for (int z2 = mix_worker(); z2 <= MIX_Q_MAX; z2 += mix_workers())
     {
-        const int top = mix_storable(p, largest / (float)(MIX_Q_MAX + z2), z2);
-        ROW_LOOP for (int below = 0; below < OCTAVE; below += step)
+        ROW_LOOP for (int step = 0; step < mix_start_steps(p); step++)
         {
-            const int s2 = top - below;
-            const float total = mix_codes_by_curve(code, p->x, z2, mix_s2(s2 > 0 ? s2 : 0), rows);
+            const int s2 = mix_start_s2(p, largest, z2, step);
+            const float total = mix_codes_by_curve(code, p->x, z2, step, rows);
             if (s2 >= mix_step(p) && total < own.total) {
                 own.s2 = s2;
                 own.z2 = z2;

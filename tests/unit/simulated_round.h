@@ -175,9 +175,10 @@ int gpu_round_range(uint32_t range[2], const float *w, size_t n, size_t k, size_
 
 /* ---- mix24 ---------------------------------------------------------------------------------- */
 
-static struct mix_strip strip_at(const struct gpu_round *r, struct mix_shared *x, size_t index)
+static struct mix_strip strip_at(const struct gpu_round *r, struct mix_shared *x,
+                                 struct mix_block *b, size_t index)
 {
-    return (struct mix_strip){r, x, index, index * MIX_STRIP};
+    return (struct mix_strip){r, x, b, index, index * MIX_STRIP};
 }
 
 static size_t strips_of(const struct gpu_round *r)
@@ -207,7 +208,7 @@ int gpu_mix24_assign(const struct gpu_round *r, const float *weights, void *stre
     struct mix_shared x;
     (void)stream;
     for (size_t i = 0; i < strips_of(r) * r->groups; i++) {
-        const struct mix_strip s = strip_at(r, &x, i / r->groups);
+        const struct mix_strip s = strip_at(r, &x, NULL, i / r->groups);
         mix_assign(&s, i % r->groups, weights);
     }
     return 0;
@@ -217,9 +218,10 @@ int gpu_mix24_compensate(const struct gpu_round *r, const float *v, size_t at, s
                          void *stream)
 {
     struct mix_shared x;
+    struct mix_block b;
     (void)stream;
     for (size_t i = 0; i < strips_of(r); i++) {
-        const struct mix_strip s = strip_at(r, &x, i);
+        const struct mix_strip s = strip_at(r, &x, &b, i);
         double sum[MIX_ROWS] = {0};
         mix_compensate(&s, sum, v, at, (int)columns);
         for (size_t row = 0; row < MIX_ROWS && s.row + row < r->n; row++)
@@ -232,9 +234,10 @@ int gpu_mix24_descend(const struct gpu_round *r, const float *h, size_t at, size
                       void *stream)
 {
     struct mix_shared x;
+    struct mix_block b;
     (void)stream;
     for (size_t i = 0; i < strips_of(r); i++) {
-        const struct mix_strip s = strip_at(r, &x, i);
+        const struct mix_strip s = strip_at(r, &x, &b, i);
         if (!r->skip[s.row])
             mix_descend(&s, h, at, (int)columns);
         for (size_t row = s.row; row < r->n && row < s.row + MIX_STRIP && r->skip[row]; row++)
