@@ -204,6 +204,19 @@ struct qt_mix24_costs {
     uint8_t *channel;
 };
 
+/* The largest scale and outlier of a matrix for mix24. Arrays are in host memory unless stated
+ * otherwise. */
+struct qt_mix24_extent {
+    size_t n, k, group;
+    const float *w;           /* backend memory, [n][k] */
+    int exp2;                 /* the weights are w times 2^exp2 */
+    const uint8_t *bits;      /* [groups] */
+    const uint16_t *outliers; /* [n][groups] bit j: column j of the group is an outlier; or NULL */
+    /* Results: the largest range of the other weights of a group, including 0, per step of its
+     * codes; the largest magnitude of an outlier. */
+    float scale, outlier;
+};
+
 /*
  * One matrix to be rounded; arrays are in host memory unless stated otherwise. With h and v (as in
  * struct qt_factor of hessian/, in backend memory) by error compensation and coordinate descent;
@@ -435,6 +448,7 @@ struct qt_backend {
      * columns, unless one group spans the row. */
     int (*round)(struct qt_backend *be, struct qt_round *job, struct qt_err *err);
     int (*mix24_costs)(struct qt_backend *be, const struct qt_mix24_costs *job, struct qt_err *err);
+    int (*mix24_extent)(struct qt_backend *be, struct qt_mix24_extent *job, struct qt_err *err);
     /* The largest and the smallest largest magnitude of the groups of w[n][k]; groups of zeros do
      * not count (*smallest is infinite if there are no others). *largest is not finite if any w is
      * not. Both are in host memory. */

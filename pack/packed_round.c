@@ -259,24 +259,6 @@ done:
     return rc;
 }
 
-static int prepare_on_host(struct walk *walk, struct qt_packed *out, const float *t,
-                           const struct range *range, struct qt_backend *be, struct qt_err *err)
-{
-    struct qt_matrix targets = *walk->w;
-    float *rows = NULL;
-    int rc = QT_OK;
-    if (out->spec.scheme->prepare) {
-        QT_TRY(qt_array_new(&rows, out->n * out->k, sizeof *rows, err));
-        QT_TRY(be->download(be, rows, t, out->n * out->k * sizeof *rows, err));
-    }
-    targets.data = rows;
-    targets.dtype = QT_F32;
-    QT_TRY(quantize_prepare(walk, out, &targets, &(struct qt_copy){be, t}, range, err));
-done:
-    qt_free(rows);
-    return rc;
-}
-
 /* t *= 2^exp2, in steps that FP32 can hold. */
 static int scale_on_backend(struct qt_backend *be, float *t, size_t count, int exp2,
                             struct qt_err *err)
@@ -301,6 +283,7 @@ static int round_on_backend(struct qt_packed *out, struct walk *walk, struct qt_
 {
     float *const wanted = place ? place->rounded : NULL;
     const bool arranged = wanted && qt_is_arranged(out);
+    struct qt_matrix targets = *walk->w;
     struct qt_round job = {.n = out->n,
                            .k = out->k,
                            .importance = walk->importance,
@@ -314,7 +297,9 @@ static int round_on_backend(struct qt_packed *out, struct walk *walk, struct qt_
     }
     QT_TRY(qt_backend_floats(&job.w, be, out->n, out->k, err));
     QT_TRY(load_targets(job.w, &range, walk, be, factor, place, err));
-    QT_TRY(prepare_on_host(walk, out, job.w, &range, be, err));
+    targets.data = NULL;
+    targets.dtype = QT_F32;
+    QT_TRY(quantize_prepare(walk, out, &targets, &(struct qt_copy){be, job.w}, &range, err));
     QT_TRY(scale_on_backend(be, job.w, out->n * out->k, -out->scale_exp2, err));
     job.exp2 = out->scale_exp2;
     if (factor) {

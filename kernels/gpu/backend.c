@@ -614,6 +614,11 @@ static int cuda_mix24_costs(struct qt_backend *be, const struct qt_mix24_costs *
     return gpu_mix24_group_costs(products(be)->gpu, job, err);
 }
 
+static int cuda_mix24_extent(struct qt_backend *be, struct qt_mix24_extent *job, struct qt_err *err)
+{
+    return gpu_mix24_find_extent(self(be)->gpu, job, err);
+}
+
 static int cuda_round(struct qt_backend *be, struct qt_round *job, struct qt_err *err)
 {
     return gpu_round(products(be), job, err);
@@ -998,6 +1003,7 @@ static const struct qt_backend functions = {
     .regress = cuda_regress,
     .round = cuda_round,
     .mix24_costs = cuda_mix24_costs,
+    .mix24_extent = cuda_mix24_extent,
     .group_range = cuda_group_range,
     .link = cuda_link,
     .shift = cuda_shift,

@@ -103,6 +103,26 @@ int gpu_mix24_sum_rows(double *sum, const float *cost, size_t n, size_t groups, 
     return cudaGetLastError();
 }
 
+/* A thread per group of a row. */
+static __global__ void __launch_bounds__(THREADS) extent_kernel(struct gpu_mix24_extent e)
+{
+    const size_t item = blockIdx.x * (size_t)THREADS + threadIdx.x;
+    float most[2] = {0, 0};
+    if (item < e.n * e.groups)
+        mix_extent_of_group(&most[0], &most[1], &e, item / e.groups, item % e.groups);
+    for (int i = 0; i < 2; i++) {
+        const uint32_t bits = row_bits(row_max(most[i]));
+        if (row_lane() == 0 && bits > e.most[i]) /* spares most warps the atomic operation */
+            atomicMax(&e.most[i], bits);
+    }
+}
+
+int gpu_mix24_extent(const struct gpu_mix24_extent *e, void *stream)
+{
+    extent_kernel<<<blocks_for(e->n * e->groups), THREADS, 0, (cudaStream_t)stream>>>(*e);
+    return cudaGetLastError();
+}
+
 static __global__ void gather_kernel(float *out, struct gpu_round r, const uint64_t *at,
                                      size_t count)
 {

@@ -322,6 +322,24 @@ ROW void mix_costs_of_group(const struct gpu_mix24_costs *c, struct mix_shared *
     }
 }
 
+/* The scale that covers a group of a row, and its largest outlier. */
+ROW void mix_extent_of_group(float *scale, float *outlier, const struct gpu_mix24_extent *e,
+                             size_t row, size_t group)
+{
+    const size_t at = group * e->group, end = at + e->group < e->k ? at + e->group : e->k;
+    const unsigned outliers = e->outliers ? e->outliers[row * e->groups + group] : 0;
+    float low = 0, high = 0;
+    *outlier = 0;
+    for (size_t i = at; i < end; i++) {
+        const float w = ldexpf(e->w[row * e->k + i], e->exp2);
+        const bool is_outlier = outliers >> (i - at) & 1;
+        *outlier = is_outlier ? fmaxf(*outlier, fabsf(w)) : *outlier;
+        low = is_outlier ? low : fminf(low, w);
+        high = is_outlier ? high : fmaxf(high, w);
+    }
+    *scale = (high - low) / (e->bits[group] == 4 ? 15 : 3);
+}
+
 /* Rounds the weights of a group to nearest, with weights[k] by position; NULL: all 1. */
 ROW void mix_assign(const struct mix_strip *s, size_t group, const float *weights)
 {

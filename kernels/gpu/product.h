@@ -96,8 +96,9 @@ int gpu_factor_again(struct gpu_products *g, float *h, float *v, bool *positive,
                      const size_t *order, size_t k, struct qt_err *err);
 int gpu_regress(struct gpu_products *g, float *s, double *explained, const float *c, const float *v,
                 const size_t *order, double scale, size_t m, size_t k, struct qt_err *err);
-/* round.c: the functions round, mix24_costs and group_range of struct qt_backend. */
+/* round.c: the functions round, mix24_costs, mix24_extent and group_range of struct qt_backend. */
 int gpu_mix24_group_costs(struct qt_gpu *gpu, const struct qt_mix24_costs *job, struct qt_err *err);
+int gpu_mix24_find_extent(struct qt_gpu *gpu, struct qt_mix24_extent *job, struct qt_err *err);
 int gpu_round(struct gpu_products *g, struct qt_round *job, struct qt_err *err);
 int gpu_group_range(struct qt_gpu *gpu, float *largest, float *smallest, const float *w, size_t n,
                     size_t k, size_t group, struct qt_err *err);

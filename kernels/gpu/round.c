@@ -580,6 +580,28 @@ done:
     return rc;
 }
 
+int gpu_mix24_find_extent(struct qt_gpu *gpu, struct qt_mix24_extent *job, struct qt_err *err)
+{
+    const size_t n = job->n, groups = qt_ceil_div(job->k, job->group);
+    struct gpu_mix24_extent e = {
+        .n = n, .k = job->k, .group = job->group, .groups = groups, .w = job->w, .exp2 = job->exp2};
+    struct rounding s = {.gpu = gpu}; /* owns the memory */
+    uint32_t most[2] = {0};
+    int rc;
+    QT_TRY(upload_new(&e.most, &s, most, 2, sizeof *most, err));
+    QT_TRY(upload_new(&e.bits, &s, job->bits, groups, 1, err));
+    if (job->outliers)
+        QT_TRY(upload_new(&e.outliers, &s, job->outliers, n * groups, sizeof *e.outliers, err));
+    if (n && groups)
+        QT_TRY(launched(gpu_mix24_extent(&e, gpu_stream_of(gpu)), err));
+    QT_TRY(gpu->download(gpu, most, e.most, sizeof most, err));
+    job->scale = qt_bits_f32(most[0]);
+    job->outlier = qt_bits_f32(most[1]);
+done:
+    rounding_free(&s);
+    return rc;
+}
+
 int gpu_group_range(struct qt_gpu *gpu, float *largest, float *smallest, const float *w, size_t n,
                     size_t k, size_t group, struct qt_err *err)
 {

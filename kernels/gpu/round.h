@@ -96,6 +96,18 @@ int gpu_mix24_costs(const struct gpu_mix24_costs *c, void *stream);
 /* sum[groups] = sums over the rows of cost[n][groups]. */
 int gpu_mix24_sum_rows(double *sum, const float *cost, size_t n, size_t groups, void *stream);
 
+/* struct qt_mix24_extent for kernels: raises most[0] and most[1] to the bits of scale and outlier,
+ * which compare like the numbers. */
+struct gpu_mix24_extent {
+    size_t n, k, group, groups;
+    const float *w;
+    int exp2;
+    const uint8_t *bits;
+    const uint16_t *outliers;
+    uint32_t *most;
+};
+int gpu_mix24_extent(const struct gpu_mix24_extent *e, void *stream);
+
 /* Fits the parameters of all groups to w, and rounds w to nearest. weights[k] of squared errors by
  * position; NULL: all 1. */
 int gpu_mix24_assign(const struct gpu_round *r, const float *weights, void *stream);

@@ -228,7 +228,8 @@ struct histogram {
 
 struct learner {
     const struct qt_packed *p;
-    const struct qt_matrix *w;
+    const struct qt_matrix *w; /* all rows, or those of the sampled strips */
+    bool sampled;
     const float *importance;
     struct qt_codebook cb;
     struct histogram *strips; /* [nstrips] */
@@ -255,15 +256,20 @@ static void histogram_add(struct histogram *hist, const struct learner *l, const
     }
 }
 
+/* The first row of a sampled strip. */
+static size_t strip_row(const struct learner *l, size_t item)
+{
+    return item * qt_ceil_div(l->p->n, QT_FRAG_ROWS) / l->nstrips * QT_FRAG_ROWS;
+}
+
 static int learn_strip(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     struct learner *l = ctx;
-    size_t strips = qt_ceil_div(l->w->n, QT_FRAG_ROWS), k = l->w->k;
-    size_t row0 = item * strips / l->nstrips * QT_FRAG_ROWS;
-    size_t count = qt_min_size(QT_FRAG_ROWS, l->w->n - row0);
+    const size_t k = l->p->k, row0 = strip_row(l, item);
+    const size_t count = qt_min_size(QT_FRAG_ROWS, l->p->n - row0);
     float *rows = l->rows + (size_t)thread * QT_FRAG_ROWS * k;
     (void)err;
-    qt_matrix_rows(rows, l->w, row0, count, -l->p->scale_exp2);
+    qt_matrix_rows(rows, l->w, l->sampled ? item * QT_FRAG_ROWS : row0, count, -l->p->scale_exp2);
     memset(&l->strips[item], 0, sizeof l->strips[item]);
     for (size_t r = 0; r < count; r++)
         for (size_t k0 = 0; k0 < k; k0 += l->cb.group)
@@ -335,13 +341,30 @@ done:
     return rc;
 }
 
+/* Copies the rows of the sampled strips to sample, whose data are the caller's. */
+static int fetch_sample(struct qt_matrix *sample, const struct learner *l, const struct qt_copy *on,
+                        struct qt_err *err)
+{
+    const size_t k = l->p->k, strip = QT_FRAG_ROWS * k;
+    float *rows = NULL;
+    int rc = qt_array_new(&rows, l->nstrips, strip * sizeof *rows, err);
+    *sample =
+        (struct qt_matrix){.data = rows, .dtype = QT_F32, .n = l->nstrips * QT_FRAG_ROWS, .k = k};
+    for (size_t item = 0; item < l->nstrips && rc == QT_OK; item++) {
+        const size_t row0 = strip_row(l, item);
+        rc = on->be->download(on->be, rows + item * strip, on->w + row0 * k,
+                              qt_min_size(QT_FRAG_ROWS, l->p->n - row0) * k * sizeof *rows, err);
+    }
+    return rc;
+}
+
 static int prepare(struct qt_packed *p, const struct qt_matrix *w, const struct qt_copy *on,
                    const float *importance, struct qt_err *err)
 {
-    struct learner l = {.p = p, .w = w, .importance = importance};
+    struct learner l = {.p = p, .w = w, .sampled = on != NULL, .importance = importance};
+    struct qt_matrix sample = {0};
     float table[QT_GRID_MAX];
     int rc = QT_OK;
-    (void)on;
     if (has_zeros(&p->spec))
         return QT_OK;
     first_table(table, &p->spec);
@@ -350,11 +373,16 @@ static int prepare(struct qt_packed *p, const struct qt_matrix *w, const struct 
         return QT_OK;
     codebook(&l.cb, p);
     l.nstrips = qt_min_size(SAMPLE_STRIPS, qt_ceil_div(w->n, QT_FRAG_ROWS));
+    if (on) {
+        l.w = &sample;
+        QT_TRY(fetch_sample(&sample, &l, on, err));
+    }
     QT_TRY(qt_array_new(&l.strips, l.nstrips, sizeof *l.strips, err));
     QT_TRY(qt_array_new(&l.rows, (size_t)qt_threads() * QT_FRAG_ROWS * w->k, sizeof *l.rows, err));
     QT_TRY(learn_table(&l, err));
     store_table(p, l.cb.grid.value);
 done:
+    qt_free((void *)(uintptr_t)sample.data);
     qt_free(l.strips);
     qt_free(l.rows);
     return rc;

@@ -195,6 +195,18 @@ int gpu_mix24_costs(const struct gpu_mix24_costs *c, void *stream)
     return 0;
 }
 
+int gpu_mix24_extent(const struct gpu_mix24_extent *e, void *stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < e->n * e->groups; i++) {
+        float most[2];
+        mix_extent_of_group(&most[0], &most[1], e, i / e->groups, i % e->groups);
+        for (int j = 0; j < 2; j++)
+            e->most[j] = qt_f32_bits(most[j]) > e->most[j] ? qt_f32_bits(most[j]) : e->most[j];
+    }
+    return 0;
+}
+
 int gpu_mix24_sum_rows(double *sum, const float *cost, size_t n, size_t groups, void *stream)
 {
     (void)stream;

@@ -987,6 +987,9 @@ static void rounding(void **state)
     round_case("mix24", 36, 260, PLAIN);
     round_case("mix24:g=8,g2=8,outliers=0.03", 17, 140, PLAIN);
     round_case("mix24:four=1,outliers=0", 3, 7, PLAIN);
+    round_case("mix24:ocrit=abs", 36, 260, PLAIN);
+    /* more outliers than weights with a gain */
+    round_case("mix24:four=0,outliers=0.03", 36, 34, ZERO_GROUP);
     round_case("mix24:polish=1,order=natural", 9, 64 + random_size(0, 60), ZERO_ROWS);
     round_case("mix24:polish=1,four=0", 9, 130, ZERO_GROUP);
     round_case("mix24:polish=1", 9, 130, DEAD_CHANNELS);
