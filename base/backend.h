@@ -181,6 +181,7 @@ struct qt_round_values {
 struct qt_round_mix24 {
     const uint8_t *bits; /* [groups] of a code: 2 or 4 */
     int halves;          /* s2 and z2 of a strip and group: 1 or 2 */
+    int searches;        /* rounds of descent that search for s2 and z2 */
     size_t outliers;
     const uint32_t *outlier_row, *outlier_col; /* [outliers] */
     /* Results. */

@@ -22,8 +22,8 @@ static void begin_group(struct panel *p, size_t at, size_t j, size_t n)
     const struct qt_factor *f = p->f;
     size_t from = at + j, k = f->k;
     float *t = p->w, *e = p->scratch;
-    const struct qt_column_group group = {f->group[from], f->order + from, n,
-                                          f->v + from * k + from, k};
+    const struct qt_column_group group = {
+        f->group[from], f->order + from, n, f->v + from * k + from, k, 0};
     if (from > 0) { /* the first group's targets are the weights themselves */
         t = p->target;
         memcpy(e, p->g + j * R, n * R * sizeof *e);

@@ -112,7 +112,8 @@ static void refit_group(struct panel *p, size_t at, size_t first, size_t end, si
 {
     const struct qt_factor *f = p->f;
     const size_t pos = at + first, columns = end - first;
-    const struct qt_column_group group = {f->group[pos], f->order + pos, columns, p->v, columns};
+    const struct qt_column_group group = {f->group[pos], f->order + pos, columns,
+                                          p->v,          columns,        p->round};
     float *q = p->q + pos * R, *old = p->scratch, *c = p->scratch;
     bool changed = false;
     factor_group(p->v, f, pos, columns);

@@ -127,6 +127,7 @@ struct qt_column_group {
     size_t n;
     const float *v; /* upper triangular */
     size_t stride;
+    int round; /* of coordinate descent, from 0 on */
 };
 
 /* Coordinate descent updates the parameters of a group in one of two ways: with `refit`; or, if

@@ -38,6 +38,7 @@ struct panel {
 
     double sum;           /* of the terms of the objective in the current pass */
     double error, before; /* the objective now, and before the round */
+    int round;            /* of descent */
     bool converged;       /* descent gained too little in the last round */
 
     /* Refit of one scale per row: u.G, u.Hq, the new scale and its relative change. */

@@ -143,6 +143,7 @@ static int descent_round(bool *active, struct panel_set *s, struct qt_err *err)
     *active = false;
     for (size_t i = 0; i < s->count; i++) {
         struct panel *p = &s->panel[i];
+        p->round++;
         p->converged |= !(p->before - p->error > QT_SOLVE_MIN_GAIN * p->before);
         *active |= !p->converged;
     }

@@ -479,8 +479,9 @@ ROW void mix_nearest_plane(float q[][MIX_ROWS], const struct mix_problem *p,
 /* Chooses the parameters of a group again where that lowers the cost of its values, now[r]. take[r]:
  * the row is rounded again. */
 ROW void mix_refit(bool *take, const float *now, struct mix_problem *p, struct mix_params *a,
-                   int halves)
+                   const struct gpu_mix24 *m)
 {
+    const int halves = m->halves;
     MIX_EACH_ROW(r) take[r] = false;
     ROW_LOOP for (int half = 0; half < halves; half++)
     {
@@ -496,7 +497,7 @@ ROW void mix_refit(bool *take, const float *now, struct mix_problem *p, struct m
             c.cost[r] = better[r] ? c.cost[r] : now[r];
         }
         c.total = mix_sum(c.cost, rows);
-        if (mix_has_range(p, rows)) {
+        if (m->search && mix_has_range(p, rows)) {
             mix_search(&fresh, p, rows);
             const bool all = fresh.total < c.total;
             MIX_EACH_ROW(r) better[r] |= all;
@@ -550,7 +551,7 @@ ROW void mix_descend(const struct mix_strip *s, const float *h, size_t at, int c
         mix_load_params(&a, s, group);
         mix_sync();
         mix_open_refit(&p, now, s, first, from, n);
-        mix_refit(take, now, &p, &a, s->r->mix24.halves);
+        mix_refit(take, now, &p, &a, &s->r->mix24);
         MIX_EACH_COLUMN(j) MIX_EACH_ROW(r) q[j][r] = b->value[j][mix_row() + r];
         mix_nearest_plane(q, &p, &a, take);
         MIX_EACH_COLUMN(j) MIX_EACH_ROW(r)

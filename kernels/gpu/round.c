@@ -467,6 +467,7 @@ static int solve(struct rounding *s, struct qt_err *err)
     }
     for (int round = 0; round < job->descent_rounds && active; round++) {
         QT_TRY(qt_stop_check(err));
+        s->r.mix24.search = job->mix24 && round < job->mix24->searches;
         QT_TRY(descend(&active, &job->after_descent, s, err));
     }
 done:

@@ -23,6 +23,7 @@ struct gpu_mix24 {
     const uint8_t *bits;      /* [groups] of a code: 2 or 4 */
     const uint16_t *outliers; /* [strips][k] bit r: row r of the strip has an outlier there */
     int halves;               /* s2 and z2 of a strip and group: 1 or 2 */
+    bool search;              /* descent searches for s2 and z2 */
     float *values;            /* [n][k] */
     uint8_t *q;               /* [n][groups] codes of scales */
     uint16_t *u;              /* [strips][groups][2] bits of s2, and z2 */

@@ -525,7 +525,7 @@ static void refit(struct qt_mix24_group *group, float *q, const struct qt_mix24_
     for (size_t half = 0; half < p->halves; half++) {
         vi rows = rows_of_half(p, half), keep;
         struct choice c = improve(&keep, &w, group, now, rows);
-        if (max_rows(w.high - w.low, rows) > 0) {
+        if (p->search && max_rows(w.high - w.low, rows) > 0) {
             struct choice fresh = search(&w, rows);
             if (fresh.total < c.total) {
                 c = fresh;

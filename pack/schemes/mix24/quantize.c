@@ -174,7 +174,7 @@ static void fit_panel(struct solver *s, const struct qt_column_group *g, const f
                       size_t row0, size_t rows)
 {
     struct part x;
-    part_new(&x, &s->m, s->search, s->slot_of[g->index], g->n);
+    part_new(&x, &s->m, q ? g->round < QT_MIX24_SEARCHES : s->search, s->slot_of[g->index], g->n);
     x.p.coupled = true;
     x.p.v = g->v;
     x.p.stride = g->stride;
@@ -427,6 +427,7 @@ static int backend_job_new(struct backend_job *s, struct qt_packed *p, struct qt
     list_outliers(s);
     s->mix24 = (struct qt_round_mix24){.bits = s->bits,
                                        .halves = (int)m->units.halves,
+                                       .searches = QT_MIX24_SEARCHES,
                                        .outliers = outliers,
                                        .outlier_row = s->row,
                                        .outlier_col = s->col,
