@@ -424,17 +424,31 @@ done:
     return rc;
 }
 
-int qt_factor_inverse_diagonal(float *out, const struct qt_factor *f, struct qt_err *err)
+static int inverse_diagonal_on_host(float *out, const struct qt_factor *f, struct qt_err *err)
 {
     struct inverse v = {.f = f, .out = out};
     int rc;
-    if (f->backend && !f->v)
-        return inverse_diagonal_on_backend(out, f, err);
     openblas_set_num_threads(1);
     QT_TRY(qt_array_new(&v.work, (size_t)qt_threads() * COLUMNS, f->k * sizeof *v.work, err));
     QT_TRY(qt_parallel(qt_ceil_div(f->k, COLUMNS), invert_columns, &v, err));
 done:
     qt_free(v.work);
+    return rc;
+}
+
+int qt_factor_invert_diagonal(struct qt_factor *f, struct qt_err *err)
+{
+    float *out = NULL;
+    int rc;
+    if (f->inverse_diagonal)
+        return QT_OK;
+    QT_TRY(qt_array_new(&out, f->k, sizeof *out, err));
+    QT_TRY(f->backend && !f->v ? inverse_diagonal_on_backend(out, f, err)
+                               : inverse_diagonal_on_host(out, f, err));
+    f->inverse_diagonal = out;
+    out = NULL;
+done:
+    qt_free(out);
     return rc;
 }
 
@@ -445,6 +459,7 @@ void qt_factor_free(struct qt_factor *f)
     qt_free(f->order);
     qt_free(f->group);
     qt_free(f->diagonal);
+    qt_free(f->inverse_diagonal);
     qt_free(f->h);
     qt_free(f->v);
     for (size_t i = 0; i < sizeof on_backend / sizeof *on_backend; i++)

@@ -27,11 +27,12 @@ enum qt_damping { QT_DAMP_PLAIN, QT_DAMP_RAISED, QT_DAMP_FAILED };
 /* H in processing order, factored. Position p of the processing order is column order[p]. */
 struct qt_factor {
     size_t k, group_size;
-    size_t *order;   /* [k]; the columns of a group are consecutive in it */
-    size_t *group;   /* [k] group number at position p */
-    float *diagonal; /* [k] of h */
-    float *h;        /* [k][k] damped H, symmetric, mean diagonal 1 */
-    float *v;        /* [k][k] upper triangular, h = v v^T */
+    size_t *order;           /* [k]; the columns of a group are consecutive in it */
+    size_t *group;           /* [k] group number at position p */
+    float *diagonal;         /* [k] of h */
+    float *inverse_diagonal; /* [k] of h^-1 in storage order; NULL: not wanted yet */
+    float *h;                /* [k][k] damped H, symmetric, mean diagonal 1 */
+    float *v;                /* [k][k] upper triangular, h = v v^T */
     /* The same in backend memory, or NULL. With a backend, h and v are NULL until
      * qt_factor_fetch. */
     float *backend_h, *backend_v;
@@ -76,8 +77,8 @@ int qt_factor_fetch(struct qt_factor *f, struct qt_err *err);
  * the groups are those of f. h and v of *out are where those of f are, without corrections. */
 int qt_factor_reorder(struct qt_factor *out, const struct qt_factor *f,
                       const struct qt_factor_options *opt, struct qt_err *err);
-/* out[k] = [H^-1]_jj for each column j, in storage order. */
-int qt_factor_inverse_diagonal(float *out, const struct qt_factor *f, struct qt_err *err);
+/* Sets f->inverse_diagonal, unless it is known. */
+int qt_factor_invert_diagonal(struct qt_factor *f, struct qt_err *err);
 
 /*
  * Input error correction. For each token let the row x [1][k] be the input that the quantized

@@ -323,15 +323,14 @@ done:
 }
 
 /* Importance in storage order: the diagonal of H, or 1 / diagonal of H^-1 (conditional). */
-static int importance_new(float **out, const struct qt_factor *f, bool conditional,
-                          struct qt_err *err)
+static int importance_new(float **out, struct qt_factor *f, bool conditional, struct qt_err *err)
 {
     int rc = qt_array_new(out, f->k, sizeof **out, err);
     if (rc == QT_OK && conditional)
-        rc = qt_factor_inverse_diagonal(*out, f, err);
+        rc = qt_factor_invert_diagonal(f, err);
     for (size_t i = 0; rc == QT_OK && i < f->k; i++)
         if (conditional)
-            (*out)[i] = 1 / (*out)[i];
+            (*out)[i] = 1 / f->inverse_diagonal[i];
         else
             (*out)[f->order[i]] = f->diagonal[i];
     return rc;
