@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""A checkpoint of Llama 3 8B's shape with random weights, of as many blocks as wanted and a small
-vocabulary, and token ids: to time calibration where no real one is at hand. Needs NumPy.
+"""A checkpoint of the shape of Llama 3 8B or 70B with random weights, of as many blocks as wanted
+and a small vocabulary, and token ids: to time calibration where no real one is at hand. Needs NumPy.
 
-usage: random_llama.py OUT BLOCKS     writes OUT/config.json, model.safetensors, ids.u16
+usage: random_llama.py OUT BLOCKS [8b|70b [TOKENS]]
+writes OUT/config.json, model.safetensors, and ids.u16 with TOKENS ids (131072)
 """
 import json
 import os
@@ -10,7 +11,10 @@ import sys
 
 import numpy as np
 
-HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCAB, TOKENS = 4096, 14336, 32, 8, 128, 4096, 1 << 17
+HIDDEN, INNER, HEADS = {"8b": (4096, 14336, 32), "70b": (8192, 28672, 64)}[
+    sys.argv[3] if len(sys.argv) > 3 else "8b"]
+KV_HEADS, HEAD, VOCAB = 8, 128, 4096
+TOKENS = int(sys.argv[4]) if len(sys.argv) > 4 else 1 << 17
 LINEARS = {
     "self_attn.q_proj": (HEADS * HEAD, HIDDEN),
     "self_attn.k_proj": (KV_HEADS * HEAD, HIDDEN),
