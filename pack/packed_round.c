@@ -124,28 +124,37 @@ static int quantize_begin(struct walk *walk, struct qt_packed *out, const struct
     int rc = QT_OK;
     *walk = (struct walk){.w = w, .importance = importance};
     QT_TRY(qt_packed_describe(out, spec, w->n, w->k, err));
-    size_t strips = walk_strips(out);
+    walk->p = out;
     QT_TRY(sections_new(out, err));
     if (qt_is_arranged(out))
         qt_arrange_store(out, spec->arrange);
-    QT_TRY(walk_open(walk, out, err));
-    QT_TRY(qt_array_new(&walk->ranges, strips, sizeof *walk->ranges, err));
     if (want_errors)
-        QT_TRY(qt_array_new(&walk->errors, strips, sizeof *walk->errors, err));
+        QT_TRY(qt_array_new(&walk->errors, walk_strips(out), sizeof *walk->errors, err));
 done:
     return rc;
+}
+
+/* Memory for strips, which a backend that has the weights does not need. */
+static int walk_need(struct walk *walk, struct qt_err *err)
+{
+    return walk->scratch ? QT_OK : walk_open(walk, walk->p, err);
 }
 
 /* Checks that all values are finite, and finds their range. */
 static int scan(struct range *all, struct walk *walk, struct qt_err *err)
 {
     const size_t strips = walk_strips(walk->p);
-    int rc = qt_parallel(strips, scan_strip, walk, err);
+    int rc;
     *all = (struct range){0, INFINITY};
-    for (size_t i = 0; i < strips && rc == QT_OK; i++) {
+    QT_TRY(walk_need(walk, err));
+    if (!walk->ranges)
+        QT_TRY(qt_array_new(&walk->ranges, strips, sizeof *walk->ranges, err));
+    QT_TRY(qt_parallel(strips, scan_strip, walk, err));
+    for (size_t i = 0; i < strips; i++) {
         all->largest = fmaxf(all->largest, walk->ranges[i].largest);
         all->smallest = fminf(all->smallest, walk->ranges[i].smallest);
     }
+done:
     return rc;
 }
 
@@ -209,13 +218,16 @@ static int arrange_strip(void *ctx, size_t item, int thread, struct qt_err *err)
 }
 
 /* rows[n][k] = the source weights in stored order. */
-static int arrange_all(float *rows, const struct walk *walk, struct qt_err *err)
+static int arrange_all(float *rows, struct walk *walk, struct qt_err *err)
 {
-    return qt_parallel(walk_strips(walk->p), arrange_strip, &(struct arrange_job){rows, walk}, err);
+    int rc = walk_need(walk, err);
+    return rc < 0 ? rc
+                  : qt_parallel(walk_strips(walk->p), arrange_strip,
+                                &(struct arrange_job){rows, walk}, err);
 }
 
 /* The source weights in stored order: t[n][k], backend memory. */
-static int load_weights(float *t, const struct walk *walk, struct qt_backend *be,
+static int load_weights(float *t, struct walk *walk, struct qt_backend *be,
                         const struct qt_place *place, struct qt_err *err)
 {
     const struct qt_matrix *w = walk->w;
@@ -394,7 +406,7 @@ static void report_unscale(struct qt_solve_report *report, int exp2)
 }
 
 /* Targets of rounding, in stored order: rows[n][k]. Falls back to W if a target is not finite. */
-static int make_targets(float *rows, const struct walk *walk, const struct qt_factor *factor,
+static int make_targets(float *rows, struct walk *walk, const struct qt_factor *factor,
                         struct qt_err *err)
 {
     const struct qt_matrix *w = walk->w;

@@ -48,29 +48,37 @@ static int by_value(const void *a, const void *b)
 
 /* Channels that one row of the value projection produces must have the same rank and factor: each
  * gets the largest of their quantiles and the geometric mean of their s[c]. */
-static void merge_ranks(struct rank *rank, const struct qt_act_planner *p, int i, size_t k)
+static int merge_ranks(struct rank *rank, const struct qt_act_planner *p, int i, size_t k,
+                       struct qt_err *err)
 {
-    for (size_t c = 0; c < k && i == 1; c++) {
+    size_t *first = NULL, *count = NULL; /* of the channels of a row */
+    int rc;
+    if (i != 1)
+        return QT_OK;
+    QT_TRY(qt_array_new(&first, k, sizeof *first, err));
+    QT_TRY(qt_array_new(&count, k, sizeof *count, err));
+    for (size_t c = 0; c < k; c++) {
         const size_t row = qt_model_feed_row(p->model, i, c);
-        double sum = 0, count = 0;
-        if (rank[c].channel != c) /* merged with an earlier channel */
+        if (count[row]++ == 0) {
+            first[row] = c;
             continue;
-        for (size_t d = c; d < k; d++)
-            if (qt_model_feed_row(p->model, i, d) == row) {
-                rank[c].quantile = fmax(rank[c].quantile, rank[d].quantile);
-                rank[c].absmax = fmaxf(rank[c].absmax, rank[d].absmax);
-                sum += rank[d].balance;
-                count++;
-            }
-        rank[c].balance = sum / count;
-        for (size_t d = c + 1; d < k; d++)
-            if (qt_model_feed_row(p->model, i, d) == row) {
-                rank[d] = rank[c];
-                rank[d].channel = (uint32_t)c;
-            }
+        }
+        struct rank *one = &rank[first[row]];
+        one->quantile = fmax(one->quantile, rank[c].quantile);
+        one->absmax = fmaxf(one->absmax, rank[c].absmax);
+        one->balance += rank[c].balance;
     }
-    for (size_t c = 0; c < k; c++)
+    for (size_t row = 0; row < k; row++)
+        if (count[row])
+            rank[first[row]].balance /= (double)count[row];
+    for (size_t c = 0; c < k; c++) {
+        rank[c] = rank[first[qt_model_feed_row(p->model, i, c)]];
         rank[c].channel = (uint32_t)c;
+    }
+done:
+    qt_free(first);
+    qt_free(count);
+    return rc;
 }
 
 /* log2 sqrt(x / w) from the sums of squares. NaN for channels without activations or weights. */
@@ -113,7 +121,7 @@ static int ranks_new(struct rank **out, const struct qt_act_planner *p, size_t l
         (*out)[j] = (struct rank){qt_hist_quantile(c.hist + j * QT_HIST_BINS, c.absmax[j], 0.999),
                                   balance_of(c.sum2[j], weights2[j]), c.absmax[j], (uint32_t)j};
     QT_TRY(center_balance(*out, k, err));
-    merge_ranks(*out, p, i, k);
+    QT_TRY(merge_ranks(*out, p, i, k, err));
 done:
     qt_channels_free(&c);
     return rc;
