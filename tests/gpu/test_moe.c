@@ -575,7 +575,7 @@ static void test_refusals(void)
 
 int main(int argc, char **argv)
 {
-    enum { OUTPUT = 4 << 20 };
+    enum { OUTPUT = 8 << 20 };
     const bool quick = check_begin(argc, argv);
     workspace_new(256 << 20);
     for (int i = 0; i < 3; i++)

@@ -41,14 +41,6 @@ PTX void ptx_barrier_expect(uint32_t bar, uint32_t bytes)
 #endif
 }
 
-/* Arrives when all cp.async of this thread so far have completed; `count` includes this arrival. */
-PTX void ptx_copy_arrive(uint32_t bar)
-{
-#if __CUDA_ARCH__ >= 900
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
-#endif
-}
-
 /* Waits until the phase of the given parity has completed. */
 PTX void ptx_barrier_wait(uint32_t bar, uint32_t parity)
 {

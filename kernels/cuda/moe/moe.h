@@ -125,6 +125,7 @@ struct qt_moe_product_args : qt_moe_half_args {
 /* The same by wgmma. X and token_factor are by position; stage_bytes are those of weights. */
 struct qt_moe_wide_args : qt_moe_product_args {
     CUtensorMap x_map;           /* F16 [positions][k], boxes of QT_MOE_WIDE_BOX x 64 */
+    int x_bytes;                 /* of X in a stage */
     int units;                   /* of which the thread block keeps what their epilogues need */
     int weights_at, exchange_at; /* as ring_at, which is that of X */
 };

@@ -9,7 +9,7 @@
 #include <string.h>
 
 /* Pipeline stages of the kernel by wgmma at most. */
-enum { WIDE_STAGES = 6 };
+enum { WIDE_STAGES = 10 };
 
 /* A product of the plan: gate and up, or down. */
 struct product {
@@ -26,7 +26,7 @@ struct product {
 
 /* Stored in `own` of struct qt_moe_state. */
 struct state {
-    bool wide;                 /* kernels by wgmma */
+    int wide;                  /* tokens of a tile by wgmma; 0: no such kernels */
     void (*encode_map)(void);  /* see struct qt_plan_state */
     struct product product[2]; /* gate and up; down */
 };
@@ -110,13 +110,21 @@ static int write_table(void *table, const struct qtool_moe_layer *layer, char re
 
 /* ---- plan ----------------------------------------------------------------------------------- */
 
-/* wide: the plan's kernels for many tokens are those by wgmma. */
-static int tile_tokens(int kind, bool wide)
+/* Tokens of a tile by wgmma at most: smaller tiles leave room for more stages, which experts of few
+ * tokens need, because theirs are short. */
+static int wide_tokens(const struct qtool_moe_plan *p)
 {
-    return kind == QT_MOE_FEW ? QT_MOE_FEW_TOKENS : wide ? QT_MOE_WIDE_TOKENS : QT_MOE_MANY_TOKENS;
+    const double average = (double)(p->tokens * p->options.topk) / (double)p->experts;
+    return average <= 80 ? 128 : average <= 150 ? 192 : QT_MOE_WIDE_TOKENS;
 }
 
-static const void *instance(enum qt_format format, int kind, bool wide)
+/* wide: tokens of a tile by wgmma, or 0. */
+static int tile_tokens(int kind, int wide)
+{
+    return kind == QT_MOE_FEW ? QT_MOE_FEW_TOKENS : wide ? wide : QT_MOE_MANY_TOKENS;
+}
+
+static const void *instance(enum qt_format format, int kind, int wide)
 {
     return kind == QT_MOE_FEW ? qt_moe_few_instance(format)
            : wide             ? qt_moe_wide_instance(format)
@@ -131,7 +139,8 @@ static int row_tiles(const struct product *p, int log2_wk)
 
 /* Sets the members of *a for the kernel by wgmma: a stage has one block of columns, a warp one
  * strip. */
-static size_t layout_wide(struct qt_moe_wide_args *a, const struct product *p, int stages)
+static size_t layout_wide(struct qt_moe_wide_args *a, const struct product *p, int tokens,
+                          int stages)
 {
     const struct qt_shape *s = &p->shape;
     a->slot_groups = s->grouped && s->group_shift == 5 ? 2 : 1;
@@ -142,7 +151,8 @@ static size_t layout_wide(struct qt_moe_wide_args *a, const struct product *p, i
     a->stage_bytes = QT_MOE_WARPS * a->warp_bytes;
     a->units = (int)ceil_div((size_t)stages, (size_t)a->slots) + 1;
     a->ring_at = qt_moe_wide_table_bytes(s->format);
-    a->weights_at = a->ring_at + stages * QT_MOE_WIDE_TOKENS * 128;
+    a->x_bytes = tokens * 128;
+    a->weights_at = a->ring_at + stages * a->x_bytes;
     a->results_at = a->weights_at + (int)round_up((size_t)(stages * a->stage_bytes), 128);
     a->exchange_at = a->results_at + 2 * QT_TILE_RESULT_BYTES;
     a->units_at = a->exchange_at + QT_MOE_EXCHANGE_BYTES;
@@ -151,7 +161,7 @@ static size_t layout_wide(struct qt_moe_wide_args *a, const struct product *p, i
 }
 
 /* Sets the members of *a that depend on shape and configuration. Returns bytes of shared memory. */
-static size_t layout(struct qt_moe_wide_args *a, const struct product *p, int kind, bool wide,
+static size_t layout(struct qt_moe_wide_args *a, const struct product *p, int kind, int wide,
                      int log2_wk, int stages)
 {
     const int tokens = tile_tokens(kind, wide);
@@ -168,7 +178,7 @@ static size_t layout(struct qt_moe_wide_args *a, const struct product *p, int ki
     a->stages = stages;
     a->log2_wk = log2_wk;
     if (kind == QT_MOE_MANY && wide)
-        return layout_wide(a, p, stages);
+        return layout_wide(a, p, tokens, stages);
     a->slot_groups = s->grouped ? qt_stage_groups(s, 2) : 1;
     a->row_tiles = row_tiles(p, log2_wk);
     a->slots = (int)ceil_div((size_t)s->blocks, (size_t)2 << log2_wk);
@@ -189,7 +199,7 @@ static size_t layout(struct qt_moe_wide_args *a, const struct product *p, int ki
 static bool choose(const struct qtool_moe_plan *plan, struct product *p, int kind)
 {
     const struct qt_device *d = &qt_state(plan)->device;
-    const bool wide = state_of(plan)->wide;
+    const int wide = state_of(plan)->wide;
     const size_t half = (size_t)(d->smem_limit + 1024) / 2 - 1024;
     double best = 1e30;
     for (int log2_wk = 0; log2_wk <= (kind == QT_MOE_FEW ? 3 : 0); log2_wk++) {
@@ -199,8 +209,9 @@ static bool choose(const struct qtool_moe_plan *plan, struct product *p, int kin
         size_t smem = 0;
         if (log2_wk && (size_t)2 << log2_wk > (size_t)p->shape.blocks)
             break;
-        while (stages > 2 && layout(&a, p, kind, wide, log2_wk, stages) >
-                                 (blocks > 1 ? half : (size_t)d->smem_limit)) {
+        const int least = kind == QT_MOE_MANY && wide ? 3 : 2;
+        while (stages > least && layout(&a, p, kind, wide, log2_wk, stages) >
+                                     (blocks > 1 ? half : (size_t)d->smem_limit)) {
             stages--;
             if (stages == 3 && blocks == 2 && layout(&a, p, kind, wide, log2_wk, 3) > half) {
                 blocks = 1;
@@ -292,7 +303,7 @@ static int plan(struct qtool_moe_plan *p, const struct qtool_moe_layer *layer)
     struct qt_moe_state *s = qt_state(p);
     int rc = QTOOL_OK;
     *state_of(p) = {};
-    state_of(p)->wide = s->device.cc == 90;
+    state_of(p)->wide = s->device.cc == 90 ? wide_tokens(p) : 0;
     if (state_of(p)->wide)
         rc = need_maps(p);
     for (int down = 0; down < 2 && rc == QTOOL_OK; down++)

@@ -44,10 +44,11 @@ template <class Format> struct wide_block {
     __half2 scale[2];  /* of the first and the last 32 columns */
     uint32_t zeros[2]; /* as scale */
 
-    /* weights: of the warp in the stage. */
-    __device__ __forceinline__ void load(const qt_moe_wide_args &a, const unsigned char *weights)
+    /* weights: of the warp in the stage; second: bytes from the first scale to the second. */
+    __device__ __forceinline__ void load(const qt_moe_wide_args &a, const unsigned char *weights,
+                                         uint32_t second)
     {
-        const int lane = (int)threadIdx.x % 32, second = a.slot_groups - 1;
+        const int lane = (int)threadIdx.x % 32;
         const unsigned char *src[3], *at = weights;
 #pragma unroll
         for (int p = 0; p < 3; p++) {
@@ -57,12 +58,10 @@ template <class Format> struct wide_block {
         words.load(src, a.decode);
 #pragma unroll
         for (int i = 0; i < 2 && Format::GROUPED; i++) {
-            scale[i] = __half2half2(__ushort_as_half(0x3c00)); /* 1: the epilogue multiplies */
-            if (!row_scales<Format>(a))
-                scale[i] = *(const __half2 *)(at + i * second * 32 + lane / 4 * 4);
+            scale[i] = *(const __half2 *)(at + i * second + lane / 4 * 4);
             if (Format::ZEROS)
                 zeros[i] = qt_lane_zeros<Format>(a.decode, at + a.slot_groups * 32 +
-                                                               i * second * Format::ZEROS);
+                                                               i * second / 32 * Format::ZEROS);
         }
     }
     /* The fragments of k-steps FIRST to FIRST + STEPS - 1. */
@@ -98,15 +97,18 @@ template <class Format, int N> struct wide_mainloop {
     qt_pipeline *r;
     const unsigned char *weights; /* of the warp in the first stage */
     uint32_t x, release;          /* release: mbarrier of the stage before; 0: none */
+    uint32_t second;              /* see wide_block; the asm keeps it in a register */
     wide_block<Format> next;
 
     __device__ __forceinline__ wide_mainloop(const qt_moe_wide_args &args, const qt_lane &lane,
                                              wide_sums *s, qt_pipeline *ring)
         : a(args), table(lane), sums(s), r(ring),
           weights(qt_smem + args.weights_at + threadIdx.x / 32 * args.warp_bytes),
-          x(ptx_shared(qt_smem) + args.ring_at), release(0)
+          x(ptx_shared(qt_smem) + args.ring_at), release(0),
+          second((uint32_t)(args.slot_groups - 1) * 32)
     {
-        next.load(a, weights + r->stage * a.stage_bytes);
+        asm volatile("" : "+r"(second));
+        next.load(a, weights + r->stage * a.stage_bytes, second);
     }
     __device__ __forceinline__ void release_stage() const
     {
@@ -124,7 +126,7 @@ template <class Format, int N> struct wide_mainloop {
         ptx_wgmma_commit();
         if (FIRST + STEPS == 4 && more) {
             ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-            next.load(a, weights + r->stage * a.stage_bytes);
+            next.load(a, weights + r->stage * a.stage_bytes, second);
         }
         ptx_wgmma_wait<1>();
         tile_keep_registers<STEPS>(before);
@@ -135,7 +137,7 @@ template <class Format, int N> struct wide_mainloop {
     __device__ __forceinline__ void stage(uint32_t (&one)[STEPS][4], uint32_t (&two)[STEPS][4],
                                           bool more)
     {
-        const uint32_t x_at = ptx_wgmma_b(x + r->stage * WIDE_X_BYTES);
+        const uint32_t x_at = ptx_wgmma_b(x + r->stage * a.x_bytes);
         const uint32_t used = r->empty + 8 * r->stage;
         qt_pipeline_advance(r, a.stages);
         batch<0>(one, two, x_at, more);

@@ -17,9 +17,8 @@
 
 enum {
     WIDE_TOKENS = QT_MOE_WIDE_TOKENS,
-    WIDE_X_BYTES = WIDE_TOKENS * 128, /* of a stage */
     WIDE_BOX_BYTES = QT_MOE_WIDE_BOX * 128,
-    WIDE_ARRIVALS = 1 + 32 + 1 /* that fill a stage: planes and X; copies of scales; a unit */
+    WIDE_ARRIVALS = 2 /* that fill a stage: planes and X; scales and the unit */
 };
 
 /* The consumers read this about a unit. */
@@ -180,7 +179,7 @@ static __device__ __forceinline__ void wide_produce_x(const qt_moe_wide_args &a,
         const int first = walk.item.first, end = first + wide_columns(walk.item.rows);
 #pragma unroll 1
         for (int slot = 0; slot < a.slots; slot++) {
-            uint32_t to = ptx_shared(qt_smem) + a.ring_at + r.stage * WIDE_X_BYTES;
+            uint32_t to = ptx_shared(qt_smem) + a.ring_at + r.stage * a.x_bytes;
             ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
 #pragma unroll 1
             for (int row = first; row < end; row += QT_MOE_WIDE_BOX, to += WIDE_BOX_BYTES)
@@ -259,8 +258,13 @@ template <class Format> struct wide_scales {
             return;
         const size_t at = (size_t)min((slot * 64 >> a.group_shift) + group, a.groups - 1);
         to += strip * a.warp_bytes + wide_strip_bytes<Format>();
-        if (!row_scales<Format>(a))
+        if (row_scales<Format>(a)) { /* the mainloop multiplies by 1 */
+            if (Format::GROUPED)
+                *(uint4 *)(qt_smem + (to - ptx_shared(qt_smem)) + half * 16) =
+                    make_uint4(0x3c003c00, 0x3c003c00, 0x3c003c00, 0x3c003c00);
+        } else {
             ptx_copy_16(to + group * 32 + half * 16, scale + at * 16);
+        }
         if (Format::ZEROS && a.decode.zeros && half == 0) {
             to += a.slot_groups * 32 + group * Format::ZEROS;
 #pragma unroll
@@ -270,12 +274,24 @@ template <class Format> struct wide_scales {
     }
 };
 
+/* Arrives at a stage's mbarrier when all but the youngest PENDING copies of the warp are there. */
+template <int PENDING> static __device__ __forceinline__ void wide_arrive(uint32_t bar)
+{
+    ptx_copy_wait<PENDING>();
+    __syncwarp();
+    if (bar && threadIdx.x % 32 == 0)
+        ptx_barrier_arrive(bar);
+}
+
+/* A stage is announced when the next one has been copied, so there are at least three: consumers
+ * release a stage when they have begun the next one. */
 template <class Format>
 static __device__ __forceinline__ void wide_produce_scales(const qt_moe_wide_args &a, qt_pipeline r,
                                                            int units)
 {
     wide_walk walk(a, units);
     wide_scales<Format> now(a), next(a);
+    uint32_t before = 0; /* mbarrier of the stage before; 0: none */
     if (walk.more()) {
         next.load(walk.item);
         next.load_values();
@@ -292,15 +308,15 @@ static __device__ __forceinline__ void wide_produce_scales(const qt_moe_wide_arg
             if (slot == 0)
                 now.open(walk, wide_unit_at(a, walk.number));
             now.copy(slot, ptx_shared(qt_smem) + a.weights_at + r.stage * a.stage_bytes);
-            ptx_copy_arrive(bar);
-            __syncwarp();
-            if (now.lane == 0)
-                ptx_barrier_arrive(bar);
+            ptx_copy_commit();
+            wide_arrive<1>(before);
+            before = bar;
             if (Format::LUT && slot == a.slots / 2)
                 next.load_values();
             qt_pipeline_advance(&r, a.stages);
         }
     }
+    wide_arrive<0>(before);
 }
 
 #endif
