@@ -69,7 +69,7 @@ extern const double qt_kld_quantiles[QT_KLD_QUANTILES];
 struct qt_eval_options {
     size_t seqlen;        /* tokens of a window; 0 = 512, or the models' maximum if smaller */
     size_t windows;       /* maximum number of windows; 0 = all whole windows of the data */
-    size_t batch_bytes;   /* memory for hidden states; 0 = 1 GiB */
+    size_t batch_bytes;   /* memory for hidden states; 0: 1 GiB, or a quarter of a GPU */
     bool logits;          /* keep the logits of the first window; with several ranks in rank 0 */
     struct qt_comm *comm; /* ranks that share the windows; all call qt_eval. NULL: one process */
     /* Not NULL: the model runs on this GPU's fused kernels (struct qt_runtime), the reference on

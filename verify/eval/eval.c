@@ -172,6 +172,13 @@ done:
     return rc;
 }
 
+/* Memory for hidden states. The weights are loaded once per batch: GPUs have room for more. */
+static size_t default_batch(const struct eval *ev)
+{
+    const size_t room = ev->be->room ? ev->be->room(ev->be) : 0;
+    return qt_max_size(default_batch_bytes, room / 4);
+}
+
 static void choose_batch(struct eval *ev, size_t batch_bytes)
 {
     size_t hidden = 0;
@@ -180,7 +187,7 @@ static void choose_batch(struct eval *ev, size_t batch_bytes)
         hidden += ev->side[i].info.state;
         layers += (double)ev->side[i].info.layers;
     }
-    size_t groups = (batch_bytes ? batch_bytes : default_batch_bytes) / sizeof(float) / hidden /
+    size_t groups = (batch_bytes ? batch_bytes : default_batch(ev)) / sizeof(float) / hidden /
                     ev->seqlen / ev->group;
     const size_t own = ev->end - ev->first;
     groups = qt_min_size(groups ? groups : 1, qt_ceil_div(own, ev->group));
@@ -608,8 +615,8 @@ int qt_eval(struct qt_eval_report *out, const struct qt_weights *w, const struct
     QT_TRY(choose_windows(&ev, count, opt->windows, err));
     QT_TRY(mask_tokens(&ev, err));
     choose_share(&ev);
-    choose_batch(&ev, opt->batch_bytes);
     QT_TRY(open_fused(&ev, opt, err));
+    choose_batch(&ev, opt->batch_bytes);
     QT_TRY(new_buffers(&ev, opt->logits, err));
     QT_TRY(gather(&ev, run_batches(&ev, err), err));
     if (ev.hidden)
