@@ -22,7 +22,6 @@ struct unique_id {
 typedef int version_fn(int *version);
 typedef int unique_id_fn(struct unique_id *id);
 typedef int init_fn(void **comm, int size, struct unique_id id, int rank);
-typedef int destroy_fn(void *comm);
 typedef int group_fn(void);
 typedef int send_fn(const void *data, size_t count, int type, int to, void *comm, void *stream);
 typedef int receive_fn(void *data, size_t count, int type, int from, void *comm, void *stream);
@@ -36,7 +35,6 @@ struct gpu_nccl {
     cudaStream_t stream;
     unique_id_fn *unique_id;
     init_fn *init;
-    destroy_fn *destroy;
     group_fn *group_start, *group_end;
     send_fn *send;
     receive_fn *receive;
@@ -69,7 +67,6 @@ static int load(struct gpu_nccl *c)
     return c->library && find(&get_version, c->library, "ncclGetVersion") &&
                    find(&c->unique_id, c->library, "ncclGetUniqueId") &&
                    find(&c->init, c->library, "ncclCommInitRank") &&
-                   find(&c->destroy, c->library, "ncclCommDestroy") &&
                    find(&c->group_start, c->library, "ncclGroupStart") &&
                    find(&c->group_end, c->library, "ncclGroupEnd") &&
                    find(&c->send, c->library, "ncclSend") &&
@@ -156,13 +153,10 @@ done:
     return rc;
 }
 
+/* A connection is left to the end of the process: to end it here takes NCCL 0.4 s. */
 void gpu_nccl_close(struct gpu_nccl *c)
 {
-    if (!c)
-        return;
-    if (c->nccl)
-        c->destroy(c->nccl);
-    if (c->library)
+    if (c && c->library && !c->nccl)
         dlclose(c->library);
     qt_free(c);
 }
