@@ -587,7 +587,8 @@ static void test_mixture(const char *model, const char *scheme, const struct qt_
 }
 
 /* With activations of 8 bits: a value that is rounded to another code changes by 1/127 of the
- * largest. */
+ * largest. That may send a token to another expert, which does not happen with these models and
+ * tokens (in the simulated runtime either). */
 static void test_w4ax_mixtures(void)
 {
     enum { SAMPLES = 2, LENGTH = 16 };
@@ -596,9 +597,9 @@ static void test_w4ax_mixtures(void)
         ids[i] = (uint32_t)(i * 37 % 53);
     const struct qt_calibration data = {
         .ids = ids, .samples = SAMPLES, .seqlen = LENGTH, .backend = cpu};
-    test_mixture("mixtral", "w4ax:a8max=1,bound=1e-9", &data, 4e-2);
-    test_mixture("qwen3_moe", "w4ax:scales=int,a8max=1,bound=1e-9", &data, 4e-2);
-    test_mixture("qwen3_moe", "w4ax:scales=row", &data, 4e-2);
+    test_mixture("qwen3_moe", "w4ax:a8max=1,bound=1e-9", &data, 8e-2);
+    test_mixture("qwen3_moe", "w4ax:scales=int,a8max=1,bound=1e-9", &data, 8e-2);
+    test_mixture("olmoe", "w4ax:scales=row", &data, 8e-2);
 }
 
 static void test_models(bool quick)

@@ -516,7 +516,8 @@ static void test_w4ax(void **state)
     } cases[] = {{"llama", "w4ax:" ALL_8_BITS},      {"qwen2", "w4ax:scales=int," ALL_8_BITS},
                  {"gemma2", "w4ax:scales=row"},      {"gpt2", "w4ax:" ALL_8_BITS},
                  {"phi3_short", "w4ax:" ALL_8_BITS}, {"opt", "w4ax:rotate=none," ALL_8_BITS},
-                 {"mixtral", "w4ax:" ALL_8_BITS},    {"qwen3_moe", "w4ax:scales=int," ALL_8_BITS}};
+                 {"mixtral", "w4ax:" ALL_8_BITS},    {"qwen3_moe", "w4ax:scales=int," ALL_8_BITS},
+                 {"olmoe", "w4ax:scales=row"}};
     const struct qt_calibration data = two_windows();
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -527,14 +527,15 @@ static int open_acts(struct qt_act acts[INPUTS], struct loader *l, const struct 
                      struct qt_err *err)
 {
     const struct rt_config *c = &l->rt->config;
-    const bool may = !c->norm_after && !c->parallel && !b->mixture.experts;
+    const bool may = !c->norm_after && !c->parallel;
+    const bool routed = b->mixture.experts != 0; /* the router reads the output of the norm, too */
     int rc;
     QT_TRY(open_act(&acts[INPUT_QKV], l, &b->q, err));
     QT_TRY(open_act(&acts[INPUT_O], l, &b->o, err));
     QT_TRY(open_act(&acts[INPUT_MLP], l, &b->up, err));
     QT_TRY(open_act(&acts[INPUT_DOWN], l, &b->down, err));
     QT_TRY(rt_check_factors(&acts[INPUT_QKV], may && b->attn_in.weight, err));
-    QT_TRY(rt_check_factors(&acts[INPUT_MLP], may && b->mlp_in.weight, err));
+    QT_TRY(rt_check_factors(&acts[INPUT_MLP], may && !routed && b->mlp_in.weight, err));
     QT_TRY(follow(&acts[INPUT_O], l, &b->v, c->head_dim, c->heads / c->kv_heads, err));
     QT_TRY(follow(&acts[INPUT_DOWN], l, &b->up, b->up.n, 1, err));
 done:

@@ -37,8 +37,9 @@ static __host__ __device__ constexpr int qt_moe_w4ax_tokens(enum qtool_w4ax_scal
     return scales == QTOOL_W4AX_BLOCK ? QT_MOE_W4AX_BLOCK_TOKENS : QT_MOE_W4AX_TOKENS;
 }
 
-/* Bytes of what the kernel by wgmma keeps of a unit; number of units. */
-enum { QT_MOE_W4AX_UNIT_BYTES = 1664, QT_MOE_UNITS = 8 };
+/* The kernel by wgmma: units of which it keeps what their epilogues need, bytes of one; channel
+ * blocks of a stage. */
+enum { QT_MOE_UNITS = 8, QT_MOE_W4AX_UNIT_BYTES = 1664, QT_MOE_W4AX_STAGE_BLOCKS = 2 };
 
 /* Bytes of a warp's two strips in a stage of a product by mma.sync: codes and scales of a channel
  * block. */

@@ -165,13 +165,12 @@ static size_t layout(struct qt_moe_w4ax_args *a, const struct state *s, bool dow
     a->slots = (int)ceil_div((size_t)a->blocks, (size_t)1 << log2_wk);
     a->stages = stages;
     if (kind == QT_MOE_MANY && s->wide) {
-        const int strips = QT_MOE_WARPS * QT_MOE_STRIPS;
+        const int strips = QT_MOE_WARPS * QT_MOE_STRIPS, blocks = QT_MOE_W4AX_STAGE_BLOCKS;
         const int token_scales = s->scales == QTOOL_W4AX_BLOCK ? tokens * 4 : 0;
-        a->stage_bytes =
-            (int)round_up((size_t)(tokens * 128 +
-                                   strips * (QT_W4AX_STRIP_BYTES + qt_w4ax_scale_bytes(s->scales)) +
-                                   token_scales),
-                          1024);
+        const int strip_bytes = QT_W4AX_STRIP_BYTES + qt_w4ax_scale_bytes(s->scales);
+        a->slots = (int)ceil_div((size_t)a->blocks, (size_t)blocks);
+        a->stage_bytes = (int)round_up(
+            (size_t)(blocks * (tokens * 128 + strips * strip_bytes + token_scales)), 1024);
         a->results_at = stages * a->stage_bytes;
         a->units_at = a->results_at + 2 * QT_TILE_RESULT_BYTES;
         a->barriers_at = a->units_at + QT_MOE_UNITS * QT_MOE_W4AX_UNIT_BYTES;

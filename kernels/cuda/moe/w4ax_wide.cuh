@@ -5,12 +5,13 @@
  *   grid       one thread block per multiprocessor
  *   unit       up to 128 tokens (BLOCK: 96) of one expert, and 128 rows of gate and of up, or 256
  *              of down
- *   block      two consumer warpgroups, whose warps have 2 strips of 16 rows each; a producer warp
+ *   block      two consumer warpgroups, whose warps have 2 strips of 16 rows each; four producer
+ *              warps, which copy 4 strips each
  *   smem       [ stages | results | units | mbarriers ]
  *
- *   producer:   a channel block of X, of token scales (BLOCK), of the codes and scales of 16 strips
- *               --bulk copies--> a stage. The positions of an expert begin at a multiple of 8, so
- *               the rows of an item are contiguous and have the swizzle of wgmma
+ *   producers:  two channel blocks of X, of token scales (BLOCK), of the codes and scales of 16
+ *               strips --bulk copies--> a stage. The positions of an expert begin at a multiple of
+ *               8, so the rows of an item are contiguous and have the swizzle of wgmma
  *   consumers:  codes --shift, mask--> A registers --+
  *               X (shared memory) ------------------ B ---> wgmma m64nNk32 --> INT32
  *
@@ -29,6 +30,7 @@
 
 enum {
     W4AX_WIDE_STRIPS = QT_MOE_WARPS * QT_MOE_STRIPS,
+    W4AX_WIDE_PRODUCERS = 4, /* warps */
     /* The first of two named barriers; 0 is __syncthreads. */
     W4AX_WIDE_WARPGROUP = 1,
     /* Registers per thread. */
@@ -57,25 +59,32 @@ static __device__ __forceinline__ w4ax_wide_unit *w4ax_wide_unit_at(const qt_moe
                               number % QT_MOE_UNITS * QT_MOE_W4AX_UNIT_BYTES);
 }
 
-/* Offsets in a stage, in bytes. */
+/* Offsets in a stage, in bytes. X is stored by channel block, the others by strip. */
 template <enum qtool_w4ax_scales SCALES> struct w4ax_wide_stage {
     enum {
+        BLOCKS = QT_MOE_W4AX_STAGE_BLOCKS,
         TOKENS = qt_moe_w4ax_tokens(SCALES),
         SCALE_BYTES = qt_w4ax_scale_bytes(SCALES),
-        CODES_AT = TOKENS * 128,
-        SCALES_AT = CODES_AT + W4AX_WIDE_STRIPS * QT_W4AX_STRIP_BYTES,
-        TOKEN_SCALES_AT = SCALES_AT + W4AX_WIDE_STRIPS * SCALE_BYTES
+        STRIP_BYTES = BLOCKS * QT_W4AX_STRIP_BYTES,
+        STRIP_SCALE_BYTES = BLOCKS * SCALE_BYTES,
+        CODES_AT = BLOCKS * TOKENS * 128,
+        SCALES_AT = CODES_AT + W4AX_WIDE_STRIPS * STRIP_BYTES,
+        TOKEN_SCALES_AT = SCALES_AT + W4AX_WIDE_STRIPS * STRIP_SCALE_BYTES
     };
 };
 
-/* ---- producer ----------------------------------------------------------------------------------
+/* ---- producers ---------------------------------------------------------------------------------
  *
- * One warp. Lanes 0 to 15 copy the codes of a strip each, lanes 16 to 31 its scales, lane 0 also X.
+ * A warp starts one bulk copy at a time, whichever lanes want one, and a copy takes it tens of
+ * clocks. So four warps share those of a stage, and a copy takes two channel blocks of a strip.
+ * Lanes 0 to 3 of warp w copy the codes of strips 4 w + lane, lanes 4 to 7 their scales; lane 8
+ * copies X of channel block w, and lane 9 its token scales.
  */
 template <enum qtool_w4ax_scales SCALES> struct w4ax_wide_producer {
     typedef w4ax_wide_stage<SCALES> stage;
+    enum { STRIPS = W4AX_WIDE_STRIPS / W4AX_WIDE_PRODUCERS };
     const qt_moe_w4ax_args &a;
-    const int lane;
+    const int lane, warp;
     qt_pipeline r;
     qt_moe_item item;
     const unsigned char *from; /* codes or scales of the lane's strip */
@@ -83,78 +92,92 @@ template <enum qtool_w4ax_scales SCALES> struct w4ax_wide_producer {
 
     __device__ __forceinline__ w4ax_wide_producer(const qt_moe_w4ax_args &args,
                                                   const qt_pipeline &p)
-        : a(args), lane((int)threadIdx.x % 32), r(p)
+        : a(args), lane((int)threadIdx.x % 32), warp((int)threadIdx.x / 32 - QT_MOE_WARPS), r(p)
     {
+    }
+    __device__ __forceinline__ int strip() const
+    {
+        return warp * STRIPS + lane % STRIPS;
     }
     __device__ __forceinline__ void open(int unit, w4ax_wide_unit *to)
     {
         item = moe_item(a, unit / a.row_tiles);
-        const int tile = unit % a.row_tiles, s = lane % W4AX_WIDE_STRIPS;
+        const int tile = unit % a.row_tiles, s = strip();
         const qt_moe_w4ax_matrix *m =
             &a.table[item.expert * QT_MOE_MATRICES + a.matrix + (a.gated ? s % 2 : 0)];
         const int of_tile = a.gated ? tile * QT_MOE_WARPS + s / 2 : tile * W4AX_WIDE_STRIPS + s;
-        const size_t strip = (size_t)min(of_tile, a.strips - 1);
-        from = lane == s ? m->plane + strip * a.pitch64 * 512
-                         : m->scale + strip * a.blocks * stage::SCALE_BYTES;
-        row_scale = m->row_scale + strip * 16;
-        if (lane < QT_MOE_STRIPS) {
+        const size_t number = (size_t)min(of_tile, a.strips - 1);
+        from = lane < STRIPS ? m->plane + number * a.pitch64 * 512
+                             : m->scale + number * a.blocks * stage::SCALE_BYTES;
+        row_scale = m->row_scale + number * 16;
+        if (warp == 0 && lane < QT_MOE_STRIPS) {
             to->factor[lane] = m->factor;
             to->bias[lane] = m->bias;
         }
-        if (lane == 0) {
+        if (warp == 0 && lane == 0) {
             to->first = item.first;
             to->rows = item.rows;
             to->tile = tile;
         }
     }
-    /* Copies what the epilogue needs. Returns its bytes. */
+    /* Bytes of the FP32 or INT32 values of the item's tokens. */
+    __device__ __forceinline__ uint32_t token_bytes() const
+    {
+        return (uint32_t)(item.rows + 3) / 4 * 16;
+    }
+    /* What the epilogue needs: row scales of the warp's strips, and values of the tokens. */
     __device__ __forceinline__ uint32_t unit_bytes() const
     {
-        const uint32_t tokens = (uint32_t)(item.rows + 3) / 4 * 16;
-        return SCALES == QTOOL_W4AX_BLOCK
-                   ? 0
-                   : tokens * (SCALES == QTOOL_W4AX_INT ? 2 : 1) + W4AX_WIDE_STRIPS * 32;
+        const bool tokens = warp == 0 || (warp == 1 && SCALES == QTOOL_W4AX_INT);
+        return SCALES == QTOOL_W4AX_BLOCK ? 0 : STRIPS * 32 + (tokens ? token_bytes() : 0);
     }
     __device__ __forceinline__ void copy_unit(w4ax_wide_unit *to, uint32_t bar) const
     {
-        const uint32_t tokens = (uint32_t)(item.rows + 3) / 4 * 16;
         if (SCALES == QTOOL_W4AX_BLOCK)
             return;
-        if (lane >= W4AX_WIDE_STRIPS)
-            ptx_copy_bulk(ptx_shared(to->row_scale[lane % W4AX_WIDE_STRIPS]), row_scale, 32, bar);
-        if (lane == 0) {
-            ptx_copy_bulk(ptx_shared(to->token), a.x.scale + item.first, tokens, bar);
-            if (SCALES == QTOOL_W4AX_INT)
-                ptx_copy_bulk(ptx_shared(to->sum), a.x.sum + item.first, tokens, bar);
-        }
+        if (lane < STRIPS)
+            ptx_copy_bulk(ptx_shared(to->row_scale[strip()]), row_scale, 32, bar);
+        if (warp == 0 && lane == 0)
+            ptx_copy_bulk(ptx_shared(to->token), a.x.scale + item.first, token_bytes(), bar);
+        if (warp == 1 && SCALES == QTOOL_W4AX_INT && lane == 0)
+            ptx_copy_bulk(ptx_shared(to->sum), a.x.sum + item.first, token_bytes(), bar);
     }
-    __device__ __forceinline__ void copy(int slot, uint32_t to, uint32_t bar) const
+    /* Channel blocks and halves of them that the stage has. */
+    __device__ __forceinline__ int blocks(int slot) const
     {
-        const int s = lane % W4AX_WIDE_STRIPS;
-        const uint32_t codes = (uint32_t)min(a.blocks64 - 2 * slot, 2) * 512;
-        const uint32_t token_scales =
-            SCALES == QTOOL_W4AX_BLOCK ? (uint32_t)(item.rows + 3) / 4 * 16 : 0;
-        if (lane == s)
-            ptx_copy_bulk(to + stage::CODES_AT + s * QT_W4AX_STRIP_BYTES,
-                          from + (size_t)slot * QT_W4AX_STRIP_BYTES, codes, bar);
-        else if (stage::SCALE_BYTES)
-            ptx_copy_bulk(to + stage::SCALES_AT + s * stage::SCALE_BYTES,
-                          from + slot * stage::SCALE_BYTES, stage::SCALE_BYTES, bar);
-        if (lane == 0) {
-            const size_t row = (size_t)slot * a.x.positions + item.first;
-            ptx_copy_bulk(to, a.x.codes + row * 128, (uint32_t)item.rows * 128, bar);
-            if (token_scales)
-                ptx_copy_bulk(to + stage::TOKEN_SCALES_AT, a.x.scale + row, token_scales, bar);
-        }
+        return min(a.blocks - slot * stage::BLOCKS, (int)stage::BLOCKS);
+    }
+    __device__ __forceinline__ int halves(int slot) const
+    {
+        return min(a.blocks64 - slot * (2 * stage::BLOCKS), 2 * stage::BLOCKS);
     }
     /* Bytes that copy() copies. */
     __device__ __forceinline__ uint32_t bytes(int slot) const
     {
-        const uint32_t codes = (uint32_t)min(a.blocks64 - 2 * slot, 2) * 512;
-        const uint32_t token_scales =
-            SCALES == QTOOL_W4AX_BLOCK ? (uint32_t)(item.rows + 3) / 4 * 16 : 0;
-        return W4AX_WIDE_STRIPS * (codes + stage::SCALE_BYTES) + (uint32_t)item.rows * 128 +
-               token_scales;
+        const uint32_t x =
+            (uint32_t)item.rows * 128 + (SCALES == QTOOL_W4AX_BLOCK ? token_bytes() : 0);
+        return (uint32_t)(STRIPS * (halves(slot) * 512 + blocks(slot) * stage::SCALE_BYTES)) +
+               (warp < blocks(slot) ? x : 0);
+    }
+    __device__ __forceinline__ void copy(int slot, uint32_t to, uint32_t bar) const
+    {
+        const size_t row = (size_t)(slot * stage::BLOCKS + warp) * a.x.positions + item.first;
+        if (lane < STRIPS)
+            ptx_copy_bulk(to + stage::CODES_AT + strip() * stage::STRIP_BYTES,
+                          from + (size_t)slot * stage::STRIP_BYTES, (uint32_t)(halves(slot) * 512),
+                          bar);
+        else if (stage::SCALE_BYTES && lane < 2 * STRIPS)
+            ptx_copy_bulk(to + stage::SCALES_AT + strip() * stage::STRIP_SCALE_BYTES,
+                          from + (size_t)slot * stage::STRIP_SCALE_BYTES,
+                          (uint32_t)(blocks(slot) * stage::SCALE_BYTES), bar);
+        if (warp >= blocks(slot))
+            return;
+        if (lane == 2 * STRIPS)
+            ptx_copy_bulk(to + warp * stage::TOKENS * 128, a.x.codes + row * 128,
+                          (uint32_t)item.rows * 128, bar);
+        if (SCALES == QTOOL_W4AX_BLOCK && lane == 2 * STRIPS + 1)
+            ptx_copy_bulk(to + stage::TOKEN_SCALES_AT + warp * stage::TOKENS * 4, a.x.scale + row,
+                          token_bytes(), bar);
     }
     __device__ __forceinline__ void run(int units)
     {
@@ -196,21 +219,23 @@ template <enum qtool_w4ax_scales SCALES> struct w4ax_wide_offsets {
     {
         typedef w4ax_wide_stage<SCALES> stage;
         const uint32_t lane = threadIdx.x % 32, strip = threadIdx.x / 32 * QT_MOE_STRIPS;
-        codes = stage::CODES_AT + strip * QT_W4AX_STRIP_BYTES + lane * 16;
-        scales =
-            stage::SCALES_AT + strip * stage::SCALE_BYTES + lane / 4 * (stage::SCALE_BYTES / 8);
+        codes = stage::CODES_AT + strip * stage::STRIP_BYTES + lane * 16;
+        scales = stage::SCALES_AT + strip * stage::STRIP_SCALE_BYTES +
+                 lane / 4 * (stage::SCALE_BYTES / 8);
         token_scales = stage::TOKEN_SCALES_AT + lane % 4 * 8;
         asm volatile("" : "+r"(codes), "+r"(scales), "+r"(token_scales));
     }
 };
 
+/* Loads the words of channel block `block` of the stage and strip u. */
 template <enum qtool_w4ax_scales SCALES>
-static __device__ __forceinline__ void w4ax_wide_load(w4ax_tile_words<SCALES> *words,
-                                                      const unsigned char *stage,
-                                                      const w4ax_wide_offsets<SCALES> &at, int u)
+static __device__ __forceinline__ void
+w4ax_wide_load(w4ax_tile_words<SCALES> *words, const unsigned char *from,
+               const w4ax_wide_offsets<SCALES> &at, int block, int u)
 {
-    words->load(stage + at.codes + u * QT_W4AX_STRIP_BYTES,
-                stage + at.scales + u * w4ax_wide_stage<SCALES>::SCALE_BYTES);
+    typedef w4ax_wide_stage<SCALES> stage;
+    words->load(from + at.codes + u * stage::STRIP_BYTES + block * QT_W4AX_STRIP_BYTES,
+                from + at.scales + u * stage::STRIP_SCALE_BYTES + block * stage::SCALE_BYTES);
 }
 
 /* INT, ROW: multiplies a unit by N columns of B. The first stage has arrived. The operands of a
@@ -220,34 +245,39 @@ static __device__ __forceinline__ void
 w4ax_wide_multiply(int (&sums)[QT_MOE_STRIPS][QT_MOE_W4AX_TOKENS / 2], const qt_moe_w4ax_args &a,
                    qt_pipeline *r)
 {
+    typedef w4ax_wide_stage<SCALES> stage;
     const bool arrives = threadIdx.x % 32 == 0;
     const w4ax_wide_offsets<SCALES> at;
     const unsigned char *const stages = qt_smem + a.ring_at;
     uint32_t frag[QT_MOE_STRIPS][4][4] = {}, release = 0;
     w4ax_tile_words<SCALES> words = {{}, 0, a.nibbles};
-    w4ax_wide_load<SCALES>(&words, stages + r->stage * a.stage_bytes, at, 0);
+    w4ax_wide_load<SCALES>(&words, stages + r->stage * a.stage_bytes, at, 0, 0);
 #pragma unroll 1
     for (int slot = 0; slot < a.slots; slot++) {
         const unsigned char *const now = stages + r->stage * a.stage_bytes;
         const uint32_t x = ptx_wgmma_b(ptx_shared(now)), used = r->empty + 8 * r->stage;
+        const bool two = a.blocks - slot * stage::BLOCKS > 1;
         qt_pipeline_advance(r, a.stages);
 #pragma unroll
-        for (int u = 0; u < QT_MOE_STRIPS; u++) {
-            uint32_t(&f)[4][4] = frag[u];
+        for (int i = 0; i < 4; i++) { /* channel block i / 2 of strip i % 2 */
+            if (i == 2 && !two)
+                break;
+            uint32_t(&f)[4][4] = frag[i % 2];
             words.template unpack<4>(f, 0, w4ax_constants_after(0));
             tile_keep_registers<4>(f); /* before the fence: see wgmma_registers.py */
             ptx_wgmma_fence();
-            ptx_wgmma_s8<N, SCALES == QTOOL_W4AX_INT>::template run<true>(sums[u], f, x);
+            ptx_wgmma_s8<N, SCALES == QTOOL_W4AX_INT>::template run<true>(
+                sums[i % 2], f, x + i / 2 * (stage::TOKENS * 128 / 16));
             ptx_wgmma_commit();
-            if (u == 0) {
-                w4ax_wide_load<SCALES>(&words, now, at, 1);
+            if (i == 0 || i == 2 || (i == 1 && two)) {
+                w4ax_wide_load<SCALES>(&words, now, at, (i + 1) / 2, (i + 1) % 2);
             } else if (slot + 1 < a.slots) {
                 ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-                w4ax_wide_load<SCALES>(&words, stages + r->stage * a.stage_bytes, at, 0);
+                w4ax_wide_load<SCALES>(&words, stages + r->stage * a.stage_bytes, at, 0, 0);
             }
             ptx_wgmma_wait<1>();
-            tile_keep_registers<4>(frag[1 - u]);
-            if (u == 0 && release && arrives)
+            tile_keep_registers<4>(frag[(i + 1) % 2]);
+            if (i == 0 && release && arrives)
                 ptx_barrier_arrive(release);
         }
         release = used;
@@ -271,6 +301,7 @@ static __device__ __forceinline__ void
 w4ax_wide_multiply(float (&sums)[QT_MOE_STRIPS][QT_MOE_W4AX_BLOCK_TOKENS / 2],
                    const qt_moe_w4ax_args &a, qt_pipeline *r)
 {
+    typedef w4ax_wide_stage<SCALES> stage;
     const bool arrives = threadIdx.x % 32 == 0;
     const w4ax_wide_offsets<SCALES> at;
     const unsigned char *const stages = qt_smem + a.ring_at;
@@ -280,34 +311,40 @@ w4ax_wide_multiply(float (&sums)[QT_MOE_STRIPS][QT_MOE_W4AX_BLOCK_TOKENS / 2],
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         acc[i] = 0;
-    w4ax_wide_load<SCALES>(&words, stages + r->stage * a.stage_bytes, at, 0);
+    w4ax_wide_load<SCALES>(&words, stages + r->stage * a.stage_bytes, at, 0, 0);
     words.template unpack<4>(frag, 0, w4ax_constants_after(0));
 #pragma unroll 1
     for (int slot = 0; slot < a.slots; slot++) {
         const unsigned char *const now = stages + r->stage * a.stage_bytes;
         const uint32_t x = ptx_wgmma_b(ptx_shared(now));
+        const bool two = a.blocks - slot * stage::BLOCKS > 1;
         uint32_t release = r->empty + 8 * r->stage;
         qt_pipeline_advance(r, a.stages);
 #pragma unroll
-        for (int u = 0; u < QT_MOE_STRIPS; u++) {
+        for (int i = 0; i < 4; i++) { /* channel block i / 2 of strip i % 2 */
+            const int block = i / 2, u = i % 2;
+            if (i == 2 && !two)
+                break;
             ptx_wgmma_fence();
-            ptx_wgmma_s8<N, false>::template run<false>(acc, frag, x);
+            ptx_wgmma_s8<N, false>::template run<false>(acc, frag,
+                                                        x + block * (stage::TOKENS * 128 / 16));
             ptx_wgmma_commit();
-            if (u == 0) {
-                w4ax_wide_load<SCALES>(&words, now, at, 1);
+            if (i == 0 || i == 2 || (i == 1 && two)) {
+                w4ax_wide_load<SCALES>(&words, now, at, (i + 1) / 2, (i + 1) % 2);
             } else if (slot + 1 < a.slots) {
                 ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-                w4ax_wide_load<SCALES>(&words, stages + r->stage * a.stage_bytes, at, 0);
+                w4ax_wide_load<SCALES>(&words, stages + r->stage * a.stage_bytes, at, 0, 0);
             }
             ptx_wgmma_wait<0>();
 #pragma unroll
-            for (int i = 0; i < N / 2; i++)
-                ptx_compiler_fence(acc[i]);
+            for (int j = 0; j < N / 2; j++)
+                ptx_compiler_fence(acc[j]);
             words.template unpack<4>(frag, 0,
                                      w4ax_constants_after((uint32_t)acc[N / 2 - 1] & a.zero));
             w4ax_tile_scale<N>(sums[u], acc,
-                               now + at.scales + u * w4ax_wide_stage<SCALES>::SCALE_BYTES,
-                               now + at.token_scales);
+                               now + at.scales + u * stage::STRIP_SCALE_BYTES +
+                                   block * stage::SCALE_BYTES,
+                               now + at.token_scales + block * stage::TOKENS * 4);
         }
         release += w4ax_tile_dependency<N>(sums[1]) & a.zero;
         if (arrives)
@@ -460,7 +497,7 @@ __global__ void __launch_bounds__(QT_MOE_WIDE_THREADS, 1)
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
     const qt_pipeline r = qt_pipeline_make(ptx_shared(qt_smem) + a.barriers_at);
     if (threadIdx.x == 0) {
-        qt_pipeline_init_barriers(r.full, 0, 1);
+        qt_pipeline_init_barriers(r.full, 0, W4AX_WIDE_PRODUCERS);
         qt_pipeline_init_barriers(r.empty, 0, QT_MOE_WARPS);
         ptx_barrier_init_fence();
     }
@@ -470,8 +507,7 @@ __global__ void __launch_bounds__(QT_MOE_WIDE_THREADS, 1)
     const int units = moe_items(a) * a.row_tiles;
     if (warp >= QT_MOE_WARPS) {
         ptx_setmaxnreg_dec<W4AX_WIDE_COPY_REGISTERS>();
-        if (warp == QT_MOE_WARPS)
-            w4ax_wide_producer<SCALES>(a, r).run(units);
+        w4ax_wide_producer<SCALES>(a, r).run(units);
     } else {
         ptx_setmaxnreg_inc<W4AX_WIDE_REGISTERS>();
         w4ax_wide_consume<SCALES>(a, r, units);
