@@ -8,7 +8,7 @@
  *   smem    the row, if it is gathered
  *
  * Traffic    each row read once, its codes and scales written once per copy
- * Reference  plain C, bit for bit (tests/gpu/test_moe.c)
+ * Reference  plain C, by the results of whole layers (tests/gpu/test_moe.c)
  */
 #include "kernels/cuda/common/convert.cuh"
 #include "kernels/cuda/common/smem.cuh"
