@@ -14,7 +14,7 @@ CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] \
 # The other three are one compilation each, as nvcc needs two seconds per file before the first
 # kernel.
 CUDA_HOPPER := matmul/tile_group moe/wide matmul/tile_fpx w4ax/hopper mix24/hopper matmul/skinny \
-               moe/w4ax_wide
+               moe/w4ax_wide moe/mix24_wide
 CUDA_older  := matmul/stream matmul/mma_tile w4ax/stream_sm80
 CUDA_seldom := matmul/int4_zero matmul/dequantize mix24/dequantize
 CUDA_LONG   := moe/product moe/w4ax_few moe/w4ax_quantize

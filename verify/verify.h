@@ -188,8 +188,8 @@ struct qt_device_report {
  * tokens pass the grouped products of the layer; the relative error must be at most 8e-4 (BF16:
  * 5e-3), that of each token four times that. Inputs of w4ax experts are quantized in the reference,
  * too; values that are rounded otherwise may have another code, so errors may be eight times as
- * large. Layers without grouped products (mix24, experts of several schemes) have no entry; the log
- * says why.
+ * large. Layers without grouped products (experts of several schemes) have no entry; the log says
+ * why.
  *
  * KV cache (one entry at the end of out->tensors, with the numbers of heads and channels of the
  * model): appended tokens must equal those of qt_kv_apply bit for bit; attention must match FP64

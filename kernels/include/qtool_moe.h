@@ -14,12 +14,12 @@
  * same kernels for every routing, does not allocate or synchronize, and can be captured into a CUDA
  * graph. Results are bitwise reproducible: sums are FP32 and in a fixed order, that of j over the
  * experts of a token. On compute capability 9.0, plans of more than 32 tokens round weight * scale
- * to FP16 where an expert has more than 32 tokens, and round results of down to options.dtype
- * before they are weighted.
+ * to FP16 where an expert has more than 32 tokens (MIX24 weights are exact in FP16), and round
+ * results of down to options.dtype before they are weighted.
  *
  * Weights are described as for qtool_matmul_run (qtool_kernels.h): LUT, FPX and INT of all formats,
- * also with a table per matrix. MIX24 weights are refused. Experts with quantized activations
- * (qtool_w4ax.h) are described by struct qtool_moe_w4ax.
+ * also with a table per matrix, and MIX24 with k up to 65536. If one matrix is MIX24, all are.
+ * Experts with quantized activations (qtool_w4ax.h) are described by struct qtool_moe_w4ax.
  */
 #ifndef QTOOL_MOE_H
 #define QTOOL_MOE_H
@@ -46,8 +46,9 @@ enum { QTOOL_MOE_TABLE_EXPERT = 192, QTOOL_MOE_MAX_EXPERTS = 512 };
  * The experts of a layer, or those of them that a device holds (expert parallelism). gate, up and
  * down are host arrays [experts] of weights in device memory. gate and up have n = intermediate
  * size and k = hidden size, down has n = hidden size and k = intermediate size. All gate and up
- * matrices have one kind, format (bits, exp_bits, group, zero NULL or not), shape and pitch, and so
- * have all down matrices. Addresses, scale_exp2 and tables may differ. bias: for gate, up and down,
+ * matrices have one kind, format (bits, exp_bits, group, zero NULL or not), shape and pitch (MIX24:
+ * shape, twos and fours), and so have all down matrices. Addresses, scale_exp2, tables, perm and
+ * outliers may differ. bias: for gate, up and down,
  * NULL or a host array [experts] of vectors F32 [n] in device memory that are added to the results;
  * NULL elements: no bias.
  */

@@ -204,10 +204,10 @@ static void check_products(const char *name, const struct qtool_matmul_weight *w
     }
 }
 
-static void check_mix24(size_t n, size_t k, bool outliers)
+static struct qtool_matmul_weight mix24_of(size_t n, size_t k, bool outliers)
 {
     const size_t units = (k + 127) / 128;
-    const struct qtool_matmul_weight w = {
+    return (struct qtool_matmul_weight){
         .kind = QTOOL_MATMUL_MIX24,
         .n = n,
         .k = k,
@@ -220,6 +220,11 @@ static void check_mix24(size_t n, size_t k, bool outliers)
                   .csr_val = outliers ? memory : NULL,
                   .outliers = outliers ? n * k / 500 : 0},
     };
+}
+
+static void check_mix24(size_t n, size_t k, bool outliers)
+{
+    const struct qtool_matmul_weight w = mix24_of(n, k, outliers);
     check_products(outliers ? "mix24" : "mix24 without outliers", &w);
 }
 
@@ -313,6 +318,13 @@ static void check_attention(size_t heads, size_t kv_heads, size_t dim, enum qtoo
 
 /* ---- layers of experts of qtool_moe.h ------------------------------------------------------- */
 
+/* Whether gate and up are two launches: LUT with a table each, or mix24. */
+static bool two_launches(const struct scheme *s, const struct qtool_moe_options *opt)
+{
+    return !s || (s->kind == QTOOL_MATMUL_LUT && s->bits == 4 && !opt->same_tables);
+}
+
+/* s: NULL for mix24, of which every second expert has outliers. */
 static void check_experts(const struct scheme *s, size_t experts, size_t hidden, size_t inner)
 {
     static struct qtool_matmul_weight wide[QTOOL_MOE_MAX_EXPERTS], narrow[QTOOL_MOE_MAX_EXPERTS];
@@ -320,13 +332,13 @@ static void check_experts(const struct scheme *s, size_t experts, size_t hidden,
     const struct qtool_moe_layer layer = {
         .experts = experts, .gate = wide, .up = wide, .down = narrow};
     char reason[160];
-    const bool tables = s->kind == QTOOL_MATMUL_LUT && s->bits == 4;
+    const char *name = s ? s->name : "mix24";
     for (size_t e = 0; e < experts; e++) {
-        wide[e] = weight_of(s, inner, hidden);
-        narrow[e] = weight_of(s, hidden, inner);
+        wide[e] = s ? weight_of(s, inner, hidden) : mix24_of(inner, hidden, e % 2);
+        narrow[e] = s ? weight_of(s, hidden, inner) : mix24_of(hidden, inner, e % 2);
     }
     int rc = qtool_moe_table(table, &layer, reason);
-    result(s->name, inner, hidden, experts, rc == QTOOL_OK ? NULL : reason);
+    result(name, inner, hidden, experts, rc == QTOOL_OK ? NULL : reason);
     for (size_t m = 0; m <= 8192; m = m ? 8 * m : 1)
         for (size_t topk = 1; topk <= 8; topk *= 8) {
             const struct qtool_moe_options opt = {.dtype = m & 0x208 ? QTOOL_BF16 : QTOOL_F16,
@@ -338,14 +350,14 @@ static void check_experts(const struct scheme *s, size_t experts, size_t hidden,
             if (rc == QTOOL_OK)
                 rc = qtool_moe_run(&plan, memory, memory, memory, memory, memory, memory, NULL);
             const int launches = simulated_launches();
-            const int least = tables && !opt.same_tables ? 4 : 3;
+            const int least = two_launches(s, &opt) ? 4 : 3;
             const char *fault = plan.reason[0] ? plan.reason : simulated_fault();
             if (!fault)
                 fault = rc != QTOOL_OK     ? "run refused what plan took"
                         : m == 0           ? (launches ? "a launch without tokens" : NULL)
                         : launches < least ? "too few launches"
                                            : NULL;
-            result(s->name, inner, hidden, m, fault);
+            result(name, inner, hidden, m, fault);
         }
 }
 
@@ -424,6 +436,10 @@ int main(void)
             check_experts(&schemes[s], 3, 100, 14336);
             check_experts(&schemes[s], 1, 1, 1);
         }
+        check_experts(NULL, 128, 2048, 768);
+        check_experts(NULL, 512, 7168, 2048);
+        check_experts(NULL, 3, 100, 14336);
+        check_experts(NULL, 1, 1, 1);
         for (int scales = QTOOL_W4AX_BLOCK; scales <= QTOOL_W4AX_ROW; scales++)
             check_w4ax(5000000, 65536, (enum qtool_w4ax_scales)scales, false);
         for (int scales = QTOOL_W4AX_BLOCK; scales <= QTOOL_W4AX_ROW; scales++) {

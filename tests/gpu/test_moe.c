@@ -120,6 +120,16 @@ static bool layer_finish(struct layer *l, const char *name)
     return rc == QTOOL_OK;
 }
 
+/* The scheme of expert e. */
+static const char *scheme_of(char text[64], const char *schemes, size_t e)
+{
+    const char *bar = strchr(schemes, '|');
+    if (!bar)
+        return schemes;
+    snprintf(text, 64, "%.*s", (int)(bar - schemes), schemes);
+    return e % 2 ? bar + 1 : text;
+}
+
 static bool layer_new(struct layer *l, const char *scheme, const char *down, size_t experts,
                       size_t hidden, size_t inner)
 {
@@ -130,9 +140,11 @@ static bool layer_new(struct layer *l, const char *scheme, const char *down, siz
     for (int i = 0; i < 3; i++) {
         l->matrix[i] = calloc(experts, sizeof *l->matrix[i]);
         l->weight[i] = calloc(experts, sizeof *l->weight[i]);
-        for (size_t e = 0; e < experts; e++)
-            matrix_new(&l->matrix[i][e], i == 2 ? down : scheme, i == 2 ? hidden : inner,
-                       i == 2 ? inner : hidden);
+        for (size_t e = 0; e < experts; e++) {
+            char text[64];
+            matrix_new(&l->matrix[i][e], scheme_of(text, i == 2 ? down : scheme, e),
+                       i == 2 ? hidden : inner, i == 2 ? inner : hidden);
+        }
     }
     for (int pass = 0; pass < 2; pass++) {
         size_t at = 0;
@@ -447,7 +459,7 @@ static void check_layer(const struct layer *l, const char *name, size_t tokens, 
 
 /* ---- cases ---------------------------------------------------------------------------------- */
 
-/* Schemes of gate and up, and of down. */
+/* Schemes of gate and up, and of down; a|b: of even and odd experts. */
 static const char *const schemes[][2] = {
     {"nf4:g=128,method=rtn", "nf4:g=128,method=rtn"},
     {"lut4:g=64", "lut4:g=32"},
@@ -467,6 +479,10 @@ static const char *const schemes[][2] = {
     {"fpx:bits=8,e=3,method=rtn", "fp6:e=3,method=rtn"},
     {"int4:g=128,method=rtn", "nf4:g=128,method=rtn"},
     {"fp6:e=3,method=rtn", "int8:method=rtn"},
+    {"mix24:method=rtn", "mix24:method=rtn|mix24:method=rtn,outliers=0"},
+    {"mix24:method=rtn,outliers=0.03", "mix24:method=rtn,outliers=0.03,four=0"},
+    {"mix24:method=rtn,four=1", "mix24:method=rtn,outliers=0,four=0.5"},
+    {"mix24:method=rtn,outliers=0", "mix24:method=rtn,outliers=0.01,four=0.75"},
 };
 
 /* Experts, hidden size, intermediate size. */

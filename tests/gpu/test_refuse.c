@@ -676,6 +676,42 @@ static void w4ax_experts(void)
     refuses_layer("no plane", &l, true);
 }
 
+/* Layers of experts with MIX24 weights. */
+static void mix24_experts(void)
+{
+    static unsigned char table[2 * QTOOL_MOE_TABLE_EXPERT];
+    const struct qtool_matmul_weight lut = matrix(QTOOL_MATMUL_LUT, 4, 1024, 256);
+    struct qtool_matmul_weight gate[2], up[2], down[2];
+    struct qtool_moe_layer layer = {.experts = 2, .gate = gate, .up = up, .down = down};
+    const struct qtool_moe_options opt = {.topk = 2};
+    struct qtool_moe_plan p;
+    char reason[160];
+    for (int e = 0; e < 2; e++) {
+        gate[e] = up[e] = mix24(256, 1024, 2, e);
+        down[e] = mix24(1024, 256, 1, !e);
+    }
+    takes("table of MIX24 experts", qtool_moe_table(table, &layer, reason));
+    takes("plan of MIX24 experts", qtool_moe_plan(&p, &layer, 300, &opt));
+    up[1] = mix24(256, 1024, 3, 1);
+    refuses("experts with other shares of 4-bit groups", qtool_moe_table(table, &layer, reason));
+    up[1] = up[0];
+    up[1].mix24.perm = NULL;
+    refuses("an expert without perm", qtool_moe_table(table, &layer, reason));
+    up[1] = up[0];
+    down[1] = lut;
+    refuses("one matrix of another scheme", qtool_moe_table(table, &layer, reason));
+    down[0] = lut;
+    refuses("down of another scheme", qtool_moe_plan(&p, &layer, 1, &opt));
+    refuses("a table with down of another scheme", qtool_moe_table(table, &layer, reason));
+    layer.gate = layer.up = (struct qtool_matmul_weight[]){matrix(QTOOL_MATMUL_LUT, 4, 256, 1024)};
+    layer.down = (struct qtool_matmul_weight[]){mix24(1024, 256, 1, 0)};
+    layer.experts = 1;
+    refuses("MIX24 in down alone", qtool_moe_plan(&p, &layer, 1, &opt));
+    layer.gate = layer.up = (struct qtool_matmul_weight[]){mix24(256, 65664, 0, 0)};
+    layer.down = (struct qtool_matmul_weight[]){mix24(65664, 256, 0, 0)};
+    refuses("MIX24 of two CSR panels", qtool_moe_table(table, &layer, reason));
+}
+
 int main(void)
 {
     simulate_device(&h200);
@@ -688,6 +724,7 @@ int main(void)
     long_pitches();
     slices();
     large_matrices();
+    mix24_experts();
     w4ax();
     for (int scales = QTOOL_W4AX_BLOCK; scales <= QTOOL_W4AX_ROW; scales++)
         w4ax_configs((enum qtool_w4ax_scales)scales);

@@ -22,7 +22,9 @@ int qt_moe_refuse(char reason[160], int status, const char *fmt, ...)
 
 static const struct qt_moe_kind *kind_of(const struct qtool_moe_layer *layer)
 {
-    return layer->w4ax ? &qt_moe_w4ax : &qt_moe_packed;
+    if (layer->w4ax)
+        return &qt_moe_w4ax;
+    return layer->gate->kind == QTOOL_MATMUL_MIX24 ? &qt_moe_mix24 : &qt_moe_packed;
 }
 
 /* The hidden and the intermediate size. Returns NULL, or an error message. */

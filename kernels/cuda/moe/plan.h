@@ -83,5 +83,6 @@ size_t qt_moe_take(size_t *at, size_t bytes);
 
 extern const struct qt_moe_kind qt_moe_packed; /* LUT, FPX and INT: product_plan.cc */
 extern const struct qt_moe_kind qt_moe_w4ax;   /* w4ax_plan.cc */
+extern const struct qt_moe_kind qt_moe_mix24;  /* mix24_plan.cc */
 
 #endif

@@ -54,7 +54,7 @@ static const struct qtool_matmul_weight *weights_of(const struct qtool_moe_layer
 static const char *matrix_fault(struct qt_shape *s, const struct qtool_matmul_weight *w)
 {
     if (w->kind == QTOOL_MATMUL_MIX24)
-        return "MIX24 weights have no grouped product";
+        return "gate, up and down must all be MIX24, or none of them";
     const char *fault = qt_shape_of(s, w);
     if (fault)
         return fault;

@@ -1,0 +1,256 @@
+/* Layers of experts with MIX24 weights: table, plan and products. */
+#include "kernels/cuda/moe/half.h"
+#include "kernels/cuda/moe/mix24.h"
+
+#include <math.h>
+#include <string.h>
+
+/* A product of the plan: gate or up, or down. */
+struct product {
+    size_t n, k, strip_bytes;
+    int strips, units, fours;
+    int log2_wk, stages, grid; /* of the kernel for few tokens */
+    size_t smem[QT_MOE_KINDS];
+};
+
+/* Stored in `own` of struct qt_moe_state. */
+struct state {
+    bool many;                 /* plans the kernel for many tokens, by wgmma */
+    struct product product[2]; /* gate and up; down */
+};
+
+static_assert(sizeof(struct state) <= sizeof(qt_moe_state::own), "no room");
+
+static struct state *state_of(struct qtool_moe_plan *p)
+{
+    return (struct state *)qt_state(p)->own;
+}
+
+static const struct state *state_of(const struct qtool_moe_plan *p)
+{
+    return (const struct state *)qt_state(p)->own;
+}
+
+/* ---- table ---------------------------------------------------------------------------------- */
+
+static const char *matrix_fault(const struct qtool_matmul_weight *w)
+{
+    if (w->kind != QTOOL_MATMUL_MIX24)
+        return "gate, up and down must all be MIX24, or none of them";
+    const char *fault = qt_mix24_fault(w);
+    if (fault)
+        return fault;
+    return qt_mix24_units(w) > QT_MIX24_PANEL_UNITS ? "k must be at most 65536" : NULL;
+}
+
+static bool same_form(const struct qtool_matmul_weight *a, const struct qtool_matmul_weight *b)
+{
+    return a->n == b->n && a->k == b->k && a->mix24.twos == b->mix24.twos &&
+           a->mix24.fours == b->mix24.fours;
+}
+
+static int write_table(void *table, const struct qtool_moe_layer *layer, char reason[160])
+{
+    struct qt_moe_mix24_matrix *out = (struct qt_moe_mix24_matrix *)table;
+    const struct qtool_matmul_weight *of[QT_MOE_MATRICES] = {layer->gate, layer->up, layer->down};
+    for (size_t e = 0; e < layer->experts; e++)
+        for (int i = 0; i < QT_MOE_MATRICES; i++) {
+            const struct qtool_matmul_weight *w = &of[i][e];
+            const char *fault = matrix_fault(w);
+            if (fault)
+                return qt_moe_refuse(reason, QTOOL_UNSUPPORTED, "expert %zu, %s: %s", e,
+                                     qt_moe_names[i], fault);
+            if (!same_form(w, i == QT_MOE_DOWN ? layer->down : layer->gate))
+                return qt_moe_refuse(reason, QTOOL_UNSUPPORTED,
+                                     "expert %zu, %s: shape or number of 4-bit groups differ from "
+                                     "those of expert 0, %s",
+                                     e, qt_moe_names[i], i == QT_MOE_DOWN ? "down" : "gate");
+            const struct qt_mix24_outliers o = qt_mix24_outliers_of(w);
+            struct qt_moe_mix24_matrix m = {};
+            m.stream = (const unsigned char *)w->mix24.stream;
+            m.perm = (const uint16_t *)w->mix24.perm;
+            m.ptr = o.ptr;
+            m.col = o.col;
+            m.val = o.val;
+            m.bias = layer->bias[i] ? layer->bias[i][e] : NULL;
+            m.factor = ldexpf(1, w->scale_exp2);
+            if ((size_t)m.bias % 4)
+                return qt_moe_refuse(reason, QTOOL_UNSUPPORTED,
+                                     "expert %zu, %s: the bias is misaligned", e, qt_moe_names[i]);
+            memcpy(&out[e * QT_MOE_MATRICES + (size_t)i], &m, sizeof m);
+        }
+    return QTOOL_OK;
+}
+
+/* ---- plan ----------------------------------------------------------------------------------- */
+
+static int row_tiles(const struct product *p, int log2_wk)
+{
+    return (int)ceil_div((size_t)p->strips, (size_t)(QT_MOE_WARPS >> log2_wk) * QT_MOE_STRIPS);
+}
+
+/* Sets the members of *a that depend on the shape alone. */
+static void set_shape(struct qt_moe_mix24_args *a, const struct product *p)
+{
+    a->k = (int)p->k;
+    a->n = (int)p->n;
+    a->strips = p->strips;
+    a->strip_bytes = p->strip_bytes;
+    a->units = p->units;
+    a->fours = p->fours;
+    a->unit_inverse = 1 / (float)p->units;
+    a->record_bytes = mix24_unit_bytes(p->fours > 0);
+}
+
+/* The same and the members that depend on the configuration. Returns bytes of shared memory. */
+static size_t layout(struct qt_moe_mix24_args *a, const struct product *p, bool direct, int log2_wk,
+                     int stages)
+{
+    set_shape(a, p);
+    a->x_rows = direct ? 1 : (int)QT_MOE_FEW_TOKENS;
+    a->row_tiles = row_tiles(p, log2_wk);
+    a->log2_wk = log2_wk;
+    a->fours_step = (p->fours << log2_wk) / p->units;
+    a->fours_rest = (p->fours << log2_wk) % p->units;
+    a->slots = (int)ceil_div((size_t)p->units, (size_t)1 << log2_wk);
+    a->stages = stages;
+    a->stage_bytes = (int)round_up(
+        (size_t)((a->x_rows * 256 << log2_wk) + QT_MOE_WARPS * QT_MOE_STRIPS * a->record_bytes),
+        128);
+    a->sums_at = stages * a->stage_bytes;
+    a->units_at =
+        a->sums_at + (log2_wk ? QT_MOE_WARPS * QT_MOE_STRIPS * QT_MOE_FEW_TOKENS / 8 * 512 : 0);
+    return (size_t)(a->units_at + QT_MOE_MIX24_UNITS * QT_MOE_MIX24_UNIT_BYTES);
+}
+
+/* Sets the arguments of the kernel for many tokens. Returns bytes of shared memory. */
+static size_t layout_many(struct qt_moe_mix24_args *a, const struct product *p)
+{
+    set_shape(a, p);
+    a->row_tiles = row_tiles(p, 0);
+    a->slots = p->units;
+    a->stages = QT_MOE_MIX24_WIDE_STAGES;
+    a->stage_bytes = (int)round_up(
+        (size_t)(QT_MOE_MIX24_MANY * 256 + QT_MOE_WARPS * QT_MOE_STRIPS * a->record_bytes), 1024);
+    a->ring_at = QT_MOE_MIX24_A_BYTES;
+    a->results_at = a->ring_at + a->stages * a->stage_bytes;
+    a->units_at = a->results_at + 2 * QT_MOE_MIX24_RESULT_BYTES;
+    a->barriers_at = a->units_at + QT_MOE_MIX24_WIDE_UNITS * QT_MOE_MIX24_WIDE_UNIT_BYTES;
+    return (size_t)(a->barriers_at + QT_PIPELINE_BARRIER_BYTES);
+}
+
+/*
+ * Chooses warps along k and pipeline stages: as many stages as fit beside a second thread block,
+ * else as fit alone. The time of a unit is modeled as its stages, each of them longer by the X of
+ * more warps along k, and a constant for the start and the epilogue.
+ */
+static bool choose(const struct qtool_moe_plan *plan, struct product *p)
+{
+    const struct qt_device *d = &qt_state(plan)->device;
+    const bool direct = qt_moe_is_direct(plan);
+    const size_t half = (size_t)(d->smem_limit + 1024) / 2 - 1024;
+    double best = 1e30;
+    for (int log2_wk = 0; log2_wk <= 3; log2_wk++) {
+        struct qt_moe_mix24_args a;
+        int stages = QT_MOE_STAGES;
+        if (log2_wk && 1 << log2_wk > p->units)
+            break;
+        while (stages > 2 && layout(&a, p, direct, log2_wk, stages) > half)
+            stages--;
+        if (layout(&a, p, direct, log2_wk, stages) > half) /* alone */
+            for (stages = QT_MOE_STAGES;
+                 stages > 2 && layout(&a, p, direct, log2_wk, stages) > (size_t)d->smem_limit;)
+                stages--;
+        const size_t smem = layout(&a, p, direct, log2_wk, stages);
+        if (smem > (size_t)d->smem_limit)
+            continue;
+        const int grid = d->sms * (smem <= half ? 2 : 1);
+        const double units = qt_moe_touched(plan) * a.row_tiles;
+        const double waves = units <= grid ? 1 : units / grid + .5;
+        const double us = waves * (a.slots * (1 + .06 * (1 << log2_wk)) + 4);
+        if (us >= best)
+            continue;
+        best = us;
+        p->log2_wk = log2_wk;
+        p->stages = stages;
+        p->grid = grid;
+        p->smem[QT_MOE_FEW] = smem;
+    }
+    return best < 1e30;
+}
+
+static int plan_product(struct qtool_moe_plan *plan, bool down, const struct qtool_matmul_weight *w)
+{
+    struct product *p = &state_of(plan)->product[down];
+    const char *fault = matrix_fault(w), *name = down ? "down" : "gate";
+    if (fault)
+        return qt_moe_refuse(plan->reason, QTOOL_UNSUPPORTED, "%s: %s", name, fault);
+    p->n = w->n;
+    p->k = w->k;
+    p->strips = qt_mix24_strips(w);
+    p->units = qt_mix24_units(w);
+    p->fours = (int)w->mix24.fours;
+    p->strip_bytes = qt_mix24_strip_bytes(w);
+    if (!choose(plan, p))
+        return qt_moe_refuse(plan->reason, QTOOL_UNSUPPORTED,
+                             "%s does not fit into the device's shared memory", name);
+    struct qt_moe_mix24_args a;
+    p->smem[QT_MOE_MANY] = layout_many(&a, p);
+    int rc = qt_allow_smem(qt_moe_mix24_instance(), p->smem[QT_MOE_FEW], plan->reason);
+    if (rc == QTOOL_OK && state_of(plan)->many)
+        rc = qt_allow_smem(qt_moe_mix24_wide_instance(), p->smem[QT_MOE_MANY], plan->reason);
+    return rc;
+}
+
+static int plan(struct qtool_moe_plan *p, const struct qtool_moe_layer *layer)
+{
+    struct qt_moe_state *s = qt_state(p);
+    int rc = QTOOL_OK;
+    *state_of(p) = {};
+    state_of(p)->many = s->device.cc == 90 && p->tokens > QT_MOE_FEW_PAIRS;
+    for (int down = 0; down < 2 && rc == QTOOL_OK; down++)
+        rc = plan_product(p, down, down ? layer->down : layer->gate);
+    if (rc != QTOOL_OK)
+        return rc;
+    for (int down = 0; down < 2; down++)
+        if (row_tiles(&state_of(p)->product[down], 3) > s->row_tiles)
+            s->row_tiles = row_tiles(&state_of(p)->product[down], 3);
+    if (state_of(p)->many) {
+        s->many_tokens = QT_MOE_MIX24_MANY;
+        s->rounded = true;
+    }
+    s->partial_bytes = qt_moe_half_partial_bytes(p, false);
+    return QTOOL_OK;
+}
+
+/* ---- run ------------------------------------------------------------------------------------ */
+
+static int run_product(const struct qtool_moe_plan *p, int matrix,
+                       const struct qt_moe_half_space *s, const struct qt_moe_input *x,
+                       struct qt_moe_run *r)
+{
+    const struct product *product = &state_of(p)->product[matrix == QT_MOE_DOWN];
+    int rc = QTOOL_OK;
+    for (int kind = 0; kind < (state_of(p)->many ? 2 : 1) && rc == QTOOL_OK; kind++) {
+        const bool many = kind == QT_MOE_MANY;
+        struct qt_moe_mix24_args a = {};
+        if (many)
+            layout_many(&a, product);
+        else
+            layout(&a, product, qt_moe_is_direct(p), product->log2_wk, product->stages);
+        qt_moe_half_set_args(&a, p, matrix, kind, s, x, r);
+        a.table = (const struct qt_moe_mix24_matrix *)r->table;
+        rc = qt_moe_half_launch(p, many ? qt_moe_mix24_wide_instance() : qt_moe_mix24_instance(),
+                                many ? qt_state(p)->device.sms : product->grid,
+                                many ? QT_MOE_WIDE_THREADS : QT_MOE_WARPS * 32, product->smem[kind],
+                                &a, r);
+    }
+    return rc;
+}
+
+static int run(const struct qtool_moe_plan *p, struct qt_moe_run *r)
+{
+    return qt_moe_half_run(p, r, false, run_product);
+}
+
+const struct qt_moe_kind qt_moe_mix24 = {write_table, plan, qt_moe_half_own_bytes, run};
