@@ -357,6 +357,7 @@ static __device__ __forceinline__ void wide_consume(const qt_moe_wide_args &a, q
 #undef COLUMNS
         }
         wide_epilogue<Format>(a, of, sums).run();
+        __syncwarp(); /* all lanes have read the unit when lane 0 releases the next stage */
     }
 }
 

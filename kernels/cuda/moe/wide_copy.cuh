@@ -252,14 +252,15 @@ template <class Format> struct wide_scales {
             for (int i = lane; i < item.rows; i += 32)
                 ptx_copy_4(ptx_shared(to->token + i), a.token_factor + item.first + i);
     }
-    __device__ __forceinline__ void copy(int slot, uint32_t to) const
+    /* unused: nothing was copied to this stage before. */
+    __device__ __forceinline__ void copy(int slot, uint32_t to, bool unused) const
     {
         if (strip >= QT_MOE_WARPS)
             return;
         const size_t at = (size_t)min((slot * 64 >> a.group_shift) + group, a.groups - 1);
         to += strip * a.warp_bytes + wide_strip_bytes<Format>();
         if (row_scales<Format>(a)) { /* the mainloop multiplies by 1 */
-            if (Format::GROUPED)
+            if (Format::GROUPED && unused)
                 *(uint4 *)(qt_smem + (to - ptx_shared(qt_smem)) + half * 16) =
                     make_uint4(0x3c003c00, 0x3c003c00, 0x3c003c00, 0x3c003c00);
         } else {
@@ -292,6 +293,7 @@ static __device__ __forceinline__ void wide_produce_scales(const qt_moe_wide_arg
     wide_walk walk(a, units);
     wide_scales<Format> now(a), next(a);
     uint32_t before = 0; /* mbarrier of the stage before; 0: none */
+    int unused = a.stages;
     if (walk.more()) {
         next.load(walk.item);
         next.load_values();
@@ -307,7 +309,8 @@ static __device__ __forceinline__ void wide_produce_scales(const qt_moe_wide_arg
             ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
             if (slot == 0)
                 now.open(walk, wide_unit_at(a, walk.number));
-            now.copy(slot, ptx_shared(qt_smem) + a.weights_at + r.stage * a.stage_bytes);
+            now.copy(slot, ptx_shared(qt_smem) + a.weights_at + r.stage * a.stage_bytes,
+                     unused-- > 0);
             ptx_copy_commit();
             wide_arrive<1>(before);
             before = bar;
