@@ -754,7 +754,8 @@ static void test_factor(size_t k)
     }
 }
 
-/* Codes may differ where two are nearly equally good; the total error may not. */
+/* Codes may differ where two are nearly equally good; the total error may not. So may the groups
+ * that mix24 stores with 4 bits: 2 % of the error in one of many small matrices. */
 static void test_solve(const char *text, size_t n, size_t k)
 {
     double *h = random_gram(k, true);
@@ -786,8 +787,9 @@ static void test_solve(const char *text, size_t n, size_t k)
     snprintf(what, sizeof what, "%s, %zu x %zu: objective %.6g, %.6g on the GPU; before %.6g, %.6g",
              text, n, k, report[0].after_descent, report[1].after_descent, report[0].before,
              report[1].before);
+    const double most = strncmp(text, "mix24", 5) == 0 ? 0.03 : 0.01;
     result(fabs(report[0].after_descent - report[1].after_descent) <=
-                   0.01 * report[0].after_descent &&
+                   most * report[0].after_descent &&
                fabs(report[0].before - report[1].before) <= 1e-4 * report[0].before,
            what);
     free(h), free(w);
