@@ -359,7 +359,7 @@ struct budget_options {
          .offset = offsetof(type, member.untied),                                                  \
          .help =                                                                                   \
              "linears that share an input (q, k and v; gate and up) need not have one scheme: "    \
-             "a smaller error, which other runtimes may not take"},                                \
+             "the error is smaller, but other runtimes may refuse the result"},                    \
     {                                                                                              \
         .name = "sensitivity", .kind = OPT_STRING, .offset = offsetof(type, member.state),         \
         .metavar = "FILE",                                                                         \

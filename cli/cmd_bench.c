@@ -680,7 +680,7 @@ static const struct opt opts[] = {
      .kind = OPT_STRING,
      .offset = offsetof(struct bench_options, whole.head),
      .metavar = "SCHEME",
-     .help = "--model with random weights: scheme of the head, in all rows but FP16 (default none: "
+     .help = "--model with random weights: scheme of the head, except in FP16 rows (default: "
              "FP16)"},
     {.name = "prompt",
      .kind = OPT_SIZE,
@@ -702,7 +702,7 @@ static const struct opt opts[] = {
      .metavar = "4",
      .min = 4,
      .max = 4,
-     .help = "--model: 4-bit KV cache, in all rows but FP16"},
+     .help = "--model: 4-bit KV cache, except in FP16 rows"},
     {.name = "price",
      .kind = OPT_REAL,
      .offset = offsetof(struct bench_options, whole.price),

@@ -8,14 +8,14 @@
  *     qtool_moe_plan(&plan, &layer, tokens, &options)    once per shape and number of tokens
  *     qtool_moe_run(&plan, table, y, x, ids, weights, workspace, stream)      as often as needed
  *
- * Kernels of a run: one sorts the pairs of a token and an expert by expert; grouped products
- * compute gate and up with the activation, then down; one adds the experts of a token. Only experts
- * that a token chooses are read. The host does not need to know the routing: a run enqueues the
- * same kernels for every routing, does not allocate or synchronize, and can be captured into a CUDA
- * graph. Results are bitwise reproducible: sums are FP32 and in a fixed order, that of j over the
- * experts of a token. On compute capability 9.0, plans of more than 32 tokens round weight * scale
- * to FP16 where an expert has more than 32 tokens (MIX24 weights are exact in FP16), and round
- * results of down to options.dtype before they are weighted.
+ * Kernels of a run: one sorts the (token, expert) pairs by expert; grouped products compute gate
+ * and up with the activation, then down; one adds the experts of a token. Only experts that a token
+ * chooses are read. The host does not need to know the routing: a run enqueues the same kernels for
+ * every routing, does not allocate or synchronize, and can be captured into a CUDA graph. Results
+ * are bitwise reproducible: sums are FP32 and in a fixed order, that of j over the experts of a
+ * token. On compute capability 9.0, plans of more than 32 tokens round weight * scale to FP16 where
+ * an expert has more than 32 tokens (MIX24 weights are exact in FP16), and round results of down to
+ * options.dtype before they are weighted.
  *
  * Weights are described as for qtool_matmul_run (qtool_kernels.h): LUT, FPX and INT of all formats,
  * also with a table per matrix, and MIX24 with k up to 65536. If one matrix is MIX24, all are.
@@ -48,9 +48,8 @@ enum { QTOOL_MOE_TABLE_EXPERT = 192, QTOOL_MOE_MAX_EXPERTS = 512 };
  * size and k = hidden size, down has n = hidden size and k = intermediate size. All gate and up
  * matrices have one kind, format (bits, exp_bits, group, zero NULL or not), shape and pitch (MIX24:
  * shape, twos and fours), and so have all down matrices. Addresses, scale_exp2, tables, perm and
- * outliers may differ. bias: for gate, up and down,
- * NULL or a host array [experts] of vectors F32 [n] in device memory that are added to the results;
- * NULL elements: no bias.
+ * outliers may differ. bias: for gate, up and down, NULL or a host array [experts] of vectors F32
+ * [n] in device memory that are added to the results; NULL elements: no bias.
  */
 struct qtool_moe_layer {
     size_t experts; /* 1..QTOOL_MOE_MAX_EXPERTS */

@@ -113,8 +113,8 @@ struct qt_scheme {
     bool conditional;
     /* Rounds of coordinate descent; NULL: 6. */
     int (*descent_rounds)(const struct qt_spec *spec);
-    /* Preparation of the whole matrix before strips: tables. on: where w is in backend memory
-     * instead, w->data is NULL then; or NULL. May be NULL. */
+    /* Preparation of the whole matrix before strips: tables. on: NULL, or where w is in backend
+     * memory; w->data is NULL then. The function may be NULL. */
     int (*prepare)(struct qt_packed *p, const struct qt_matrix *w, const struct qt_copy *on,
                    const float *importance, struct qt_err *err);
     /* Memory that prepare takes besides the sections. NULL: negligible. */

@@ -23,8 +23,8 @@ struct qt_mix24_problem {
     size_t n;               /* columns, 1 to 16, in rounding order */
     unsigned bits;          /* of a code */
     size_t halves;          /* 16 / g2 */
-    bool search;            /* fit: search for the parameters; else min-max. refit: search also
-                                   * for s2 and z2 */
+    bool search;            /* fit: search for the parameters, else min-max; refit: search for s2
+                             * and z2 as well */
     bool coupled;           /* V has off-diagonal entries */
     const uint8_t *channel; /* [n] channel of each column in the group */
     const float *t;         /* [n][16] */
