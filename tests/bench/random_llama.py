@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""A checkpoint of the shape of Llama 3 8B or 70B with random weights, of as many blocks as wanted
-and a small vocabulary, and token ids: to time calibration where no real one is at hand. Needs NumPy.
+"""A checkpoint in the shape of Llama 3 8B or 70B with random weights, with LAYERS decoder layers and
+a small vocabulary, and token ids: to time calibration where no real checkpoint is at hand. Needs
+NumPy.
 
-usage: random_llama.py OUT BLOCKS [8b|70b [TOKENS]]
-writes OUT/config.json, model.safetensors, and ids.u16 with TOKENS ids (131072)
+usage: random_llama.py OUT LAYERS [8b|70b [TOKENS]]
+writes OUT/config.json, model.safetensors, and ids.u16 with TOKENS ids (default 131072)
 """
 import json
 import os
