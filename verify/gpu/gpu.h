@@ -139,7 +139,7 @@ struct gpu_experts {
 /* After an error, too, gpu_experts_free frees *out. */
 int gpu_experts_new(struct gpu_experts *out, size_t experts, struct qt_err *err);
 void gpu_experts_free(struct gpu_experts *e, struct qt_gpu *gpu);
-/* How the inputs of w4ax experts are quantized; must be called before they are placed. inner:
+/* Says how the inputs of w4ax experts are quantized; to be called before gpu_experts_place. inner:
  * [experts], of down, whose channels must come in their stored order. Channels have no factors. */
 int gpu_experts_inputs(struct gpu_experts *e, struct qt_gpu *gpu, const struct qt_act *input,
                        const struct qt_act *inner, struct qt_err *err);
