@@ -9,8 +9,8 @@
 struct product {
     size_t n, k, strip_bytes;
     int strips, units, fours;
-    int log2_wk, stages, grid; /* of the kernel for few tokens */
-    size_t smem[QT_MOE_KINDS];
+    struct qt_moe_config few; /* the kernel for few tokens */
+    size_t many_smem;
 };
 
 /* Stored in `own` of struct qt_moe_state. */
@@ -139,44 +139,34 @@ static size_t layout_many(struct qt_moe_mix24_args *a, const struct product *p)
     return (size_t)(a->barriers_at + QT_PIPELINE_BARRIER_BYTES);
 }
 
-/*
- * Chooses warps along k and pipeline stages: as many stages as fit beside a second thread block,
- * else as fit alone. The time of a unit is modeled as its stages, each of them longer by the X of
- * more warps along k, and a constant for the start and the epilogue.
- */
+/* A product whose kernel for few tokens is chosen. */
+struct chosen {
+    const struct product *product;
+    bool direct;
+};
+
+static size_t layout_of(const struct qt_moe_choice *c, int log2_wk, int stages, int *slots,
+                        int *row_tiles)
+{
+    const struct chosen *of = (const struct chosen *)c->ctx;
+    struct qt_moe_mix24_args a;
+    const size_t bytes = layout(&a, of->product, of->direct, log2_wk, stages);
+    *slots = a.slots;
+    *row_tiles = a.row_tiles;
+    return bytes;
+}
+
 static bool choose(const struct qtool_moe_plan *plan, struct product *p)
 {
-    const struct qt_device *d = &qt_state(plan)->device;
-    const bool direct = qt_moe_is_direct(plan);
-    const size_t half = (size_t)(d->smem_limit + 1024) / 2 - 1024;
-    double best = 1e30;
-    for (int log2_wk = 0; log2_wk <= 3; log2_wk++) {
-        struct qt_moe_mix24_args a;
-        int stages = QT_MOE_STAGES;
-        if (log2_wk && 1 << log2_wk > p->units)
-            break;
-        while (stages > 2 && layout(&a, p, direct, log2_wk, stages) > half)
-            stages--;
-        if (layout(&a, p, direct, log2_wk, stages) > half) /* alone */
-            for (stages = QT_MOE_STAGES;
-                 stages > 2 && layout(&a, p, direct, log2_wk, stages) > (size_t)d->smem_limit;)
-                stages--;
-        const size_t smem = layout(&a, p, direct, log2_wk, stages);
-        if (smem > (size_t)d->smem_limit)
-            continue;
-        const int grid = d->sms * (smem <= half ? 2 : 1);
-        const double units = qt_moe_touched(plan) * a.row_tiles;
-        const double waves = units <= grid ? 1 : units / grid + .5;
-        const double us = waves * (a.slots * (1 + .06 * (1 << log2_wk)) + 4);
-        if (us >= best)
-            continue;
-        best = us;
-        p->log2_wk = log2_wk;
-        p->stages = stages;
-        p->grid = grid;
-        p->smem[QT_MOE_FEW] = smem;
-    }
-    return best < 1e30;
+    const struct chosen of = {p, qt_moe_is_direct(plan)};
+    struct qt_moe_choice c = {};
+    while (c.most_log2_wk < 3 && 2 << c.most_log2_wk <= p->units)
+        c.most_log2_wk++;
+    c.least = c.least_paired = 2;
+    c.most = QT_MOE_STAGES;
+    c.layout = layout_of;
+    c.ctx = &of;
+    return qt_moe_choose(&p->few, plan, &c);
 }
 
 static int plan_product(struct qtool_moe_plan *plan, bool down, const struct qtool_matmul_weight *w)
@@ -195,10 +185,10 @@ static int plan_product(struct qtool_moe_plan *plan, bool down, const struct qto
         return qt_moe_refuse(plan->reason, QTOOL_UNSUPPORTED,
                              "%s does not fit into the device's shared memory", name);
     struct qt_moe_mix24_args a;
-    p->smem[QT_MOE_MANY] = layout_many(&a, p);
-    int rc = qt_allow_smem(qt_moe_mix24_instance(), p->smem[QT_MOE_FEW], plan->reason);
+    p->many_smem = layout_many(&a, p);
+    int rc = qt_allow_smem(qt_moe_mix24_instance(), p->few.smem, plan->reason);
     if (rc == QTOOL_OK && state_of(plan)->many)
-        rc = qt_allow_smem(qt_moe_mix24_wide_instance(), p->smem[QT_MOE_MANY], plan->reason);
+        rc = qt_allow_smem(qt_moe_mix24_wide_instance(), p->many_smem, plan->reason);
     return rc;
 }
 
@@ -237,13 +227,13 @@ static int run_product(const struct qtool_moe_plan *p, int matrix,
         if (many)
             layout_many(&a, product);
         else
-            layout(&a, product, qt_moe_is_direct(p), product->log2_wk, product->stages);
+            layout(&a, product, qt_moe_is_direct(p), product->few.log2_wk, product->few.stages);
         qt_moe_half_set_args(&a, p, matrix, kind, s, x, r);
         a.table = (const struct qt_moe_mix24_matrix *)r->table;
         rc = qt_moe_half_launch(p, many ? qt_moe_mix24_wide_instance() : qt_moe_mix24_instance(),
-                                many ? qt_state(p)->device.sms : product->grid,
-                                many ? QT_MOE_WIDE_THREADS : QT_MOE_WARPS * 32, product->smem[kind],
-                                &a, r);
+                                many ? qt_state(p)->device.sms : product->few.grid,
+                                many ? QT_MOE_WIDE_THREADS : QT_MOE_WARPS * 32,
+                                many ? product->many_smem : product->few.smem, &a, r);
     }
     return rc;
 }

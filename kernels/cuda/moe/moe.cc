@@ -62,13 +62,57 @@ int qtool_moe_table(void *table, const struct qtool_moe_layer *layer, char reaso
 
 /* ---- plan ----------------------------------------------------------------------------------- */
 
-double qt_moe_touched(const struct qtool_moe_plan *p)
+/* Experts that the choices of a router without preferences touch. */
+static double touched(const struct qtool_moe_plan *p)
 {
     double untouched = 1;
     for (size_t i = 0; i < p->tokens && untouched > 1e-3; i++)
         untouched *= 1 - (double)p->options.topk / (double)p->experts;
     const double all = (double)p->experts;
     return p->options.topk >= p->experts ? all : all * (1 - untouched);
+}
+
+/* The most stages that fit into `room`, or the fewest allowed. */
+static int stages_within(const struct qt_moe_choice *c, int log2_wk, int least, size_t room)
+{
+    int stages = c->most, slots, row_tiles;
+    while (stages > least && c->layout(c, log2_wk, stages, &slots, &row_tiles) > room)
+        stages--;
+    return stages;
+}
+
+/* The time of a unit is modeled as its stages, each of them longer by the X of more warps along k,
+ * and a constant for the start and the epilogue. */
+bool qt_moe_choose(struct qt_moe_config *out, const struct qtool_moe_plan *p,
+                   const struct qt_moe_choice *c)
+{
+    const struct qt_device *d = &qt_state(p)->device;
+    const size_t limit = (size_t)d->smem_limit, half = (limit + 1024) / 2 - 1024;
+    double best = 1e30;
+    for (int log2_wk = 0; log2_wk <= c->most_log2_wk; log2_wk++) {
+        int slots, row_tiles, stages = 0;
+        size_t smem = limit + 1;
+        if (c->least_paired) {
+            stages = stages_within(c, log2_wk, c->least_paired, half);
+            smem = c->layout(c, log2_wk, stages, &slots, &row_tiles);
+        }
+        const bool paired = smem <= half;
+        if (!paired) {
+            stages = stages_within(c, log2_wk, c->least, limit);
+            smem = c->layout(c, log2_wk, stages, &slots, &row_tiles);
+        }
+        if (smem > limit)
+            continue;
+        const int grid = d->sms * (paired ? 2 : 1);
+        const double units = touched(p) * row_tiles;
+        const double waves = units <= grid ? 1 : units / grid + .5;
+        const double us = waves * (slots * (1 + .06 * (1 << log2_wk)) + 4);
+        if (us >= best)
+            continue;
+        best = us;
+        *out = {log2_wk, stages, grid, smem};
+    }
+    return best < 1e30;
 }
 
 /* Experts that a run touches, at most. */

@@ -65,8 +65,27 @@ static inline const struct qt_moe_state *qt_state(const struct qtool_moe_plan *p
 int qt_moe_refuse(char reason[160], int status, const char *fmt, ...);
 /* "gate", "up", "down". */
 extern const char *const qt_moe_names[QT_MOE_MATRICES];
-/* Experts that the choices of a router without preferences touch. */
-double qt_moe_touched(const struct qtool_moe_plan *p);
+/* How a product runs. */
+struct qt_moe_config {
+    int log2_wk; /* warps along k that share rows */
+    int stages;  /* of the pipeline */
+    int grid;
+    size_t smem;
+};
+/* What qt_moe_choose chooses from. */
+struct qt_moe_choice {
+    int most_log2_wk;
+    int least, most;  /* stages of a thread block that has the multiprocessor alone */
+    int least_paired; /* of one beside which a second fits; 0: there is always one */
+    /* Shared memory in bytes, and the stages and tiles of rows of a unit. */
+    size_t (*layout)(const struct qt_moe_choice *c, int log2_wk, int stages, int *slots,
+                     int *row_tiles);
+    const void *ctx;
+};
+/* Chooses warps along k and pipeline stages: as many stages as fit beside a second thread block,
+ * else as fit alone. Returns false if none fits. */
+bool qt_moe_choose(struct qt_moe_config *out, const struct qtool_moe_plan *p,
+                   const struct qt_moe_choice *c);
 /* Launches a kernel of a run; all wait for the kernel in front. first: of the run. */
 int qt_moe_launch(const struct qtool_moe_plan *p, const void *kernel, dim3 grid, int threads,
                   size_t smem, bool first, void *args, void *stream);

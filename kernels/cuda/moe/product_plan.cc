@@ -19,8 +19,7 @@ struct product {
     bool zeros, gated; /* gated: gate and up in one launch */
     struct {
         const void *kernel;
-        int log2_wk, stages, grid;
-        size_t smem;
+        struct qt_moe_config config;
     } kind[QT_MOE_KINDS];
 };
 
@@ -191,49 +190,36 @@ static size_t layout(struct qt_moe_wide_args *a, const struct product *p, int ki
     return (size_t)(a->sums_at + sums);
 }
 
-/*
- * Chooses warps along k and pipeline stages: as many stages as fit beside a second thread block,
- * else as fit alone. The time of a unit is modeled as its stages, each of them longer by the X of
- * more warps along k, and a constant for the start and the epilogue.
- */
+/* A product whose kernels are chosen. */
+struct chosen {
+    const struct product *product;
+    int kind, wide;
+};
+
+static size_t layout_of(const struct qt_moe_choice *c, int log2_wk, int stages, int *slots,
+                        int *row_tiles)
+{
+    const struct chosen *of = (const struct chosen *)c->ctx;
+    struct qt_moe_wide_args a;
+    const size_t bytes = layout(&a, of->product, of->kind, of->wide, log2_wk, stages);
+    *slots = a.slots;
+    *row_tiles = a.row_tiles;
+    return bytes;
+}
+
 static bool choose(const struct qtool_moe_plan *plan, struct product *p, int kind)
 {
-    const struct qt_device *d = &qt_state(plan)->device;
-    const int wide = state_of(plan)->wide;
-    const size_t half = (size_t)(d->smem_limit + 1024) / 2 - 1024;
-    double best = 1e30;
-    for (int log2_wk = 0; log2_wk <= (kind == QT_MOE_FEW ? 3 : 0); log2_wk++) {
-        struct qt_moe_wide_args a;
-        int stages = kind == QT_MOE_MANY && wide ? (int)WIDE_STAGES : (int)QT_MOE_STAGES;
-        int blocks = kind == QT_MOE_FEW ? 2 : 1;
-        size_t smem = 0;
-        if (log2_wk && (size_t)2 << log2_wk > (size_t)p->shape.blocks)
-            break;
-        const int least = kind == QT_MOE_MANY && wide ? 3 : 2;
-        while (stages > least && layout(&a, p, kind, wide, log2_wk, stages) >
-                                     (blocks > 1 ? half : (size_t)d->smem_limit)) {
-            stages--;
-            if (stages == 3 && blocks == 2 && layout(&a, p, kind, wide, log2_wk, 3) > half) {
-                blocks = 1;
-                stages = QT_MOE_STAGES;
-            }
-        }
-        smem = layout(&a, p, kind, wide, log2_wk, stages);
-        if (smem > (size_t)d->smem_limit)
-            continue;
-        const int grid = d->sms * (smem <= half ? 2 : 1);
-        const double units = qt_moe_touched(plan) * a.row_tiles;
-        const double waves = units <= grid ? 1 : units / grid + .5;
-        const double us = waves * (a.slots * (1 + .06 * (1 << log2_wk)) + 4);
-        if (us >= best)
-            continue;
-        best = us;
-        p->kind[kind].log2_wk = log2_wk;
-        p->kind[kind].stages = stages;
-        p->kind[kind].grid = grid;
-        p->kind[kind].smem = smem;
-    }
-    return best < 1e30;
+    const bool few = kind == QT_MOE_FEW, wgmma = !few && state_of(plan)->wide;
+    const struct chosen of = {p, kind, state_of(plan)->wide};
+    struct qt_moe_choice c = {};
+    while (few && c.most_log2_wk < 3 && 4 << c.most_log2_wk <= p->shape.blocks)
+        c.most_log2_wk++;
+    c.least = wgmma ? 3 : 2;
+    c.most = wgmma ? (int)WIDE_STAGES : (int)QT_MOE_STAGES;
+    c.least_paired = few ? 3 : 0;
+    c.layout = layout_of;
+    c.ctx = &of;
+    return qt_moe_choose(&p->kind[kind].config, plan, &c);
 }
 
 static int plan_product(struct qtool_moe_plan *plan, bool down, const struct qtool_matmul_weight *w)
@@ -262,7 +248,7 @@ static int plan_product(struct qtool_moe_plan *plan, bool down, const struct qto
                                  "%s does not fit into the device's shared memory",
                                  down ? "down" : "gate and up");
         }
-        int rc = qt_allow_smem(kernel, p->kind[kind].smem, plan->reason);
+        int rc = qt_allow_smem(kernel, p->kind[kind].config.smem, plan->reason);
         if (rc != QTOOL_OK)
             return rc;
         p->kind[kind].kernel = kernel;
@@ -402,9 +388,9 @@ static int run_product(const struct qtool_moe_plan *p, int matrix,
         rc = run_gather(p, x, r);
     for (int kind = 0; rc == QTOOL_OK && kind < (has_many(p) ? 2 : 1); kind++) {
         const bool wide = kind == QT_MOE_MANY && state->wide;
+        const struct qt_moe_config *config = &product->kind[kind].config;
         struct qt_moe_wide_args a = {};
-        layout(&a, product, kind, state->wide, product->kind[kind].log2_wk,
-               product->kind[kind].stages);
+        layout(&a, product, kind, state->wide, config->log2_wk, config->stages);
         qt_moe_half_set_args(&a, p, matrix, kind, s, x, r);
         a.table = (const struct qt_moe_matrix *)r->table;
         a.decode.bits = product->bits;
@@ -412,9 +398,9 @@ static int run_product(const struct qtool_moe_plan *p, int matrix,
         a.decode.zeros = product->zeros;
         if (wide && !set_positions(&a, p, r))
             return QTOOL_FAILED;
-        rc = qt_moe_half_launch(p, product->kind[kind].kernel, product->kind[kind].grid,
-                                wide ? QT_MOE_WIDE_THREADS : QT_MOE_WARPS * 32,
-                                product->kind[kind].smem, &a, r);
+        rc =
+            qt_moe_half_launch(p, product->kind[kind].kernel, config->grid,
+                               wide ? QT_MOE_WIDE_THREADS : QT_MOE_WARPS * 32, config->smem, &a, r);
     }
     return rc;
 }

@@ -12,8 +12,7 @@ struct product {
     enum qtool_w4ax_rotation rotation; /* of the input */
     struct {
         const void *kernel;
-        int log2_wk, stages, grid;
-        size_t smem;
+        struct qt_moe_config config;
     } kind[QT_MOE_KINDS];
 };
 
@@ -184,45 +183,38 @@ static size_t layout(struct qt_moe_w4ax_args *a, const struct state *s, bool dow
     return (size_t)(a->sums_at + sums);
 }
 
-/*
- * Chooses warps along k and pipeline stages: as many stages as fit beside a second thread block,
- * else as fit alone. The time of a unit is modeled as in product_plan.cc.
- */
+/* A product whose kernels are chosen. */
+struct chosen {
+    const struct state *state;
+    bool down;
+    int kind;
+};
+
+static size_t layout_of(const struct qt_moe_choice *c, int log2_wk, int stages, int *slots,
+                        int *row_tiles)
+{
+    const struct chosen *of = (const struct chosen *)c->ctx;
+    struct qt_moe_w4ax_args a = {};
+    const size_t bytes = layout(&a, of->state, of->down, of->kind, log2_wk, stages);
+    *slots = a.slots;
+    *row_tiles = a.row_tiles;
+    return bytes;
+}
+
 static bool choose(const struct qtool_moe_plan *plan, struct state *s, bool down, int kind)
 {
-    const struct qt_device *d = &qt_state(plan)->device;
+    const bool few = kind == QT_MOE_FEW;
+    const struct chosen of = {s, down, kind};
     struct product *p = &s->product[down];
-    const size_t half = (size_t)(d->smem_limit + 1024) / 2 - 1024;
-    double best = 1e30;
-    for (int log2_wk = 0; log2_wk <= (kind == QT_MOE_FEW ? 3 : 0); log2_wk++) {
-        struct qt_moe_w4ax_args a = {};
-        size_t room = kind == QT_MOE_FEW ? half : (size_t)d->smem_limit;
-        int stages = QT_MOE_STAGES;
-        if (log2_wk && (size_t)1 << log2_wk > blocks_of(p->k))
-            break;
-        while (stages > 2 && layout(&a, s, down, kind, log2_wk, stages) > room) {
-            stages--;
-            if (stages == 3 && room == half && layout(&a, s, down, kind, log2_wk, 3) > half) {
-                room = (size_t)d->smem_limit;
-                stages = QT_MOE_STAGES;
-            }
-        }
-        const size_t smem = layout(&a, s, down, kind, log2_wk, stages);
-        if (smem > (size_t)d->smem_limit)
-            continue;
-        const int grid = d->sms * (kind == QT_MOE_FEW && smem <= half ? 2 : 1);
-        const double units = qt_moe_touched(plan) * a.row_tiles;
-        const double waves = units <= grid ? 1 : units / grid + .5;
-        const double us = waves * (a.slots * (1 + .06 * (1 << log2_wk)) + 4);
-        if (us >= best)
-            continue;
-        best = us;
-        p->kind[kind].log2_wk = log2_wk;
-        p->kind[kind].stages = stages;
-        p->kind[kind].grid = grid;
-        p->kind[kind].smem = smem;
-    }
-    return best < 1e30;
+    struct qt_moe_choice c = {};
+    while (few && c.most_log2_wk < 3 && (size_t)2 << c.most_log2_wk <= blocks_of(p->k))
+        c.most_log2_wk++;
+    c.least = 2;
+    c.most = QT_MOE_STAGES;
+    c.least_paired = few ? 3 : 0;
+    c.layout = layout_of;
+    c.ctx = &of;
+    return qt_moe_choose(&p->kind[kind].config, plan, &c);
 }
 
 static int plan_product(struct qtool_moe_plan *plan, bool down, const struct qtool_w4ax_weight *w,
@@ -249,7 +241,7 @@ static int plan_product(struct qtool_moe_plan *plan, bool down, const struct qto
                                  "%s does not fit into the device's shared memory",
                                  down ? "down" : "gate and up");
         }
-        const int rc = qt_allow_smem(kernel, p->kind[kind].smem, plan->reason);
+        const int rc = qt_allow_smem(kernel, p->kind[kind].config.smem, plan->reason);
         if (rc != QTOOL_OK)
             return rc;
         p->kind[kind].kernel = kernel;
@@ -380,8 +372,9 @@ static int run_product(const struct qtool_moe_plan *p, bool down, const struct s
     int rc = QTOOL_OK;
     for (int kind = 0; kind < (has_many(p) ? 2 : 1) && rc == QTOOL_OK; kind++) {
         const bool wide = kind == QT_MOE_MANY && of->wide;
+        const struct qt_moe_config *config = &product->kind[kind].config;
         struct qt_moe_w4ax_args a = {};
-        layout(&a, of, down, kind, product->kind[kind].log2_wk, product->kind[kind].stages);
+        layout(&a, of, down, kind, config->log2_wk, config->stages);
         a.table = (const struct qt_moe_w4ax_matrix *)r->table;
         a.x = quantized(s, r, down);
         a.item = (const struct qt_moe_item *)(r->workspace + r->item[kind]);
@@ -397,11 +390,11 @@ static int run_product(const struct qtool_moe_plan *p, bool down, const struct s
         a.rounded = !down || qt_state(p)->rounded;
         a.whole_stores = a.n % 8 == 0 && a.y_pitch % 8 == 0;
         a.nibbles = W4AX_NIBBLES;
-        const int units = a.direct.pairs * a.row_tiles, grid = product->kind[kind].grid;
+        const int units = a.direct.pairs * a.row_tiles, grid = config->grid;
         rc = qt_moe_launch(p, product->kind[kind].kernel,
                            dim3((unsigned)(a.direct.ids && units < grid ? units : grid)),
-                           wide ? QT_MOE_WIDE_THREADS : QT_MOE_WARPS * 32, product->kind[kind].smem,
-                           false, &a, r->stream);
+                           wide ? QT_MOE_WIDE_THREADS : QT_MOE_WARPS * 32, config->smem, false, &a,
+                           r->stream);
     }
     return rc;
 }
