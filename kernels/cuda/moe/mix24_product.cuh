@@ -31,8 +31,8 @@ enum { MOE24_TOKENS = QT_MOE_FEW_TOKENS, MOE24_MT = MOE24_TOKENS / 8 };
 
 typedef qt_accumulators<MOE24_MT, QT_MOE_STRIPS> moe24_sums;
 
-/* What all warps know about a unit; written when its first stage is copied, at most QT_MOE_STAGES
- * units ahead. */
+/* All warps read this description of a unit. The loader writes it when it copies the first stage of
+ * the unit, at most QT_MOE_STAGES units ahead. */
 struct moe24_unit {
     moe_header header;
     int row[MOE24_TOKENS]; /* of X */

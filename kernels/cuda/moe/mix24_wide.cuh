@@ -269,7 +269,7 @@ static __device__ __forceinline__ void wide24_decode(uint32_t to, uint32_t recor
     }
 }
 
-/* What a warp knows of its place. */
+/* The place of a warp tells it which rows of A it decodes. */
 struct wide24_place {
     int lane, warp;
     uint32_t a;      /* of the warpgroup: tile of strip 0 in buffer 0 */

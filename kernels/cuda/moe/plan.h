@@ -21,7 +21,7 @@ struct qt_moe_run {
     void *stream;
 };
 
-/* What depends on the kind of weights. Functions return a status and write the reason. */
+/* Each kind of weights provides these functions. They return a status and write the reason. */
 struct qt_moe_kind {
     /* Checks all matrices of the layer, and writes the table of qtool_moe_table. */
     int (*table)(void *out, const struct qtool_moe_layer *layer, char reason[160]);
@@ -72,7 +72,7 @@ struct qt_moe_config {
     int grid;
     size_t smem;
 };
-/* What qt_moe_choose chooses from. */
+/* The range that qt_moe_choose searches. */
 struct qt_moe_choice {
     int most_log2_wk;
     int least, most;  /* stages of a thread block that has the multiprocessor alone */

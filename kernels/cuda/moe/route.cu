@@ -127,8 +127,8 @@ struct route_space {
     }
 };
 
-/* What the scan adds up for an expert: positions; items of the kind FEW; items of the kind MANY by
- * size. */
+/* The scan adds up this amount of each expert: its positions, its items of the kind FEW, or its
+ * items of the kind MANY by size. */
 static __device__ __forceinline__ int route_amount(const qt_moe_route_args &a, int kind, int pairs)
 {
     const bool many = pairs > a.few_pairs;

@@ -20,7 +20,7 @@
 #include "kernels/cuda/moe/w4ax.h"
 #include "kernels/cuda/w4ax/w4ax.cuh"
 
-/* What the epilogue must know of its unit. */
+/* The epilogue reads this description of its unit. */
 struct moe_w4ax_header {
     int first, rows, tile; /* positions of the item; tile of rows */
     float factor[QT_MOE_STRIPS];

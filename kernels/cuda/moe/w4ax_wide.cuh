@@ -125,7 +125,7 @@ template <enum qtool_w4ax_scales SCALES> struct w4ax_wide_producer {
     {
         return (uint32_t)(item.rows + 3) / 4 * 16;
     }
-    /* What the epilogue needs: row scales of the warp's strips, and values of the tokens. */
+    /* The epilogue reads these bytes: row scales of the warp's strips, and values of the tokens. */
     __device__ __forceinline__ uint32_t unit_bytes() const
     {
         const bool tokens = warp == 0 || (warp == 1 && SCALES == QTOOL_W4AX_INT);

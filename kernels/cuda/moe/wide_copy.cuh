@@ -197,7 +197,7 @@ template <class Format> struct wide_scales {
     const int strip, group, half;
     const __half *scale; /* of the strip's matrix; at the strip from open() on */
     const unsigned char *zero;
-    /* Of the matrix number lane % 2; table and value: of number lane / 16. */
+    /* A lane holds these of the matrix number lane % 2, and table and value of number lane / 16. */
     float factor;
     const float *bias;
     const __half *table;
