@@ -1,5 +1,5 @@
 /* Loads a model into GPU memory: packed sections unchanged, all other matrices as FP16. */
-#include "verify/runtime/runtime.h"
+#include "verify/runtime/load.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -31,17 +31,7 @@ int rt_upload(struct qt_runtime *rt, void *dst, const void *src, size_t bytes, s
 
 /* ---- dense tensors -------------------------------------------------------------------------- */
 
-struct loader {
-    struct qt_runtime *rt;
-    const struct qt_weights *w;
-    const struct qt_container *container;
-    const struct qt_model *model;
-    float *values; /* host */
-    uint16_t *halves;
-    size_t values_capacity, halves_capacity;
-};
-
-static int load_values(struct loader *l, const char *name, size_t count, struct qt_err *err)
+int rt_load_values(struct rt_loader *l, const char *name, size_t count, struct qt_err *err)
 {
     int rc;
     QT_TRY(qt_stop_check(err));
@@ -51,15 +41,7 @@ done:
     return rc;
 }
 
-/* How a stored vector becomes that of the runtime. */
-struct adjust {
-    bool plus_1;
-    const struct qt_act *act;    /* a norm: of the linears behind it; NULL or k 0: none */
-    const struct qt_entry *rows; /* a bias: its w4ax matrix; NULL: none */
-};
-static const struct adjust unchanged = {.plus_1 = false};
-
-static int adjust_values(struct loader *l, const struct adjust *how, size_t count,
+static int adjust_values(struct rt_loader *l, const struct rt_adjust *how, size_t count,
                          struct qt_err *err)
 {
     struct qt_packed packed = {.n = 0};
@@ -77,17 +59,17 @@ done:
     return rc;
 }
 
-/* A vector of FP32, or NULL if name is NULL. */
-static int load_vector(const float **out, struct loader *l, const char *name,
-                       const struct qt_part *part, const struct adjust *how, struct qt_err *err)
+int rt_load_vector(const float **out, struct rt_loader *l, const char *name,
+                   const struct qt_part *part, const struct rt_adjust *how, struct qt_err *err)
 {
     float *p = NULL;
     int rc = QT_OK;
     *out = NULL;
     if (!name)
         return QT_OK;
-    QT_TRY(load_values(l, name, part->rows, err));
-    QT_TRY(adjust_values(l, how, part->rows, err));
+    QT_TRY(rt_load_values(l, name, part->rows, err));
+    if (how)
+        QT_TRY(adjust_values(l, how, part->rows, err));
     QT_TRY(rt_alloc(l->rt, &p, part->n, sizeof *p, err));
     QT_TRY(l->rt->gpu->upload(l->rt->gpu, p, l->values + part->first, part->n * sizeof *p, err));
     *out = p;
@@ -95,13 +77,14 @@ done:
     return rc;
 }
 
-static int load_norm(struct qtool_decoder_norm *out, struct loader *l, const struct qt_part *part,
-                     enum qt_norm_kind kind, const struct qt_act *act, struct qt_err *err)
+static int load_norm(struct qtool_decoder_norm *out, struct rt_loader *l,
+                     const struct qt_part *part, enum qt_norm_kind kind, const struct qt_act *act,
+                     struct qt_err *err)
 {
-    const struct adjust weight = {.plus_1 = part->plus_1, .act = act}, bias = {.act = act};
-    int rc = load_vector(&out->weight, l, part->weight, part, &weight, err);
+    const struct rt_adjust weight = {.plus_1 = part->plus_1, .act = act}, bias = {.act = act};
+    int rc = rt_load_vector(&out->weight, l, part->weight, part, &weight, err);
     if (rc == QT_OK)
-        rc = load_vector(&out->bias, l, part->weight ? part->bias : NULL, part, &bias, err);
+        rc = rt_load_vector(&out->bias, l, part->weight ? part->bias : NULL, part, &bias, err);
     out->kind = kind == QT_NORM_LAYER ? QTOOL_DECODER_LAYER_NORM : QTOOL_DECODER_RMS;
     out->eps = part->eps;
     return rc;
@@ -123,12 +106,11 @@ static void convert_item(void *ctx, size_t item)
         c->to[i] = qt_f32_to_f16(c->from[i]);
 }
 
-/* Writes rows [part->first, part->first + part->n) as FP16 to device memory. */
-static int upload_rows(void *dst, struct loader *l, const struct qt_part *part, struct qt_err *err)
+int rt_upload_rows(void *dst, struct rt_loader *l, const struct qt_part *part, struct qt_err *err)
 {
     const size_t count = part->n * part->k;
     int rc;
-    QT_TRY(load_values(l, part->weight, part->rows * part->k, err));
+    QT_TRY(rt_load_values(l, part->weight, part->rows * part->k, err));
     QT_TRY(qt_array_grow(&l->halves, &l->halves_capacity, count, sizeof *l->halves, err));
     qt_parallel_for(qt_ceil_div(count, CONVERSION), convert_item,
                     &(struct conversion){l->values + part->first * part->k, l->halves, count});
@@ -137,7 +119,7 @@ done:
     return rc;
 }
 
-static int load_table(const void **out, struct loader *l, const struct qt_part *part,
+static int load_table(const void **out, struct rt_loader *l, const struct qt_part *part,
                       struct qt_err *err)
 {
     void *p = NULL;
@@ -146,13 +128,13 @@ static int load_table(const void **out, struct loader *l, const struct qt_part *
     if (!part->weight)
         return QT_OK;
     QT_TRY(rt_alloc(l->rt, &p, part->n * part->k, 2, err));
-    QT_TRY(upload_rows(p, l, part, err));
+    QT_TRY(rt_upload_rows(p, l, part, err));
     *out = p;
 done:
     return rc;
 }
 
-static int load_dense_group(struct rt_group *out, struct loader *l,
+static int load_dense_group(struct rt_group *out, struct rt_loader *l,
                             const struct qt_part *const *parts, size_t count, struct qt_err *err)
 {
     const size_t k = parts[0]->k;
@@ -165,7 +147,7 @@ static int load_dense_group(struct rt_group *out, struct loader *l,
     }
     QT_TRY(rt_alloc(l->rt, &p, n * k, 2, err));
     for (size_t i = 0; i < count; i++)
-        QT_TRY(upload_rows(p + out->part[i].first * k * 2, l, parts[i], err));
+        QT_TRY(rt_upload_rows(p + out->part[i].first * k * 2, l, parts[i], err));
     out->linears = 1;
     out->linear[0] = (struct rt_linear){.n = n, .k = k, .dense = p};
 done:
@@ -256,7 +238,7 @@ done:
 
 /* act: of the input; NULL or k 0: not quantized. Linears with the same input are all w4ax, or none
  * of them is. */
-static int load_packed_group(struct rt_group *out, struct loader *l,
+static int load_packed_group(struct rt_group *out, struct rt_loader *l,
                              const struct qt_entry *const *entries, size_t count,
                              const struct qt_act *act, struct qt_err *err)
 {
@@ -273,14 +255,14 @@ done:
     return rc;
 }
 
-static const struct qt_entry *entry_of(const struct loader *l, const struct qt_part *part)
+const struct qt_entry *rt_entry_of(const struct rt_loader *l, const struct qt_part *part)
 {
     return l->container && part->weight ? qt_container_find(l->container, part->weight) : NULL;
 }
 
 /* Loads the parts (row ranges of one tensor, or whole tensors). Where some are packed and others
  * are not, the packed ones are products of their own. */
-static int load_group(struct rt_group *out, struct loader *l, const struct qt_part *const *parts,
+static int load_group(struct rt_group *out, struct rt_loader *l, const struct qt_part *const *parts,
                       size_t count, const struct qt_act *act, struct qt_err *err)
 {
     const struct qt_entry *entries[RT_PARTS] = {NULL};
@@ -288,7 +270,7 @@ static int load_group(struct rt_group *out, struct loader *l, const struct qt_pa
     size_t packed = 0;
     int rc = QT_OK;
     for (size_t i = 0; i < count; i++) {
-        entries[i] = entry_of(l, parts[i]);
+        entries[i] = rt_entry_of(l, parts[i]);
         packed += entries[i] != NULL;
     }
     if (!packed)
@@ -313,184 +295,16 @@ done:
     return rc;
 }
 
-/* ---- experts -------------------------------------------------------------------------------- */
-
-static int open_expert(struct qt_packed *packed, struct loader *l, size_t layer, size_t expert,
-                       struct qt_err *err)
-{
-    struct qt_part parts[GPU_EXPERT_MATRICES];
-    int rc = QT_OK;
-    qt_model_expert_parts(parts, l->model, layer, expert);
-    for (int i = 0; i < GPU_EXPERT_MATRICES; i++) {
-        const struct qt_entry *entry = entry_of(l, &parts[i]);
-        if (!entry || parts[i].n < parts[i].rows)
-            return qt_fail(err, QT_E_UNSUPPORTED, NULL, parts[i].weight,
-                           "the fused runtime does not support models with experts %s",
-                           entry ? "whose gate and up are one tensor" : "that are not quantized");
-        QT_TRY(qt_packed_open(&packed[i], l->container, entry, err));
-    }
-done:
-    return rc;
-}
-
-/* The biases of a matrix of all experts. */
-static int load_expert_biases(struct gpu_experts *e, struct loader *l, size_t layer, int matrix,
-                              struct qt_err *err)
-{
-    struct qt_part parts[GPU_EXPERT_MATRICES];
-    const struct qt_part *part = &parts[matrix];
-    float *p = NULL;
-    int rc;
-    qt_model_expert_parts(parts, l->model, layer, 0);
-    if (!part->bias)
-        return QT_OK;
-    QT_TRY(rt_alloc(l->rt, &p, e->experts * part->n, sizeof *p, err));
-    for (size_t i = 0; i < e->experts; i++) {
-        qt_model_expert_parts(parts, l->model, layer, i);
-        QT_TRY(load_values(l, part->bias, part->n, err));
-        const struct qt_packed *rows = &e->packed[i * GPU_EXPERT_MATRICES + (size_t)matrix];
-        if (gpu_is_w4ax(rows))
-            QT_TRY(rt_arrange_rows(l->values, rows, err));
-        QT_TRY(l->rt->gpu->upload(l->rt->gpu, p, l->values, part->n * sizeof *p, err));
-        e->bias[matrix][i] = p;
-        p += part->n;
-    }
-done:
-    return rc;
-}
-
-int rt_place_experts(struct gpu_experts *e, struct qt_runtime *rt, struct qt_err *err)
-{
-    char *memory;
-    int rc;
-    QT_TRY(rt_alloc(rt, &memory, gpu_experts_bytes(e), 1, err));
-    QT_TRY(gpu_experts_place(e, rt->gpu, memory, !rt->original, err));
-done:
-    return rc;
-}
-
-static int load_packed_experts(struct gpu_experts *e, struct loader *l, size_t layer, size_t count,
-                               struct qt_err *err)
-{
-    int rc;
-    if (!rt_expert_act(NULL, l->rt->config.act))
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "the fused runtime does not support models with packed experts of this "
-                       "activation");
-    QT_TRY(gpu_experts_new(e, count, err));
-    for (size_t i = 0; i < count; i++) {
-        QT_TRY(qt_stop_check(err));
-        QT_TRY(open_expert(&e->packed[i * GPU_EXPERT_MATRICES], l, layer, i, err));
-    }
-    for (int i = 0; i < GPU_EXPERT_MATRICES; i++)
-        QT_TRY(load_expert_biases(e, l, layer, i, err));
-    if (gpu_is_w4ax(e->packed))
-        QT_TRY(gpu_experts_read_inputs(e, l->rt->gpu, err));
-    QT_TRY(rt_place_experts(e, l->rt, err));
-done:
-    for (size_t i = 0; e->packed && i < count * GPU_EXPERT_MATRICES; i++)
-        qt_packed_free(&e->packed[i]);
-    qt_free(e->packed);
-    e->packed = NULL;
-    return rc;
-}
-
-/* True if a matrix of any routed expert of the layer is packed. */
-static bool some_expert_packed(const struct loader *l, size_t layer, size_t count)
-{
-    struct qt_part parts[GPU_EXPERT_MATRICES];
-    for (size_t i = 0; l->container && i < count; i++) {
-        qt_model_expert_parts(parts, l->model, layer, i);
-        for (int j = 0; j < GPU_EXPERT_MATRICES; j++)
-            if (entry_of(l, &parts[j]))
-                return true;
-    }
-    return false;
-}
-
-static int load_half_experts(struct rt_mixture *out, struct loader *l, size_t layer, size_t count,
-                             struct qt_err *err)
-{
-    struct qt_part parts[GPU_EXPERT_MATRICES];
-    char *gate_up, *down;
-    int rc;
-    qt_model_expert_parts(parts, l->model, layer, 0);
-    if (parts[0].bias || parts[1].bias || parts[2].bias)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "the fused runtime does not support models with FP16 experts that have "
-                       "biases");
-    const size_t bytes = parts[1].n * parts[1].k * 2; /* of gate, up and down alike */
-    QT_TRY(rt_alloc(l->rt, &gate_up, 2 * count, bytes, err));
-    QT_TRY(rt_alloc(l->rt, &down, count, bytes, err));
-    for (size_t i = 0; i < count; i++) {
-        qt_model_expert_parts(parts, l->model, layer, i);
-        QT_TRY(upload_rows(gate_up + 2 * i * bytes, l, &parts[0], err));
-        QT_TRY(upload_rows(gate_up + (2 * i + 1) * bytes, l, &parts[1], err));
-        QT_TRY(upload_rows(down + i * bytes, l, &parts[2], err));
-    }
-    out->gate_up = gate_up;
-    out->down = down;
-    out->width = parts[1].n;
-done:
-    return rc;
-}
-
-bool rt_expert_act(enum qtool_moe_activation *out, enum qtool_decoder_act act)
-{
-    static const struct {
-        enum qtool_decoder_act from;
-        enum qtool_moe_activation to;
-    } acts[] = {{QTOOL_DECODER_SILU, QTOOL_MOE_SILU},
-                {QTOOL_DECODER_GELU_TANH, QTOOL_MOE_GELU_TANH},
-                {QTOOL_DECODER_CLAMPED, QTOOL_MOE_CLAMPED}};
-    for (size_t i = 0; i < sizeof acts / sizeof *acts; i++)
-        if (acts[i].from == act) {
-            if (out)
-                *out = acts[i].to;
-            return true;
-        }
-    return false;
-}
-
-/* Router and gate of the shared expert are the rows of one matrix. */
-static int load_mixture(struct rt_mixture *out, struct loader *l, const struct qt_mixture *m,
-                        size_t layer, struct qt_err *err)
-{
-    const size_t k = m->router.k, rows = m->router.n + m->shared_gate.n;
-    char *router;
-    int rc;
-    *out = (struct rt_mixture){.experts = m->experts,
-                               .shared_gate = m->shared_gate.n != 0,
-                               .sigmoid = m->sigmoid,
-                               .normalize = m->normalize,
-                               .top_k = m->top_k,
-                               .eps = m->eps,
-                               .scale = m->scale};
-    QT_TRY(some_expert_packed(l, layer, m->experts)
-               ? load_packed_experts(&out->grouped, l, layer, m->experts, err)
-               : load_half_experts(out, l, layer, m->experts, err));
-    QT_TRY(rt_alloc(l->rt, &router, rows * k, 2, err));
-    QT_TRY(upload_rows(router, l, &m->router, err));
-    if (out->shared_gate)
-        QT_TRY(upload_rows(router + m->router.n * k * 2, l, &m->shared_gate, err));
-    out->router = (struct rt_linear){.n = rows, .k = k, .dense = router};
-    QT_TRY(load_vector(&out->bias, l, m->router.bias, &m->router, &unchanged, err));
-    QT_TRY(
-        load_vector(&out->select_bias, l, m->select_bias.weight, &m->select_bias, &unchanged, err));
-done:
-    return rc;
-}
-
 /* ---- w4ax inputs ---------------------------------------------------------------------------- */
 
 /* The linear inputs of a layer; k 0: not quantized. */
 enum { INPUT_QKV, INPUT_O, INPUT_MLP, INPUT_DOWN, INPUTS };
 
 /* *out = the input of a linear, in the order of the source channels. */
-static int open_act(struct qt_act *out, struct loader *l, const struct qt_part *part,
+static int open_act(struct qt_act *out, struct rt_loader *l, const struct qt_part *part,
                     struct qt_err *err)
 {
-    const struct qt_entry *entry = part->n ? entry_of(l, part) : NULL;
+    const struct qt_entry *entry = part->n ? rt_entry_of(l, part) : NULL;
     struct qt_packed packed = {.n = 0};
     int rc = QT_OK;
     if (!entry)
@@ -504,10 +318,10 @@ done:
 }
 
 /* Brings the input of a linear into the order of the rows of `part`, which compute it. */
-static int follow(struct qt_act *act, struct loader *l, const struct qt_part *part, size_t head,
+static int follow(struct qt_act *act, struct rt_loader *l, const struct qt_part *part, size_t head,
                   size_t repeat, struct qt_err *err)
 {
-    const struct qt_entry *entry = act->k ? entry_of(l, part) : NULL;
+    const struct qt_entry *entry = act->k ? rt_entry_of(l, part) : NULL;
     struct qt_packed packed = {.n = 0};
     struct rt_rows rows = {.first = entry ? part->first : 0, .head = head, .repeat = repeat};
     int rc = QT_OK;
@@ -523,7 +337,7 @@ done:
     return rc;
 }
 
-static int open_acts(struct qt_act acts[INPUTS], struct loader *l, const struct qt_block *b,
+static int open_acts(struct qt_act acts[INPUTS], struct rt_loader *l, const struct qt_block *b,
                      struct qt_err *err)
 {
     const struct rt_config *c = &l->rt->config;
@@ -544,13 +358,13 @@ done:
 
 /* ---- the model ------------------------------------------------------------------------------ */
 
-static const struct qt_entry *w4ax_entry(const struct loader *l, const struct qt_part *part,
+static const struct qt_entry *w4ax_entry(const struct rt_loader *l, const struct qt_part *part,
                                          const struct qt_act *input)
 {
-    return input->k ? entry_of(l, part) : NULL;
+    return input->k ? rt_entry_of(l, part) : NULL;
 }
 
-static int load_layer(struct rt_layer *out, struct loader *l, const struct qt_block *b,
+static int load_layer(struct rt_layer *out, struct rt_loader *l, const struct qt_block *b,
                       size_t index, enum qt_norm_kind kind, struct qt_err *err)
 {
     struct qt_act acts[INPUTS] = {{.k = 0}};
@@ -585,10 +399,10 @@ static int load_layer(struct rt_layer *out, struct loader *l, const struct qt_bl
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++)
         QT_TRY(load_norm(norms[i].to, l, norms[i].part, kind, norms[i].act, err));
     for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) {
-        const struct adjust how = {.rows = w4ax_entry(l, biases[i].part, biases[i].act)};
-        QT_TRY(load_vector(biases[i].to, l, biases[i].part->bias, biases[i].part, &how, err));
+        const struct rt_adjust how = {.rows = w4ax_entry(l, biases[i].part, biases[i].act)};
+        QT_TRY(rt_load_vector(biases[i].to, l, biases[i].part->bias, biases[i].part, &how, err));
     }
-    QT_TRY(load_vector(&out->sinks, l, b->sinks.weight, &b->sinks, &unchanged, err));
+    QT_TRY(rt_load_vector(&out->sinks, l, b->sinks.weight, &b->sinks, NULL, err));
     QT_TRY(load_group(&out->qkv, l, qkv, 3, in[INPUT_QKV], err));
     QT_TRY(load_group(&out->o, l, o, 1, in[INPUT_O], err));
     if (out->width) {
@@ -597,14 +411,14 @@ static int load_layer(struct rt_layer *out, struct loader *l, const struct qt_bl
         QT_TRY(load_group(&out->down, l, down, 1, in[INPUT_DOWN], err));
     }
     if (b->mixture.experts)
-        QT_TRY(load_mixture(&out->mixture, l, &b->mixture, index, err));
+        QT_TRY(rt_load_mixture(&out->mixture, l, &b->mixture, index, err));
 done:
     for (int i = 0; i < INPUTS; i++)
         qt_act_free(&acts[i]);
     return rc;
 }
 
-static int load_rope(struct rt_rope *out, struct loader *l, const struct qt_model *model,
+static int load_rope(struct rt_rope *out, struct rt_loader *l, const struct qt_model *model,
                      enum qt_rope_kind kind, bool queries, struct qt_err *err)
 {
     const size_t count = l->rt->opt.capacity * (l->rt->config.rotary / 2);
@@ -670,10 +484,10 @@ static void fill_config(struct rt_config *c, const struct qt_model *model,
 }
 
 /* The head: packed, unless it is w4ax or has no kernel; if it is FP16, maybe the embedding. */
-static int load_head(struct loader *l, const struct qt_outer *outer, struct qt_err *err)
+static int load_head(struct rt_loader *l, const struct qt_outer *outer, struct qt_err *err)
 {
     struct rt_linear *head = &l->rt->head;
-    const struct qt_entry *entry = entry_of(l, &outer->head);
+    const struct qt_entry *entry = rt_entry_of(l, &outer->head);
     const void *sections[QT_MAX_SECTIONS] = {NULL};
     struct qt_packed packed = {.n = 0};
     struct qtool_matmul_weight weight;
@@ -688,13 +502,13 @@ static int load_head(struct loader *l, const struct qt_outer *outer, struct qt_e
         if (outer->head.weight != outer->embed.weight)
             QT_TRY(load_table(&head->dense, l, &outer->head, err));
     }
-    QT_TRY(load_vector(&l->rt->head_bias, l, outer->head.bias, &outer->head, &unchanged, err));
+    QT_TRY(rt_load_vector(&l->rt->head_bias, l, outer->head.bias, &outer->head, NULL, err));
 done:
     qt_packed_free(&packed);
     return rc;
 }
 
-static int load_all(struct loader *l, const struct qt_model *model, struct qt_err *err)
+static int load_all(struct rt_loader *l, const struct qt_model *model, struct qt_err *err)
 {
     struct qt_runtime *rt = l->rt;
     const size_t layers = rt->config.layers;
@@ -724,7 +538,7 @@ done:
 int rt_load(struct qt_runtime *rt, const struct qt_model *model, const struct qt_weights *w,
             const struct qt_container *container, struct qt_err *err)
 {
-    struct loader l = {.rt = rt, .w = w, .container = container, .model = model};
+    struct rt_loader l = {.rt = rt, .w = w, .container = container, .model = model};
     struct qt_model_details details;
     struct qt_outer outer;
     int rc;

@@ -191,6 +191,7 @@ int rt_upload_sections(const void **out, struct qt_runtime *rt, const struct qt_
 /* The linears of the rows of packed[count], copied to GPU memory, as one product if possible. */
 int rt_pack_group(struct rt_group *out, struct qt_runtime *rt, const struct qt_packed *packed,
                   size_t count, struct qt_err *err);
+
 /* ---- w4ax.c --------------------------------------------------------------------------------- */
 
 /* The same for w4ax linears; the caller has brought act into the order of the input. */
@@ -211,10 +212,15 @@ struct rt_rows {
  * QT_E_UNSUPPORTED: its factors are others. */
 int rt_follow(struct qt_act *act, const struct rt_rows *from, struct qt_err *err);
 
+/* ---- load_experts.c ------------------------------------------------------------------------- */
+
 /* The activation of experts; out may be NULL. False: grouped products do not have it. */
 bool rt_expert_act(enum qtool_moe_activation *out, enum qtool_decoder_act act);
 /* Memory for the experts, whose `packed` is filled, and their table. */
 int rt_place_experts(struct gpu_experts *e, struct qt_runtime *rt, struct qt_err *err);
+
+/* ---- random.c ------------------------------------------------------------------------------- */
+
 /* Random weights: those of a decoder layer, and copies of them for the others. spec, head NULL:
  * FP16. */
 int rt_load_random(struct qt_runtime *rt, const struct qt_runtime_shape *shape,

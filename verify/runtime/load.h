@@ -1,0 +1,42 @@
+/* What the files that load a model share; private to them. */
+#ifndef QT_VERIFY_RUNTIME_LOAD_H
+#define QT_VERIFY_RUNTIME_LOAD_H
+
+#include "verify/runtime/runtime.h"
+
+struct rt_loader {
+    struct qt_runtime *rt;
+    const struct qt_weights *w;
+    const struct qt_container *container;
+    const struct qt_model *model;
+    float *values; /* host */
+    uint16_t *halves;
+    size_t values_capacity, halves_capacity;
+};
+
+/* How a stored vector becomes that of the runtime. */
+struct rt_adjust {
+    bool plus_1;
+    const struct qt_act *act;    /* a norm: of the linears behind it; NULL or k 0: none */
+    const struct qt_entry *rows; /* a bias: its w4ax matrix; NULL: none */
+};
+
+/* ---- load.c --------------------------------------------------------------------------------- */
+
+/* The packed matrix of a part, or NULL. */
+const struct qt_entry *rt_entry_of(const struct rt_loader *l, const struct qt_part *part);
+/* Reads a tensor of `count` values to l->values. */
+int rt_load_values(struct rt_loader *l, const char *name, size_t count, struct qt_err *err);
+/* *out = a vector of FP32, or NULL if name is NULL. how NULL: as it is stored. */
+int rt_load_vector(const float **out, struct rt_loader *l, const char *name,
+                   const struct qt_part *part, const struct rt_adjust *how, struct qt_err *err);
+/* Writes rows [part->first, part->first + part->n) as FP16 to device memory. */
+int rt_upload_rows(void *dst, struct rt_loader *l, const struct qt_part *part, struct qt_err *err);
+
+/* ---- load_experts.c ------------------------------------------------------------------------- */
+
+/* Router and gate of the shared expert are the rows of one matrix. */
+int rt_load_mixture(struct rt_mixture *out, struct rt_loader *l, const struct qt_mixture *m,
+                    size_t layer, struct qt_err *err);
+
+#endif
