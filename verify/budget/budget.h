@@ -41,8 +41,20 @@ int budget_rules(struct qt_budget *out, const struct budget *b, struct qt_err *e
 int budget_solve(struct budget *b, const double *cost, struct qt_err *err);
 /* Sets group.error, and rounds all groups with the choice `base` (errors.c). */
 int budget_errors(struct budget *b, struct qt_err *err);
-/* Rounds all groups with group.choice (errors.c). */
+/* Rounds all groups with group.choice, as quantize does (errors.c). */
 int budget_round_chosen(struct budget *b, struct qt_err *err);
+/* The source's weights, with those of one group, or of all (SIZE_MAX), rounded. */
+struct budget_changed {
+    struct qt_weights source;
+    const struct budget *budget;
+    size_t group;
+};
+/* *out must outlive the result (measure.c). */
+struct qt_weights budget_changed_weights(struct budget_changed *out, const struct budget *b,
+                                         size_t group);
+/* Sets group.kld of as many linears of decoder layers as fit into memory at a time, of those that
+ * are not measured; *measured: their number (divergence.c). */
+int budget_measure_pass(size_t *measured, struct budget *b, struct qt_err *err);
 /* Sets `base` to the scheme of the measurements in the state file, if there is one (measure.c). */
 int budget_load_base(struct budget *b, struct qt_err *err);
 /* Sets `whole` and group.kld of all groups, from the state file or by measuring (measure.c). */

@@ -3,22 +3,10 @@
 
 #include <math.h>
 
-/* The source's weights, with those of one group, or of all, quantized and dequantized. */
-struct changed {
-    struct qt_weights source;
-    const struct budget *budget;
-    size_t group; /* or ALL */
-};
 #define ALL SIZE_MAX
 
-static bool changed_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
-{
-    const struct changed *c = ctx;
-    return c->source.shape(c->source.ctx, name, ndim, shape);
-}
-
 /* The rounded matrix that takes the place of a tensor; NULL: there is none. */
-static const struct qt_packed *find_changed(const struct changed *c, const char *name)
+static const struct qt_packed *find_changed(const struct budget_changed *c, const char *name)
 {
     const struct budget *b = c->budget;
     const struct qt_plan_item *item = qt_plan_find(&b->plan[0], name);
@@ -27,9 +15,20 @@ static const struct qt_packed *find_changed(const struct changed *c, const char 
     return group == SIZE_MAX || (c->group != ALL && c->group != group) ? NULL : &b->rounded[i];
 }
 
+static bool changed_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
+{
+    const struct budget_changed *c = ctx;
+    return c->source.shape(c->source.ctx, name, ndim, shape);
+}
+
+static bool changed_unchanged(void *ctx, const char *name)
+{
+    return !find_changed(ctx, name);
+}
+
 static int changed_load(void *ctx, const char *name, float *dst, struct qt_err *err)
 {
-    const struct changed *c = ctx;
+    const struct budget_changed *c = ctx;
     const struct qt_packed *packed = find_changed(c, name);
     return packed ? qt_packed_weights(dst, packed, err)
                   : c->source.load(c->source.ctx, name, dst, err);
@@ -38,9 +37,23 @@ static int changed_load(void *ctx, const char *name, float *dst, struct qt_err *
 static int changed_place(void *ctx, struct qt_backend *be, const char *name, float *dst, bool *done,
                          struct qt_err *err)
 {
-    const struct changed *c = ctx;
+    const struct budget_changed *c = ctx;
     *done = false;
     return find_changed(c, name) ? QT_OK : c->source.place(c->source.ctx, be, name, dst, done, err);
+}
+
+struct qt_weights budget_changed_weights(struct budget_changed *out, const struct budget *b,
+                                         size_t group)
+{
+    const struct qt_weights source = qt_weights_of_ckpt(b->ckpt);
+    struct qt_weights w = source;
+    *out = (struct budget_changed){source, b, group};
+    w.ctx = out;
+    w.shape = changed_shape;
+    w.load = changed_load;
+    w.place = changed_place;
+    w.unchanged = changed_unchanged;
+    return w;
 }
 
 static int measure(double *kld, double *se, const struct budget *b, size_t group,
@@ -49,13 +62,9 @@ static int measure(double *kld, double *se, const struct budget *b, size_t group
     const struct qt_calibration *windows = &b->opt->measured;
     const struct qt_eval_options eval = {.seqlen = windows->seqlen};
     const struct qt_weights source = qt_weights_of_ckpt(b->ckpt);
-    struct changed changed = {source, b, group};
-    struct qt_weights w = source;
+    struct budget_changed changed;
+    const struct qt_weights w = budget_changed_weights(&changed, b, group);
     struct qt_eval_report report;
-    w.ctx = &changed;
-    w.shape = changed_shape;
-    w.load = changed_load;
-    w.place = changed_place;
     int rc = qt_eval(&report, &w, &source, windows->ids, windows->samples * windows->seqlen, &eval,
                      windows->backend, err);
     if (rc < 0)
@@ -196,11 +205,18 @@ static int save_state(const struct budget *b, struct qt_err *err)
 int budget_measure(struct budget *b, struct qt_err *err)
 {
     const struct qt_budget_options *o = b->opt;
+    size_t measured;
     double se;
     int rc;
     QT_TRY(load_measurements(b, err));
     if (isnan(b->whole))
         QT_TRY(measure(&b->whole, &b->whole_se, b, ALL, err));
+    do {
+        QT_TRY(budget_measure_pass(&measured, b, err));
+        if (measured)
+            QT_TRY(save_state(b, err));
+    } while (measured);
+    /* The others are no linears of decoder layers. */
     for (size_t g = 0; g < b->ngroups; g++) {
         qt_log_progress(o->log, "measure", (double)g, (double)b->ngroups);
         if (!isnan(b->groups[g].kld))
