@@ -1,6 +1,7 @@
 /*
  * The errors of candidate schemes. With data, the unquantized model is run layer by layer, and the
- * linears of each input are rounded with all candidates under its Hessian.
+ * linears of each input are rounded with all candidates under its Hessian; or the model that is
+ * quantized so far is run, and they are rounded with one.
  */
 #include "pack/schemes/scheme.h"
 #include "pack/sequential.h"
@@ -10,12 +11,13 @@
 struct candidates {
     const struct qt_ckpt *ckpt;
     const struct qt_candidates_options *opt;
-    struct qt_packed *rounded; /* per plan item; NULL: nothing is kept */
-    double *error;             /* [plan items][plans] */
-    bool *done;                /* per plan item: rounded, or not wanted */
-    struct qt_weights source;
+    struct qt_packed *rounded;         /* per plan item; NULL: nothing is kept */
+    double *error;                     /* [plan items][plans] */
+    bool *done;                        /* per plan item: rounded, or not wanted */
+    struct qt_weights source, current; /* current: of the model that is run beside the source */
     struct qt_model *model;
     struct qt_sequential *seq;
+    bool reload; /* rounded linears of the input are not yet in the model that is run */
     const struct qt_linear *linear; /* [count] of the layer */
     size_t count;
     size_t *item; /* [count] plan item */
@@ -26,6 +28,46 @@ static size_t item_of(const struct candidates *c, const char *name)
     const struct qt_plan *plan = &c->opt->plans[c->opt->base];
     const struct qt_plan_item *item = qt_plan_find(plan, name);
     return item ? (size_t)(item - plan->items) : SIZE_MAX;
+}
+
+/* ---- the quantized model -------------------------------------------------------------------- */
+
+/* The rounded matrix that takes the place of a tensor; NULL: there is none yet. */
+static const struct qt_packed *find_rounded(const struct candidates *c, const char *name)
+{
+    const size_t i = item_of(c, name);
+    return i != SIZE_MAX && c->rounded[i].nsections ? &c->rounded[i] : NULL;
+}
+
+static bool current_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
+{
+    const struct candidates *c = ctx;
+    return c->source.shape(c->source.ctx, name, ndim, shape);
+}
+
+static int current_load(void *ctx, const char *name, float *dst, struct qt_err *err)
+{
+    const struct candidates *c = ctx;
+    const struct qt_packed *packed = find_rounded(c, name);
+    return packed ? qt_packed_weights(dst, packed, err)
+                  : c->source.load(c->source.ctx, name, dst, err);
+}
+
+static bool current_unchanged(void *ctx, const char *name)
+{
+    return !find_rounded(ctx, name);
+}
+
+static void set_current(struct candidates *c)
+{
+    c->current = c->source;
+    if (!c->opt->in_turn)
+        return;
+    c->current.ctx = c;
+    c->current.shape = current_shape;
+    c->current.load = current_load;
+    c->current.place = NULL;
+    c->current.unchanged = current_unchanged;
 }
 
 /* ---- one input ------------------------------------------------------------------------------ */
@@ -77,7 +119,9 @@ static int round_linear(struct candidates *c, size_t l, size_t candidate, struct
     struct qt_place place = {0};
     if (on_backend && factor)
         place = qt_sequential_place(c->seq, c->linear[l].weight);
-    place.rounded = NULL;
+    if (!c->opt->in_turn)
+        place.rounded = NULL;
+    c->reload |= c->opt->in_turn && !place.rounded;
     return round_item(c, c->item[l], candidate, factor, &place, err);
 }
 
@@ -118,11 +162,14 @@ static int try_input(struct candidates *c, int input, struct qt_err *err)
     struct qt_observed seen;
     struct qt_factor f = {0};
     int rc;
+    c->reload = false;
     QT_TRY(qt_sequential_observe(&seen, c->seq, input, NULL, stays_on_backend(c, input), err));
     for (size_t p = 0; p < c->opt->count; p++)
         QT_TRY(round_input(c, &f, input, p, &seen, err));
     for (size_t l = 0; l < c->count; l++)
         c->done[c->item[l]] |= c->linear[l].input == input;
+    if (c->reload)
+        rc = qt_sequential_reload(c->seq, input, &c->current, err);
 done:
     qt_factor_free(&f);
     return rc;
@@ -151,7 +198,7 @@ static int try_layer(struct candidates *c, size_t layer, struct qt_err *err)
     const int end = (int)qt_model_inputs(c->model, layer) - 1;
     int rc;
     QT_TRY(find_items(c, layer, err));
-    QT_TRY(qt_sequential_enter(c->seq, layer, &c->source, err));
+    QT_TRY(qt_sequential_enter(c->seq, layer, &c->current, err));
     for (int input = 0; input <= end; input++) {
         bool any = false;
         for (size_t l = 0; l < c->count; l++)
@@ -169,7 +216,8 @@ static int try_layers(struct candidates *c, struct qt_err *err)
 {
     const size_t layers = qt_model_info(c->model)->layers;
     int rc;
-    QT_TRY(qt_sequential_open(&c->seq, &c->source, &c->source, c->opt->data, NULL, err));
+    set_current(c);
+    QT_TRY(qt_sequential_open(&c->seq, &c->source, &c->current, c->opt->data, NULL, err));
     for (size_t layer = 0; layer < layers; layer++) {
         qt_log_progress(c->opt->log, "errors", (double)layer, (double)layers);
         QT_TRY(try_layer(c, layer, err));

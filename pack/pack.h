@@ -503,7 +503,10 @@ int qt_plan_time(double *seconds, const struct qt_plan *plan, const struct qt_ck
 struct qt_candidates_options {
     const struct qt_plan *plans; /* [count], which differ in their schemes */
     size_t count, base;
-    const bool *wanted;                /* [plan items]; no plan copies these */
+    const bool *wanted; /* [plan items]; no plan copies these */
+    /* With one plan, `rounded` and data: as qt_quantize does, each linear is rounded for its input
+     * in the model whose linears before it are rounded. */
+    bool in_turn;
     const struct qt_calibration *data; /* windows; NULL: without calibration */
     struct qt_backend *backend;        /* NULL: the CPU, without data */
     const struct qt_log *log;

@@ -1,6 +1,7 @@
 /*
  * Errors of candidate schemes: without data those of qt_packed_quantize; with data the first
- * linears of the model, which have no quantized layers before them, are rounded as by qt_quantize.
+ * linears of the model, which have no quantized layers before them, are rounded as by qt_quantize,
+ * and all linears if they are rounded in turn.
  */
 #include "fixture.h"
 
@@ -103,15 +104,15 @@ static void test_without_data(void **state)
     close_all(&f);
 }
 
-/* The error that the manifest has, and the sections, of FIRST in a container. */
-static void check_first(const struct fixture *f, size_t item, const char *dir)
+/* The error that the manifest has, and the sections, of an item in a container. errors: of each
+ * item with plan 2, `step` apart. */
+static void check_stored(const struct fixture *f, size_t item, const double *errors, size_t step,
+                         const struct qt_container *c)
 {
-    struct qt_container *c;
     struct qt_packed stored;
     struct qt_err err = {0};
     json_t *entry;
-    expect_ok("open", qt_container_open(&c, dir, &err), &err);
-    const struct qt_entry *e = qt_container_find(c, FIRST);
+    const struct qt_entry *e = qt_container_find(c, f->plan[2].items[item].tensor->name);
     assert_non_null(e);
     expect_ok("packed", qt_packed_open(&stored, c, e, &err), &err);
     assert_int_equal(stored.nsections, f->rounded[item].nsections);
@@ -124,18 +125,33 @@ static void check_first(const struct fixture *f, size_t item, const char *dir)
     const double after =
         json_number_value(json_object_get(json_object_get(entry, "hessian"), "error_after"));
     assert_true(after > 0);
-    if (fabs(f->error[item * PLANS + 2] / after - 1) > 1e-8)
-        fail_msg("error %.12g, in a container %.12g", f->error[item * PLANS + 2], after);
+    if (fabs(errors[item * step] / after - 1) > 1e-8)
+        fail_msg("error %.12g, in a container %.12g", errors[item * step], after);
     json_decref(entry);
     qt_packed_free(&stored);
-    qt_container_close(c);
+}
+
+/* Quantizes the wanted matrices with plan 2. */
+static struct qt_container *quantize(const struct fixture *f, const char *dir)
+{
+    const struct qt_rule rule = {.regex = "layers\\.1\\.mlp\\.up_proj", .spec = "none"};
+    struct qt_quantize_report report;
+    struct qt_container *c;
+    struct qt_err err = {0};
+    const struct qt_quantize_options run = {
+        .plan = {.scheme = schemes[2], .rules = &rule, .nrules = 1, .calibrated = true},
+        .calibration = &f->data,
+        .out_dir = dir};
+    expect_ok("run", qt_quantize(&report, f->ckpt, &run, &err), &err);
+    json_decref(report.document);
+    expect_ok("open", qt_container_open(&c, dir, &err), &err);
+    return c;
 }
 
 static void test_calibrated(void **state)
 {
     struct fixture f = {0};
     char *dir = fixture_dir();
-    struct qt_quantize_report report;
     (void)state;
     open_all(&f, true);
     const struct qt_candidates_options opt = options(&f, true);
@@ -147,16 +163,37 @@ static void test_calibrated(void **state)
             fail_msg("%s: %g, %g, %g", f.plan[0].items[i].tensor->name, error[0], error[1],
                      error[2]);
     }
-    const struct qt_quantize_options run = {.plan = {.scheme = schemes[2], .calibrated = true},
-                                            .calibration = &f.data,
-                                            .out_dir = fixture_path(dir, "out")};
-    expect_ok("run", qt_quantize(&report, f.ckpt, &run, &f.err), &f.err);
-    json_decref(report.document);
+    const char *out = fixture_path(dir, "out");
+    struct qt_container *c = quantize(&f, out);
     for (size_t i = 0; i < f.plan[0].count; i++)
         if (strcmp(f.plan[0].items[i].tensor->name, FIRST) == 0)
-            check_first(&f, i, run.out_dir);
+            check_stored(&f, i, f.error + 2, PLANS, c);
+    qt_container_close(c);
     close_all(&f);
-    expect_ok("remove", qt_dir_remove(run.out_dir, &f.err), &f.err);
+    expect_ok("remove", qt_dir_remove(out, &f.err), &f.err);
+    fixture_remove(dir);
+}
+
+static void test_in_turn(void **state)
+{
+    struct fixture f = {0};
+    char *dir = fixture_dir();
+    (void)state;
+    open_all(&f, true);
+    struct qt_candidates_options opt = options(&f, true);
+    opt.plans = &f.plan[2];
+    opt.count = 1;
+    opt.base = 0;
+    opt.in_turn = true;
+    expect_ok("candidates", qt_candidates(f.error, f.rounded, f.ckpt, &opt, &f.err), &f.err);
+    const char *out = fixture_path(dir, "out");
+    struct qt_container *c = quantize(&f, out);
+    for (size_t i = 0; i < f.plan[0].count; i++)
+        if (f.wanted[i])
+            check_stored(&f, i, f.error, 1, c);
+    qt_container_close(c);
+    close_all(&f);
+    expect_ok("remove", qt_dir_remove(out, &f.err), &f.err);
     fixture_remove(dir);
 }
 
@@ -182,6 +219,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_without_data),
         cmocka_unit_test(test_calibrated),
+        cmocka_unit_test(test_in_turn),
         cmocka_unit_test(test_interrupted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

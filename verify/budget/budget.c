@@ -203,25 +203,28 @@ static void fill(struct qt_budget *out, const struct budget *b, const double *co
     out->bpw = 8 * packed / weights;
 }
 
+/* Measures the model that quantize makes with group.choice. */
+static int measure_choice(double *kld, double *se, struct budget *b, struct qt_err *err)
+{
+    int rc = budget_round_chosen(b, err);
+    return rc < 0 ? rc : budget_measure_all(kld, se, b, err);
+}
+
 /* Measures the chosen schemes, and the largest that fits for all groups: if that is better, it is
  * chosen. */
 static int check_choice(struct qt_budget *out, struct budget *b, struct qt_err *err)
 {
     struct group *saved = NULL;
-    double kld = b->whole, se = b->whole_se;
+    double kld, se;
     int rc;
+    QT_TRY(measure_choice(&out->measured, &out->measured_se, b, err));
+    if (uniform_bytes(b, b->uniform) > b->budget)
+        return QT_OK;
     QT_TRY(qt_array_new(&saved, b->ngroups, sizeof *saved, err));
     memcpy(saved, b->groups, b->ngroups * sizeof *saved);
-    QT_TRY(budget_round_chosen(b, err));
-    QT_TRY(budget_measure_all(&out->measured, &out->measured_se, b, err));
-    if (uniform_bytes(b, b->uniform) > b->budget)
-        goto done;
     for (size_t g = 0; g < b->ngroups; g++)
         b->groups[g].choice = b->uniform;
-    if (b->uniform != b->base) {
-        QT_TRY(budget_round_chosen(b, err));
-        QT_TRY(budget_measure_all(&kld, &se, b, err));
-    }
+    QT_TRY(measure_choice(&kld, &se, b, err));
     qt_log_message(b->opt->log, QT_LOG_INFO,
                    "KL divergence of %s alone: %.4f, of the schemes chosen for tensors: %.4f",
                    b->opt->choices[b->uniform], kld, out->measured);

@@ -1,14 +1,16 @@
 /* The errors of the choices, and matrices as the measurements see them. */
 #include "verify/budget/budget.h"
 
-/* Rounds all groups with plan `base` of `count` plans; error: [plan items][count]. */
+/* Rounds all groups with plan `base` of `count` plans; error: [plan items][count]. in_turn: as
+ * quantize does. */
 static int round_all(double *error, struct budget *b, const struct qt_plan *plans, size_t count,
-                     size_t base, struct qt_err *err)
+                     size_t base, bool in_turn, struct qt_err *err)
 {
     const size_t items = b->plan[0].count;
     struct qt_candidates_options opt = {.plans = plans,
                                         .count = count,
                                         .base = base,
+                                        .in_turn = in_turn,
                                         .data = b->opt->data,
                                         .backend = b->opt->data ? b->opt->data->backend : NULL,
                                         .log = b->opt->log,
@@ -45,7 +47,7 @@ int budget_errors(struct budget *b, struct qt_err *err)
     QT_TRY(qt_array_new(&error, items, choices * sizeof *error, err));
     if (b->opt->data)
         QT_TRY(qt_array_new(&b->rounded, items, sizeof *b->rounded, err));
-    QT_TRY(round_all(error, b, b->plan, choices, b->base, err));
+    QT_TRY(round_all(error, b, b->plan, choices, b->base, false, err));
     for (size_t i = 0; i < items; i++)
         if (b->group_of[i] != SIZE_MAX)
             add_errors(b, error + i * choices, i);
@@ -67,7 +69,7 @@ int budget_round_chosen(struct budget *b, struct qt_err *err)
         const size_t g = b->group_of[i];
         plan.items[i] = b->plan[g == SIZE_MAX ? 0 : b->groups[g].choice].items[i];
     }
-    rc = round_all(error, b, &plan, 1, 0, err);
+    rc = round_all(error, b, &plan, 1, 0, true, err);
 done:
     qt_free(plan.items);
     qt_free(error);
