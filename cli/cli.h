@@ -173,6 +173,7 @@ void process_end(enum qt_status status, const char *message, const char *more)
 
 /* Prints text with control characters replaced: names from untrusted files may have them. */
 void text_print(FILE *f, const char *p, size_t len);
+const char *text_plural(size_t n); /* "" or "s" */
 /* Write into buf and return it. */
 const char *text_bytes(char buf[TEXT_SIZE], uint64_t bytes);                /* "3.9 MiB" */
 const char *text_shape(char buf[TEXT_SIZE], int ndim, const size_t *shape); /* "384x384" */

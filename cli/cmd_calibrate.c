@@ -165,7 +165,7 @@ const struct command cmd_calibrate = {
         "done in X.qcal.partial, which is renamed to X.qcal at the end. Ctrl-C or SIGTERM stops "
         "(exit status 75) and removes the partial file; calibrate cannot be resumed.",
     .examples = "  qtool calibrate examples/nano-llama -o nano.qcal \\\n"
-                "      --data examples/nano-llama/calib.txt\n"
+                "      --data examples/nano-llama/calib.txt --seqlen 512\n"
                 "  qtool calibrate --merge prose.qcal code.qcal -o both.qcal\n"
                 "  qtool inspect nano.qcal\n",
     .opts = opts,

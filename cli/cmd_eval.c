@@ -84,8 +84,8 @@ static int print_report(const struct qt_eval_report *r, const struct bos_rule *b
 {
     struct table t = {.align = "ll"};
     char error[TEXT_SIZE], ppl[2 * TEXT_SIZE];
-    table_row(&t, "data\t%zu windows of %zu tokens, %llu %s", r->windows, r->seqlen,
-              (unsigned long long)r->scored_tokens,
+    table_row(&t, "data\t%zu window%s of %zu tokens, %llu %s", r->windows, text_plural(r->windows),
+              r->seqlen, (unsigned long long)r->scored_tokens,
               r->hidden   ? "compared"
               : r->masked ? "masked and scored"
                           : "scored");
@@ -221,6 +221,8 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     if (o->runtime == RUNTIME_FUSED && o->kv.bits)
         QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL,
                        "--kv simulates a cache: it needs --runtime reference"));
+    if (o->logits)
+        QT_TRY(out_check(o->logits, err));
     if (o->logits && qt_path_exists(o->logits)) {
         rc = qt_fail(err, QT_E_USAGE, o->logits, NULL, "exists already");
         goto done;

@@ -1,6 +1,7 @@
 /* export: writes a container in a format of other programs. */
 #include "cli/cli.h"
 
+#include <math.h>
 #include <stddef.h>
 
 struct export_options {
@@ -33,7 +34,9 @@ static int print_report(const struct qt_export_report *r, const struct export_op
     table_row(&t, "format\t%s: runs in %s", o->format, qt_export_runtimes(f));
     table_row(&t, "tensors\t%zu quantized, %zu copied", r->matrices, r->copied);
     table_row(&t, "size\t%s", text_bytes(bytes, r->bytes));
-    if (r->rounded)
+    if (r->rounded && o->dry_run)
+        table_row(&t, "rounded\t%zu tensors", r->rounded);
+    else if (r->rounded)
         table_row(&t, "rounded\t%zu tensors, at most %.2g of their norm", r->rounded, r->worst);
     else
         table_row(&t, "rounded\tnone: weights are those of the container");
@@ -49,7 +52,8 @@ static void report_doc(struct cli *cli, const struct qt_export_report *r,
     doc_set(cli, cli->doc, "copied", doc_size(r->copied));
     doc_set(cli, cli->doc, "bytes", doc_size(r->bytes));
     doc_set(cli, cli->doc, "rounded", doc_size(r->rounded));
-    doc_set(cli, cli->doc, "worst_relative_error", doc_real(r->worst));
+    doc_set(cli, cli->doc, "worst_relative_error",
+            doc_real(o->dry_run && r->rounded ? NAN : r->worst));
 }
 
 static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)

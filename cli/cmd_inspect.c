@@ -210,7 +210,8 @@ static int print_totals(const struct source *s, const struct figures *figures,
     if (s->container)
         table_row(&t, "tensors\t%zu quantized, %zu copied", sum.quantized, sum.copied);
     else
-        table_row(&t, "tensors\t%zu in %zu files", sum.copied, qt_ckpt_file_count(s->ckpt));
+        table_row(&t, "tensors\t%zu in %zu file%s", sum.copied, qt_ckpt_file_count(s->ckpt),
+                  text_plural(qt_ckpt_file_count(s->ckpt)));
     table_row(&t, "parameters\t%llu", (unsigned long long)sum.elements);
     table_row(&t, "size\t%s (%llu bytes)", text_bytes(bytes, sum.bytes),
               (unsigned long long)sum.bytes);

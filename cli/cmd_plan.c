@@ -47,8 +47,8 @@ static void memory_row(struct table *t, const struct memory *m)
     if (m->opt.ranks > 1)
         snprintf(ranks, sizeof ranks, " of each of %zu ranks", m->opt.ranks);
     if (m->opt.samples)
-        table_row(t, "memory\t%s at the peak%s, for %zu windows of %zu tokens", bytes, ranks,
-                  m->opt.samples, m->opt.seqlen);
+        table_row(t, "memory\t%s at the peak%s, for %zu window%s of %zu tokens", bytes, ranks,
+                  m->opt.samples, text_plural(m->opt.samples), m->opt.seqlen);
     else
         table_row(t, "memory\t%s at the peak%s, %s", bytes, ranks,
                   m->opt.file ? "with the calibration file" : "without calibration");

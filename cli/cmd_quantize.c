@@ -55,20 +55,22 @@ static int resume_command(char **out, const struct cli *cli, bool has_resume, st
 
 /* ---- the command ---------------------------------------------------------------------------- */
 
-/* --force would delete the checkpoint if OUT were the same directory. */
-static int check_out(const char *out, const struct qt_ckpt *ckpt, const char *path,
+/* Refuses, before any work, an OUT that may not be replaced. --force would delete the checkpoint if
+ * OUT were the same directory; --resume may find OUT complete. */
+static int check_out(const struct quantize_options *o, const struct qt_ckpt *ckpt, const char *path,
                      struct qt_err *err)
 {
-    char *to = realpath(out, NULL), *from = realpath(path, NULL),
+    const struct qt_writer_options opt = {.force = o->force};
+    char *to = realpath(o->out, NULL), *from = realpath(path, NULL),
          *dir = realpath(qt_ckpt_dir(ckpt), NULL);
     bool same = to && ((from && strcmp(to, from) == 0) || (dir && strcmp(to, dir) == 0));
     free(to);
     free(from);
     free(dir);
     if (same)
-        return qt_fail(err, QT_E_USAGE, out, NULL,
+        return qt_fail(err, QT_E_USAGE, o->out, NULL,
                        "is the checkpoint itself: choose another output directory");
-    return QT_OK;
+    return o->resume ? QT_OK : qt_writer_check(o->out, &opt, err);
 }
 
 static const char *text_real(char buf[TEXT_SIZE], const char *format, const json_t *value)
@@ -197,7 +199,8 @@ static int print_report(struct cli *cli, const struct quantize_options *o,
         return rc;
     table_row(&t, "container\t%s%s", o->out, r->reused ? ", already complete" : "");
     if (data->samples)
-        table_row(&t, "data\t%zu windows of %zu tokens", data->samples, data->seqlen);
+        table_row(&t, "data\t%zu window%s of %zu tokens", data->samples, text_plural(data->samples),
+                  data->seqlen);
     bos_row(&t, &calibration->bos);
     table_row(&t, "tensors\t%zu quantized, %zu copied", r->quantized, r->copied);
     nonfinite_row(&t, r->nonfinite, r->nonfinite_tensors, r->nonfinite_values);
@@ -234,7 +237,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     learn.norms = o->tune_norms;
     QT_TRY(checkpoint_open(&ckpt, args[0], err));
     QT_TRY(qt_ckpt_check_whole(ckpt, err));
-    QT_TRY(check_out(o->out, ckpt, args[0], err));
+    QT_TRY(check_out(o, ckpt, args[0], err));
     struct qt_quantize_options opt = {
         .plan = {.scheme = o->scheme, .rules = rules.rule, .nrules = rules.count, .kv = kv},
         .learn = o->learn || o->tune_norms ? &learn : NULL,
@@ -413,7 +416,7 @@ const struct command cmd_quantize = {
         "completed step. The choice of activation precisions (w4ax) starts again.",
     .examples = "  qtool quantize examples/nano-llama -o nano-fp6 --scheme fp6:e=2\n"
                 "  qtool quantize examples/nano-llama -o nano-nf3 --scheme nf3:g=64 \\\n"
-                "      --data examples/nano-llama/calib.txt\n"
+                "      --data examples/nano-llama/calib.txt --seqlen 512\n"
                 "  qtool quantize examples/nano-llama -o nano-mix --scheme nf4 \\\n"
                 "      --tensor 'down_proj=fp6'\n",
     .opts = opts,

@@ -61,7 +61,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     } else {
         printf("report  ");
         text_print(stdout, o->out, strlen(o->out));
-        printf(", %s, from %zu inputs\n", text_bytes(bytes, size), inputs);
+        printf(", %s, from %zu input%s\n", text_bytes(bytes, size), inputs, text_plural(inputs));
     }
 done:
     qt_report_free(report);

@@ -189,9 +189,8 @@ void help_overview(FILE *f)
     for (size_t i = 0; commands[i]; i++)
         entry(f, commands[i]->name, COMMAND_COLUMN, commands[i]->summary);
     entry(f, "help", COMMAND_COLUMN, "print this text, or the help of a command");
-    fputs(
-        "\nRun 'qtool COMMAND --help' for the options of a command, and 'qtool help recipes' for\n"
-        "a table of schemes by budget and runtime.\n\n",
-        f);
+    fputs("\nRun 'qtool COMMAND --help' for the options of a command, and 'qtool help\n"
+          "recipes' for a table of schemes by budget and runtime.\n\n",
+          f);
     print_exit_codes(f);
 }

@@ -49,8 +49,9 @@ static void part_row(struct table *t, const struct qt_qcal_part *p)
     char more[TEXT_SIZE] = "";
     if (p->ndata > 1)
         snprintf(more, sizeof more, " and %zu more", p->ndata - 1);
-    table_row(t, "data\t%zu windows of %zu tokens, seed %llu%s, of %s%s", p->samples, p->seqlen,
-              (unsigned long long)p->seed, p->bos ? ", with BOS" : "", p->data[0], more);
+    table_row(t, "data\t%zu window%s of %zu tokens, seed %llu%s, of %s%s", p->samples,
+              text_plural(p->samples), p->seqlen, (unsigned long long)p->seed,
+              p->bos ? ", with BOS" : "", p->data[0], more);
 }
 
 static int print_info(const struct qt_qcal *q, struct qt_err *err)

@@ -32,9 +32,8 @@ const struct opt common_opts[] = {
      .kind = OPT_STRING,
      .offset = offsetof(struct common_options, device),
      .metavar = "DEV",
-     .help = "cpu (the default; bench: cuda), cuda or cuda:N. Only calibrate, quantize, eval, "
-             "generate, "
-             "verify and bench can use a GPU"},
+     .help = "cpu (the default; bench: cuda), cuda or cuda:N. Only plan, calibrate, quantize, "
+             "eval, generate, verify and bench can use a GPU"},
     {.name = "json",
      .kind = OPT_FLAG,
      .offset = offsetof(struct common_options, json),

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+enum { FEW = 8 }; /* names that an error lists */
+
 /* The state of one parse. */
 struct parse {
     const struct opt_syntax *syntax;
@@ -19,10 +21,18 @@ int opts_unknown(const char *what, const char *word, const char *const *names, s
                  struct qt_err *err)
 {
     const char *near = qt_nearest_name(word, names, n);
+    char list[200] = "";
+    size_t at = 0;
     if (near)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "unknown %s '%s'; did you mean '%s'?", what,
                        word, near);
-    return qt_fail(err, QT_E_USAGE, NULL, NULL, "unknown %s '%s'", what, word);
+    for (size_t i = 0; n <= FEW && i < n && at < sizeof list; i++)
+        at += (size_t)snprintf(list + at, sizeof list - at, "%s%s",
+                               i == 0       ? "; known: "
+                               : i == n - 1 ? " and "
+                                            : ", ",
+                               names[i]);
+    return qt_fail(err, QT_E_USAGE, NULL, NULL, "unknown %s '%s'%s", what, word, list);
 }
 
 int opts_size(size_t *out, const char *what, const char *text, size_t min, size_t max,

@@ -63,7 +63,8 @@ void opts_free(void *options, const struct opt_syntax *syntax);
 int opts_size(size_t *out, const char *what, const char *text, size_t min, size_t max,
               struct qt_err *err);
 
-/* Returns QT_E_USAGE "unknown WHAT 'WORD'" and suggests the nearest of names[n] if it is close. */
+/* Returns QT_E_USAGE "unknown WHAT 'WORD'" and suggests the nearest of names[n] if it is close, or
+ * lists them if they are few. */
 int opts_unknown(const char *what, const char *word, const char *const *names, size_t n,
                  struct qt_err *err);
 

@@ -5,6 +5,11 @@
 
 enum { MAX_COLUMNS = 12 };
 
+const char *text_plural(size_t n)
+{
+    return n == 1 ? "" : "s";
+}
+
 const char *text_bytes(char buf[TEXT_SIZE], uint64_t bytes)
 {
     static const char *const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};

@@ -62,6 +62,20 @@ static int check_unfinished(const struct qt_writer *w, struct qt_err *err)
     return rc;
 }
 
+int qt_writer_check(const char *dir, const struct qt_writer_options *opt, struct qt_err *err)
+{
+    struct qt_writer w = {.opt = *opt, .journal.fd = -1};
+    int rc;
+    QT_TRY(qt_outdir_open(&w.out, dir, &w.opt, err));
+    QT_TRY(qt_journal_open(&w.journal, w.out.partial, false, err));
+    if (!opt->force && !opt->resume && qt_path_exists(w.journal.path))
+        rc = check_unfinished(&w, err);
+done:
+    qt_journal_close(&w.journal);
+    qt_outdir_close(&w.out);
+    return rc;
+}
+
 static int start_over(struct qt_writer *w, const char *digest, const json_t *identity,
                       struct qt_err *err)
 {

@@ -50,6 +50,17 @@ $ qtool plan "$NANO" --scheme nf4 --tensor 'embed=choice'
 2 choice
 
 # Refusals, before any work.
+$ qtool quantize "$NANO" -o target --target-bpw 4 --choices nf3,nf4
+? 2
+2! warning
+2 ^qtool quantize: target: exists already; --force replaces it$
+$ mkdir part.partial && printf '%s\n' '{"format":"qtool-journal",' 1 2 >part.partial/journal && qtool quantize "$NANO" -o part --target-bpw 4 --choices nf3,nf4
+? 2
+2! warning
+2 part\.partial: an interrupted run left 2 finished tensors here: --resume continues that run, --force deletes them$
+$ ls part.partial && qtool quantize "$NANO" -o part --target-bpw 4 --choices nf3,nf4 --force -q
+> ^journal$
+> ^chosen
 $ qtool plan "$NANO" --target-bpw 3.0 --choices nf3,nf4
 ? 2
 2 the target of 3 bits per weight is below the smallest possible, 3\.12

@@ -44,8 +44,8 @@ $ trap '' XFSZ; ulimit -f 4; qtool eval "$NANO" --data eight.u16 --seqlen 4 -q -
 $ ls
 >! large
 $ qtool eval "$NANO" --data eight.u16 --seqlen 4 -q --logits nowhere/logits.npy
-? 6
-2 nowhere/logits\.npy
+? 2
+2 ^qtool eval: nowhere: does not exist
 
 # A gate that needs --ref is refused before any work.
 $ qtool eval nf4 --data "$NANO/eval.txt" --windows 4 -q --gate 'ppl<100,kld_mean<1'

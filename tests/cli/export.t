@@ -86,6 +86,9 @@ $ qtool export box-int4:g=64 --format gptq
 $ qtool export box-int4:g=64 --format gptq --dry-run --json
 > "dry_run": true
 > "rounded": 0
+$ qtool export box-int4:g=64 --format dense --dtype bfloat16 --dry-run && qtool export box-int4:g=64 --format dense --dtype bfloat16 --dry-run --json
+> ^rounded +1 tensors$
+> "worst_relative_error": null
 $ qtool export "$NANO" -o x4 --format dense
 ? 3
 2 is not a container

@@ -22,7 +22,7 @@ $ sed 's/"fp8"/"exl3"/' fp8/config.json >c && mv c fp8/config.json && qtool plan
 
 # A single file is a checkpoint.
 $ qtool inspect "$NANO/model.safetensors"
-> ^tensors +29 in 1 files$
+> ^tensors +29 in 1 file$
 
 # A model that cannot be run can be inspected.
 $ mkdir odd && cp "$NANO/model.safetensors" odd && sed 's/"llama"/"alpaca"/' "$NANO/config.json" >odd/config.json

@@ -53,6 +53,10 @@ $ qtool inspect "$NANO" --threads 5000
 ? 2
 2 --threads: '5000' is not a number from 0 to 4096
 
+$ qtool eval "$NANO" --data a --bos maybe
+? 2
+2 unknown value of --bos 'maybe'; known: auto, yes and no$
+
 $ qtool list scheems
 ? 2
 2 unknown list 'scheems'; did you mean 'schemes'\?
@@ -177,9 +181,9 @@ $ for i in generic avx2 avx512 ''; do QTOOL_ISA=$i qtool inspect "$NANO" -q || e
 
 # Options and arguments in any order, in every form.
 $ qtool inspect --threads=1 "$NANO" -q
-> ^tensors +29 in 1 files
+> ^tensors +29 in 1 file
 2-
 
 $ qtool eval --data="$NANO/eval.txt" --windows 1 --seqlen=16 -q -- "$NANO"
-> ^data +1 windows of 16 tokens, 15 scored$
+> ^data +1 window of 16 tokens, 15 scored$
 2-
