@@ -40,6 +40,8 @@ doc inspect-container 0 inspect "$tmp/out"
 doc quantize-experts 0 quantize tests/golden/models/mixtral -o "$tmp/experts" --scheme nf4 --data tests/golden/models/mixtral/ids.u16 --samples 2 --seqlen 16 -q
 doc quantize-kv 0 quantize $nano -o "$tmp/kv" --scheme none --kv 4 --data $nano/calib.txt --samples 1 --seqlen 16 -q
 doc inspect-kv 0 inspect "$tmp/kv"
+doc export-dry-run 0 export "$tmp/out" --format dense --dry-run -q
+doc export 0 export "$tmp/out" -o "$tmp/dense" --format dense -q
 doc verify 0 verify "$tmp/out" -q
 doc verify-source 0 verify "$tmp/out" --source $nano -q
 doc verify-gate 5 verify "$tmp/out" --gate 'bpw<1' -q
@@ -51,6 +53,7 @@ doc report 0 report "$tmp/out" "$tmp/eval-ref.json" "$tmp/x.qcal" -o "$tmp/repor
 doc list-schemes 0 list schemes
 doc list-kernels 0 list kernels
 doc list-archs 0 list archs
+doc list-exports 0 list exports
 doc version 0 version
 doc usage 2 eval $nano
 doc bad-input 3 inspect "$tmp/none"
