@@ -65,6 +65,8 @@ static int read_file(char **text, size_t *size, const char *path, struct qt_err 
 {
     if (strcmp(path, "-") == 0)
         return read_stream(text, size, stdin, "standard input", err);
+    if (qt_path_is_dir(path))
+        return qt_fail(err, QT_E_INPUT, path, NULL, "not a regular file");
     FILE *f = fopen(path, "re");
     if (!f)
         return qt_fail(err, QT_E_INPUT, path, NULL, "cannot open: %s", strerror(errno));
@@ -76,11 +78,8 @@ static int read_file(char **text, size_t *size, const char *path, struct qt_err 
 static int read_text(char **text, size_t *size, const struct generate_options *o,
                      struct qt_err *err)
 {
-    const char *path = o->prompt_file;
-    if ((o->prompt != NULL) == (path != NULL))
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "give --prompt or --prompt-file");
-    if (path)
-        return read_file(text, size, path, err);
+    if (o->prompt_file)
+        return read_file(text, size, o->prompt_file, err);
     *size = strlen(o->prompt);
     return qt_string_copy(text, o->prompt, err);
 }
@@ -201,7 +200,7 @@ static int print_all(const struct generation *g, struct qt_err *err)
 {
     int rc = QT_OK;
     if (g->o->batch == 1)
-        putchar('\n');
+        print_text("\n", 1);
     for (size_t i = 0; g->o->batch > 1 && i < g->o->batch; i++) {
         char *text;
         size_t from, size;
@@ -422,6 +421,20 @@ static void tell_speed(const struct generation *g)
                    g->seconds > 0 ? (double)tokens / g->seconds : 0.0);
 }
 
+static int check_options(const struct generate_options *o, struct qt_err *err)
+{
+    if (!o->prompt && !o->prompt_file)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL, "give --prompt or --prompt-file");
+    if (o->prompt && o->prompt_file)
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--prompt and --prompt-file cannot be used together");
+    if (o->temperature == 0 && (o->top_k || o->top_p < 1))
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--top-k and --top-p need --temperature: without it the most probable token "
+                       "is always chosen");
+    return runtime_check(o->runtime, o->common.device, err);
+}
+
 static int run(struct cli *cli, const void *options, const char *const *args, struct qt_err *err)
 {
     struct source source = {0};
@@ -429,7 +442,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     enum qt_kv_keys keys;
     int rc;
     QT_TRY(kv_options_keys(&keys, &g.o->kv, err));
-    QT_TRY(runtime_check(g.o->runtime, g.o->common.device, err));
+    QT_TRY(check_options(g.o, err));
     QT_TRY(source_open_whole(&source, args[0], cli, err));
     QT_TRY(source_check_agreement(&source, err));
     QT_TRY(qt_model_open(&g.model, &source.weights, err));

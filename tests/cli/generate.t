@@ -49,13 +49,26 @@ $ printf '{"eos_token_id": "x"}' >chat/generation_config.json; qtool generate ch
 ? 3
 2 generation_config.json: eos_token_id is not a token id$
 
+# The text ends with a newline before the next message.
+$ qtool generate "$NANO" -p 'Once upon a time' --max-tokens 2 2>&1 | grep -c '^qtool generate: .* tokens/s$'
+> ^1$
+
 # Wrong uses.
 $ qtool generate "$NANO"
 ? 2
 2 give --prompt or --prompt-file$
-$ qtool generate "$NANO" -p a --prompt-file b
+$ qtool generate none
 ? 2
 2 give --prompt or --prompt-file$
+$ qtool generate "$NANO" -p a --prompt-file b
+? 2
+2 --prompt and --prompt-file cannot be used together$
+$ qtool generate "$NANO" --prompt-file chat
+? 3
+2 chat: not a regular file$
+$ qtool generate "$NANO" -p a --top-k 5
+? 2
+2 --top-k and --top-p need --temperature
 $ qtool generate "$NANO" -p a --temperature x
 ? 2
 2 --temperature 'x' is not a number from 0 to 100$
