@@ -455,7 +455,7 @@ done:
 void qt_factor_free(struct qt_factor *f)
 {
     float *const on_backend[] = {f->backend_h, f->backend_v, f->input_correction,
-                                 f->residual_correction};
+                                 f->output_correction};
     qt_free(f->order);
     qt_free(f->group);
     qt_free(f->diagonal);

@@ -38,9 +38,9 @@ struct qt_factor {
     float *backend_h, *backend_v;
     /* Corrections of the targets in storage order, or NULL: [k][k] and [n][k]. With a backend they
      * are in its memory. */
-    float *input_correction, *residual_correction;
-    double input_shrink, residual_shrink; /* factors applied to the corrections, 0 to 1 */
-    double scale;                         /* factor that made the mean diagonal of H 1 */
+    float *input_correction, *output_correction;
+    double input_shrink, output_shrink; /* factors applied to the corrections, 0 to 1 */
+    double scale;                       /* factor that made the mean diagonal of H 1 */
     double damp;                /* multiple of the mean diagonal that was added to the diagonal */
     size_t dead;                /* number of channels that are 0 for all tokens */
     struct qt_backend *backend; /* from the options; NULL: the CPU */
@@ -97,15 +97,17 @@ int qt_factor_invert_diagonal(struct qt_factor *f, struct qt_err *err);
 int qt_factor_correct_input_error(struct qt_factor *f, const float *cross, double error_energy,
                                   size_t tokens, struct qt_err *err);
 /*
- * Residual error correction, for the one matrix whose outputs are added to hidden states. Let the
- * row r [1][n] be the hidden states of the unquantized model minus those of the quantized one
- * (divided by the output multiplier of the model, if it has one). W + W S + T with T = D H^-1,
- * D [n][k] = sum of r^T x, minimizes the error of the sum. cross[n][k] is D; error_energy is
- * sum |r|^2; T is shrunk like S. Afterwards f is valid for that matrix only.
+ * Output error correction, for a matrix that does not share its input, instead of the above. Let
+ * the row e [1][n] be what the outputs should make up for: (z - x) W^T, and if they are added to
+ * hidden states, those of the unquantized model minus those of the quantized one (divided by the
+ * output multiplier of the model, if it has one). W + T with T = D H^-1, D [n][k] = sum of e^T x,
+ * minimizes the error of the sum. cross[n][k] is D; error_energy is sum |e|^2; T is shrunk like S.
+ * Afterwards f is valid for that matrix only.
  */
-int qt_factor_correct_residual_error(struct qt_factor *f, const float *cross, size_t n,
-                                     double error_energy, size_t tokens, struct qt_err *err);
-/* w[n][k] += w S + T; w is in host memory, or in that of the factor's backend. */
+int qt_factor_correct_output_error(struct qt_factor *f, const float *cross, size_t n,
+                                   double error_energy, size_t tokens, struct qt_err *err);
+/* w[n][k] += w S + T, without those corrections that f has not; w is in host memory, or in that of
+ * the factor's backend. */
 int qt_factor_targets(float *w, size_t n, const struct qt_factor *f, struct qt_err *err);
 int qt_factor_targets_on_backend(float *w, size_t n, const struct qt_factor *f, struct qt_err *err);
 

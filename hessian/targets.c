@@ -151,10 +151,10 @@ int qt_factor_correct_input_error(struct qt_factor *f, const float *cross, doubl
                    err);
 }
 
-int qt_factor_correct_residual_error(struct qt_factor *f, const float *cross, size_t n,
-                                     double error_energy, size_t tokens, struct qt_err *err)
+int qt_factor_correct_output_error(struct qt_factor *f, const float *cross, size_t n,
+                                   double error_energy, size_t tokens, struct qt_err *err)
 {
-    return regress(&f->residual_correction, &f->residual_shrink, f, cross, n, error_energy, tokens,
+    return regress(&f->output_correction, &f->output_shrink, f, cross, n, error_energy, tokens,
                    err);
 }
 
@@ -183,8 +183,8 @@ int qt_factor_targets_on_backend(float *w, size_t n, const struct qt_factor *f, 
         QT_TRY(be->copy(be, from, w, bytes, err));
         QT_TRY(be->linear_grad_x(be, w, from, f->input_correction, true, n, k, k, err));
     }
-    if (f->residual_correction)
-        QT_TRY(be->add(be, w, f->residual_correction, n * k, err));
+    if (f->output_correction)
+        QT_TRY(be->add(be, w, f->output_correction, n * k, err));
 done:
     be->free(be, from);
     return rc;
@@ -218,14 +218,14 @@ int qt_factor_targets(float *w, size_t n, const struct qt_factor *f, struct qt_e
 {
     struct job s = {.f = f, .to = w, .rows = n};
     int rc = QT_OK;
-    if (!f->input_correction && !f->residual_correction)
+    if (!f->input_correction && !f->output_correction)
         return QT_OK;
     if (f->backend)
         return correct_on_backend(w, n, f, err);
     if (f->input_correction)
         QT_TRY(run(&s, correct_panel, err));
-    s.from = f->residual_correction;
-    if (f->residual_correction)
+    s.from = f->output_correction;
+    if (f->output_correction)
         qt_parallel_for(n, add_row, &s);
 done:
     return rc;

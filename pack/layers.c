@@ -457,7 +457,7 @@ static int quantize_and_advance(struct layer_run *l, struct qt_sequential *seq, 
             QT_TRY(qt_sequential_observe(&seen, seq, input,
                                          qt_act_plan_find(&l->run->acts, layer, input),
                                          stays_on_backend(l, input), err));
-            count_undersampled(&seen, l, layer, input, seen.input.n, data->samples * data->seqlen);
+            count_undersampled(&seen, l, layer, input, seen.k, data->samples * data->seqlen);
         }
         if (l->pending[input].all) {
             l->reload = false;

@@ -3,6 +3,7 @@
  * against measurements by tests/large/plan_memory.sh.
  */
 #include "pack/schemes/scheme.h"
+#include "pack/sequential.h"
 
 #include <sys/stat.h>
 
@@ -82,14 +83,14 @@ static uint64_t tree_depth(size_t blocks)
 }
 
 /* The linear [n][k] and its input. Hessians are sums in FP64, their factors FP32; `cross` are the
- * sums of products with the differences to the unquantized model. With w4ax all are reordered. */
+ * sums of products with `errors` errors. With w4ax all are reordered. */
 static uint64_t solving_bytes(const struct phases *p, const struct qt_plan *plan, uint64_t n,
-                              uint64_t k, bool acts)
+                              uint64_t k, uint64_t errors, bool acts)
 {
-    const uint64_t square = k * k, hidden = p->info->hidden * k;
+    const uint64_t square = k * k;
     const uint64_t chunk =
-        qt_min_size(p->tokens, qt_max_size(CHUNK_TOKENS, p->opt->seqlen)) * (k + p->info->hidden);
-    const uint64_t cross = p->opt->file ? 0 : 4 * (square + hidden);
+        qt_min_size(p->tokens, qt_max_size(CHUNK_TOKENS, p->opt->seqlen)) * (k + 2 * errors);
+    const uint64_t cross = p->opt->file ? 0 : 4 * errors * k;
     const uint64_t depth = tree_depth(p->blocks);
     /* Sums of other ranks: a subtree of its own and its share of theirs, of 3 ranks one more. */
     const size_t ranks = p->opt->ranks;
@@ -116,7 +117,9 @@ static uint64_t layer_shapes(struct phases *p, const struct qt_plan *plan,
         weights += n * k;
         p->s.linear = max_u64(p->s.linear, n * k);
         p->s.widest_k = max_u64(p->s.widest_k, k);
-        p->s.solving = max_u64(p->s.solving, solving_bytes(p, plan, n, k, acts));
+        const struct qt_linear *only =
+            qt_sequential_linear_of_errors(model, layer, linear[i].input);
+        p->s.solving = max_u64(p->s.solving, solving_bytes(p, plan, n, k, only ? n : k, acts));
         if (linear[i].input == qt_model_mlp_input(model, layer)) /* gate and up */
             outputs += n;
     }

@@ -2,11 +2,11 @@
 #include "pack/schemes/scheme.h"
 #include "pack/sequential.h"
 
-static double difference_energy(const struct qt_difference *difference)
+static double error_energy(const struct qt_observed *seen)
 {
     double sum = 0;
-    for (size_t i = 0; i < difference->n; i++)
-        sum += difference->square[i];
+    for (size_t i = 0; i < seen->errors; i++)
+        sum += seen->square[i];
     return sum;
 }
 
@@ -22,13 +22,12 @@ int qt_observed_factor(struct qt_factor *f, const struct qt_observed *seen,
         return QT_OK;
     qt_factor_free(f);
     QT_TRY(qt_factor_new(f, seen->h, p->k, &opt, err));
-    if (seen->input.n)
-        QT_TRY(qt_factor_correct_input_error(f, seen->input.cross, difference_energy(&seen->input),
-                                             seen->tokens, err));
-    if (seen->state.n)
-        QT_TRY(qt_factor_correct_residual_error(f, seen->state.cross, seen->state.n,
-                                                difference_energy(&seen->state), seen->tokens,
-                                                err));
+    if (seen->errors)
+        QT_TRY(seen->of_outputs
+                   ? qt_factor_correct_output_error(f, seen->cross, seen->errors,
+                                                    error_energy(seen), seen->tokens, err)
+                   : qt_factor_correct_input_error(f, seen->cross, error_energy(seen), seen->tokens,
+                                                   err));
 done:
     return rc;
 }

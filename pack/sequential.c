@@ -32,15 +32,18 @@ struct qt_sequential {
         size_t k;
         double *gram, *h;                          /* backend; host */
         struct qt_channels inputs, inputs_on_host; /* backend: statistics of x */
-        struct difference {
-            size_t n;
-            float *reference;            /* backend, [chunk][n]: activations of the reference model,
-                                       * then -d */
+        struct errors {
+            size_t n; /* k, or that of the only linear with this input */
+            /* Backend: its weight, if errors of its outputs are summed; NULL: those of inputs. */
+            const float *weight;
+            float state_factor; /* 1 / output multiplier; 0: no hidden states are added to */
+            /* Backend, [chunk]: the input [k] and the hidden states [n] of the reference model,
+             * then minus their errors; minus errors of outputs [n]. NULL: not needed. */
+            float *input, *state, *output;
             float *cross_sum, *cross;    /* backend: negative until the download; host */
             struct qt_channels channels; /* backend: statistics of d */
-            float factor;                /* multiplies d: 1 / output multiplier for `state` */
             double *square;              /* host */
-        } input, state;
+        } errors;
         size_t reference_tokens, quantized_tokens; /* tokens of the chunk so far */
         float *weighted; /* backend, [chunk][k]: inputs of an expert times routing weights; else
                           * NULL */
@@ -129,15 +132,24 @@ static void forget_last_input(struct qt_sequential *s)
     s->last_input = NULL;
 }
 
-/* Frees backend memory. */
-static void difference_release(struct difference *l, struct qt_backend *be)
+/* Frees what only the observation needs. */
+static void errors_close(struct errors *e, struct qt_backend *be)
 {
-    be->free(be, l->reference);
-    be->free(be, l->cross_sum);
-    be->free(be, l->channels.absmax);
-    be->free(be, l->channels.sum2);
-    l->reference = l->cross_sum = NULL;
-    l->channels = (struct qt_channels){0};
+    be->free(be, e->input);
+    be->free(be, e->state);
+    be->free(be, e->output);
+    e->input = e->state = e->output = NULL;
+}
+
+/* Frees backend memory. */
+static void errors_release(struct errors *e, struct qt_backend *be)
+{
+    errors_close(e, be);
+    be->free(be, e->cross_sum);
+    be->free(be, e->channels.absmax);
+    be->free(be, e->channels.sum2);
+    e->cross_sum = NULL;
+    e->channels = (struct qt_channels){0};
 }
 
 static void sums_release(struct qt_sequential *s)
@@ -148,8 +160,7 @@ static void sums_release(struct qt_sequential *s)
     s->be->free(s->be, s->sums.arranged);
     s->sums.gram = NULL;
     s->sums.weighted = s->sums.arranged = NULL;
-    difference_release(&s->sums.input, s->be);
-    difference_release(&s->sums.state, s->be);
+    errors_release(&s->sums.errors, s->be);
 }
 
 static void sums_free(struct qt_sequential *s)
@@ -157,10 +168,8 @@ static void sums_free(struct qt_sequential *s)
     sums_release(s);
     qt_free(s->sums.h);
     qt_channels_free(&s->sums.inputs_on_host);
-    qt_free(s->sums.input.cross);
-    qt_free(s->sums.input.square);
-    qt_free(s->sums.state.cross);
-    qt_free(s->sums.state.square);
+    qt_free(s->sums.errors.cross);
+    qt_free(s->sums.errors.square);
     s->sums = (struct sums){0};
 }
 
@@ -254,30 +263,49 @@ static int hook_reference(void *ctx, int input, const float *z, size_t m, size_t
                           struct qt_err *err)
 {
     struct qt_sequential *s = ctx;
+    const struct errors *e = &s->sums.errors;
     const size_t at = s->sums.reference_tokens;
     const float *share = share_of(s, at);
     if (input != s->sums.input_index)
         return QT_OK;
     s->sums.reference_tokens += m;
-    float *reference = s->sums.input.reference + at * k;
-    return s->sums.act ? qt_act_arrange_on(s->be, reference, z, m, s->sums.act, err)
-           : share     ? s->be->gather_rows(s->be, reference, z, NULL, share, m, k, err)
-                       : s->be->copy(s->be, reference, z, m * k * sizeof *z, err);
+    float *reference = e->input + at * k;
+    return s->sums.act && !e->weight ? qt_act_arrange_on(s->be, reference, z, m, s->sums.act, err)
+           : share ? s->be->gather_rows(s->be, reference, z, NULL, share, m, k, err)
+                   : s->be->copy(s->be, reference, z, m * k * sizeof *z, err);
 }
 
-/* Adds the sums for m tokens, `at` tokens into the chunk. here[m][n]: activations of the quantized
- * model; x[m][k]: its linear input. */
-static int difference_add(struct difference *l, struct qt_backend *be, const float *here,
-                          const float *x, size_t at, size_t m, size_t k, struct qt_err *err)
+/* Replaces activations of the reference model by minus their errors; here: those of the quantized
+ * model. */
+static int subtract(struct qt_backend *be, float *reference, const float *here, size_t count,
+                    struct qt_err *err)
 {
-    float *d = l->reference + at * l->n;
+    int rc = be->scale(be, reference, -1, count, err);
+    return rc < 0 ? rc : be->add(be, reference, here, count, err);
+}
+
+/* *d = minus the errors of m tokens, `at` tokens into the chunk: of inputs, or of the outputs that
+ * they make together with those of the hidden states. x[m][k], hidden[m][n]: in the quantized
+ * model. */
+static int find_errors(const float **d, const struct errors *e, struct qt_backend *be,
+                       const float *x, const float *hidden, size_t at, size_t m, size_t k,
+                       struct qt_err *err)
+{
+    float *input = e->input + at * k;
     int rc;
-    QT_TRY(be->scale(be, d, -1, m * l->n, err));
-    QT_TRY(be->add(be, d, here, m * l->n, err));
-    if (l->factor != 1)
-        QT_TRY(be->scale(be, d, l->factor, m * l->n, err));
-    QT_TRY(be->linear_grad_w(be, l->cross_sum, d, x, m, l->n, k, err));
-    QT_TRY(be->channels(be, &l->channels, d, m, l->n, err));
+    *d = input;
+    QT_TRY(subtract(be, input, x, m * k, err));
+    if (!e->weight)
+        return QT_OK;
+    *d = e->output;
+    QT_TRY(be->linear(be, e->output, input, e->weight, NULL, m, e->n, k, err));
+    if (e->state) {
+        float *state = e->state + at * e->n;
+        QT_TRY(subtract(be, state, hidden, m * e->n, err));
+        if (e->state_factor != 1)
+            QT_TRY(be->scale(be, state, e->state_factor, m * e->n, err));
+        QT_TRY(be->add(be, e->output, state, m * e->n, err));
+    }
 done:
     return rc;
 }
@@ -295,7 +323,9 @@ static int hook_quantized(void *ctx, int input, const float *x, size_t m, size_t
     const struct hook_state *a = ctx;
     struct qt_backend *be = a->s->be;
     struct sums *u = &a->s->sums;
+    struct errors *e = &u->errors;
     const size_t at = u->quantized_tokens;
+    const float *hidden = a->hidden + at * a->s->width, *d = NULL;
     int rc;
     (void)input;
     u->quantized_tokens += m;
@@ -306,14 +336,17 @@ static int hook_quantized(void *ctx, int input, const float *x, size_t m, size_t
         QT_TRY(be->gather_rows(be, u->weighted, x, NULL, share_of(a->s, at), m, k, err));
         x = u->weighted;
     }
+    if (e->weight) /* is not arranged */
+        QT_TRY(find_errors(&d, e, be, x, hidden, at, m, k, err));
     if (u->act) {
         QT_TRY(qt_act_arrange_on(be, u->arranged, x, m, u->act, err));
         x = u->arranged;
     }
+    if (!e->weight)
+        QT_TRY(find_errors(&d, e, be, x, hidden, at, m, k, err));
+    QT_TRY(be->channels(be, &e->channels, d, m, e->n, err));
     QT_TRY(be->gram(be, u->gram, x, m, k, err));
-    QT_TRY(difference_add(&u->input, be, x, x, at, m, k, err));
-    if (u->state.n)
-        QT_TRY(difference_add(&u->state, be, a->hidden + at * u->state.n, x, at, m, k, err));
+    QT_TRY(be->linear_grad_w(be, e->cross_sum, d, x, m, e->n, k, err));
 done:
     return rc;
 }
@@ -328,18 +361,43 @@ static const struct qt_linear *linear_with(const struct qt_sequential *s, int in
     return NULL;
 }
 
-static int difference_new(struct difference *l, struct qt_sequential *s, size_t n, size_t k,
-                          float factor, struct qt_err *err)
+const struct qt_linear *qt_sequential_linear_of_errors(const struct qt_model *model, size_t layer,
+                                                       int input)
 {
+    const struct qt_linear *linear, *only = NULL;
+    const size_t n = qt_model_linears(&linear, model, layer);
+    for (size_t i = 0; i < n; i++) {
+        if (linear[i].input != input)
+            continue;
+        if (only)
+            return NULL;
+        only = &linear[i];
+    }
+    return only && (qt_model_output_scale(model, layer, input) > 0 || only->n < only->k) ? only
+                                                                                         : NULL;
+}
+
+static int errors_new(struct errors *e, struct qt_sequential *s, size_t k, struct qt_err *err)
+{
+    const int input = s->sums.input_index;
+    const struct qt_linear *linear = qt_sequential_linear_of_errors(s->model, s->layer, input);
+    const float output_scale = qt_model_output_scale(s->model, s->layer, input);
+    const size_t tokens = chunk_tokens(s);
     struct qt_backend *be = s->be;
     int rc;
-    l->n = n;
-    l->factor = factor;
-    QT_TRY(qt_array_new(&l->square, n, sizeof *l->square, err));
-    QT_TRY(be->alloc(be, &l->reference, chunk_tokens(s) * n * sizeof *l->reference, err));
-    QT_TRY(be->alloc(be, &l->cross_sum, n * k * sizeof *l->cross_sum, err));
-    QT_TRY(be->alloc(be, &l->channels.absmax, n * sizeof *l->channels.absmax, err));
-    QT_TRY(be->alloc(be, &l->channels.sum2, n * sizeof *l->channels.sum2, err));
+    e->weight = linear ? qt_layer_weight(s->reference_layer, linear->weight) : NULL;
+    e->n = e->weight ? linear->n : k;
+    QT_TRY(qt_array_new(&e->square, e->n, sizeof *e->square, err));
+    QT_TRY(be->alloc(be, &e->input, tokens * k * sizeof *e->input, err));
+    if (e->weight)
+        QT_TRY(be->alloc(be, &e->output, tokens * e->n * sizeof *e->output, err));
+    if (e->weight && output_scale > 0) {
+        e->state_factor = 1 / output_scale;
+        QT_TRY(be->alloc(be, &e->state, tokens * e->n * sizeof *e->state, err));
+    }
+    QT_TRY(be->alloc(be, &e->cross_sum, e->n * k * sizeof *e->cross_sum, err));
+    QT_TRY(be->alloc(be, &e->channels.absmax, e->n * sizeof *e->channels.absmax, err));
+    QT_TRY(be->alloc(be, &e->channels.sum2, e->n * sizeof *e->channels.sum2, err));
 done:
     return rc;
 }
@@ -348,7 +406,6 @@ static int sums_new(struct qt_sequential *s, const struct qt_linear *linear,
                     const struct qt_act *act, struct qt_err *err)
 {
     struct sums *u = &s->sums;
-    const float output_scale = qt_model_output_scale(s->model, s->layer, linear->input);
     size_t k = linear->k, cells, bytes;
     int rc;
     sums_free(s);
@@ -359,38 +416,27 @@ static int sums_new(struct qt_sequential *s, const struct qt_linear *linear,
     u->act = act;
     QT_TRY(s->be->alloc(s->be, &u->gram, bytes, err));
     QT_TRY(qt_backend_channels(&u->inputs, s->be, k, err));
-    QT_TRY(difference_new(&u->input, s, k, k, 1, err));
+    QT_TRY(errors_new(&u->errors, s, k, err));
     if (qt_model_expert(s->model, s->layer, linear->input) >= 0)
         QT_TRY(s->be->alloc(s->be, &u->weighted, chunk_tokens(s) * k * sizeof *u->weighted, err));
     if (act)
         QT_TRY(s->be->alloc(s->be, &u->arranged, chunk_tokens(s) * k * sizeof *u->arranged, err));
-    if (output_scale > 0)
-        QT_TRY(difference_new(&u->state, s, s->width, k, 1 / output_scale, err));
 done:
     return rc;
 }
 
 /* out->cross stays in backend memory. */
-static int difference_finish(struct qt_difference *out, struct difference *l, struct qt_backend *be,
-                             size_t k, struct qt_err *err)
+static int errors_finish(struct qt_observed *out, struct errors *e, struct qt_backend *be, size_t k,
+                         struct qt_err *err)
 {
     int rc;
-    QT_TRY(be->scale(be, l->cross_sum, -1, l->n * k, err));
-    QT_TRY(be->download(be, l->square, l->channels.sum2, l->n * sizeof *l->square, err));
-    be->free(be, l->reference);
-    l->reference = NULL;
-    *out = (struct qt_difference){l->n, l->cross_sum, l->square};
-done:
-    return rc;
-}
-
-static int difference_download(struct qt_difference *out, struct difference *l,
-                               struct qt_backend *be, size_t k, struct qt_err *err)
-{
-    int rc;
-    QT_TRY(qt_array_new(&l->cross, l->n, k * sizeof *l->cross, err));
-    QT_TRY(be->download(be, l->cross, l->cross_sum, l->n * k * sizeof *l->cross, err));
-    out->cross = l->cross;
+    QT_TRY(be->scale(be, e->cross_sum, -1, e->n * k, err));
+    QT_TRY(be->download(be, e->square, e->channels.sum2, e->n * sizeof *e->square, err));
+    errors_close(e, be);
+    out->errors = e->n;
+    out->of_outputs = e->weight != NULL;
+    out->cross = e->cross_sum;
+    out->square = e->square;
 done:
     return rc;
 }
@@ -432,9 +478,11 @@ static int sums_download(struct qt_observed *out, struct qt_sequential *s, struc
     QT_TRY(qt_array_new(&u->h, bytes, 1, err));
     QT_TRY(s->be->download(s->be, u->h, u->gram, bytes, err));
     out->h = u->h;
-    QT_TRY(difference_download(&out->input, &u->input, s->be, u->k, err));
-    if (u->state.n)
-        QT_TRY(difference_download(&out->state, &u->state, s->be, u->k, err));
+    const size_t cells = u->errors.n * u->k;
+    QT_TRY(qt_array_new(&u->errors.cross, cells, sizeof *u->errors.cross, err));
+    QT_TRY(s->be->download(s->be, u->errors.cross, u->errors.cross_sum,
+                           cells * sizeof *u->errors.cross, err));
+    out->cross = u->errors.cross;
     sums_release(s);
 done:
     return rc;
@@ -446,6 +494,7 @@ static int sums_finish(struct qt_observed *out, struct qt_sequential *s, bool on
     struct sums *u = &s->sums;
     int rc;
     *out = (struct qt_observed){.h = u->gram,
+                                .k = u->k,
                                 .tokens = s->all_tokens,
                                 .routed_tokens = s->all_tokens,
                                 .on_backend = on_backend};
@@ -454,9 +503,7 @@ static int sums_finish(struct qt_observed *out, struct qt_sequential *s, bool on
         out->routed_tokens = u->routed_tokens;
     }
     QT_TRY(channels_finish(out, s, err));
-    QT_TRY(difference_finish(&out->input, &u->input, s->be, u->k, err));
-    if (u->state.n)
-        QT_TRY(difference_finish(&out->state, &u->state, s->be, u->k, err));
+    QT_TRY(errors_finish(out, &u->errors, s->be, u->k, err));
     if (!on_backend)
         QT_TRY(sums_download(out, s, err));
 done:
@@ -523,9 +570,8 @@ static int observe_chunk(struct qt_sequential *s, int input, size_t at, size_t m
     u->reference_tokens = u->quantized_tokens = 0;
     if (tokens)
         qt_tokens_slice(&s->moe.tokens, &s->moe.all, first_token(s) + at, m);
-    if (u->state.n)
-        QT_TRY(
-            s->be->copy(s->be, u->state.reference, reference, m * s->width * sizeof *hidden, err));
+    if (u->errors.state)
+        QT_TRY(s->be->copy(s->be, u->errors.state, reference, m * s->width * sizeof *hidden, err));
     QT_TRY(s->reference_done ? qt_layer_run_sublayer(s->reference_layer, input, reference, m,
                                                      seqlen, &reference_hook, err)
                              : qt_layer_run_to(s->reference_layer, input, reference, m, seqlen,
@@ -537,18 +583,14 @@ done:
 }
 
 /* Order of the arrays that are added up. */
-enum { GRAM, INPUT_SQUARES, INPUT_CROSS, STATE_SQUARES, STATE_CROSS };
+enum { GRAM, SQUARES, CROSS, SUMS };
 
 /* Lets the hooks add to these arrays. */
 static void add_to(struct sums *u, void *const *array)
 {
     u->gram = array[GRAM];
-    u->input.channels.sum2 = array[INPUT_SQUARES];
-    u->input.cross_sum = array[INPUT_CROSS];
-    if (u->state.n) {
-        u->state.channels.sum2 = array[STATE_SQUARES];
-        u->state.cross_sum = array[STATE_CROSS];
-    }
+    u->errors.channels.sum2 = array[SQUARES];
+    u->errors.cross_sum = array[CROSS];
 }
 
 static int observe_block(void *ctx, size_t block, void *const *into, struct qt_err *err)
@@ -566,17 +608,15 @@ static int observe_block(void *ctx, size_t block, void *const *into, struct qt_e
 static int observe_all(struct qt_sequential *s, struct qt_err *err)
 {
     struct sums *u = &s->sums;
-    const size_t k = u->k, n = u->state.n;
+    const size_t k = u->k, n = u->errors.n;
     struct qt_sums sums = {.be = s->be,
                            .comm = s->comm,
                            .memory = &s->memory,
                            .blocks = s->blocks,
-                           .count = n ? 5 : 3,
+                           .count = SUMS,
                            .sum = {[GRAM] = {u->gram, k * k, k, true},
-                                   [INPUT_SQUARES] = {u->input.channels.sum2, k, 0, true},
-                                   [INPUT_CROSS] = {u->input.cross_sum, k * k, 0, false},
-                                   [STATE_SQUARES] = {u->state.channels.sum2, n, 0, true},
-                                   [STATE_CROSS] = {u->state.cross_sum, n * k, 0, false}},
+                                   [SQUARES] = {u->errors.channels.sum2, n, 0, true},
+                                   [CROSS] = {u->errors.cross_sum, n * k, 0, false}},
                            .block = observe_block,
                            .ctx = s};
     void *own[QT_SUM_ARRAYS];

@@ -30,19 +30,17 @@ int qt_sequential_enter(struct qt_sequential *s, size_t layer, const struct qt_w
                         struct qt_err *err);
 
 /* Sums over all tokens; `h` and `cross` may be in backend memory. x is the linear input in the
- * quantized model; d[n] is an activation of the reference model minus that of the quantized
- * model. */
-struct qt_difference {
-    size_t n;             /* 0: no sums */
-    const float *cross;   /* [n][k] sum of d^T x */
-    const double *square; /* [n] sum of d^2 */
-};
+ * quantized model, z that of the reference model. The error d of x is z - x. If a single linear has
+ * this input, d can be the error that its output should make up for: (z - x) W^T, plus the
+ * difference of the hidden states that the output is added to, divided by the output multiplier
+ * (qt_model_output_scale). */
 struct qt_observed {
-    const double *h;            /* [k][k] sum of x^T x, lower triangle */
-    struct qt_difference input; /* d is the difference of x; n = k */
-    /* d is the difference of the hidden states that the linear's output is added to, divided by the
-     * output multiplier (qt_model_output_scale). */
-    struct qt_difference state;
+    size_t k;
+    const double *h; /* [k][k] sum of x^T x, lower triangle */
+    size_t errors;   /* 0: no sums of d[errors] */
+    bool of_outputs;
+    const float *cross;   /* [errors][k] sum of d^T x */
+    const double *square; /* [errors] sum of d^2 */
     /* Effective number of tokens: the number of equally weighted tokens with the same variance. */
     size_t tokens;
     size_t routed_tokens;  /* tokens that pass through these linears */
@@ -52,6 +50,10 @@ struct qt_observed {
      * NULL if x has none. */
     const struct qt_channels *channels;
 };
+/* The only linear with this input, if errors of its outputs are summed: if they are added to hidden
+ * states, whose errors it corrects as well, or where that takes less. Else NULL. */
+const struct qt_linear *qt_sequential_linear_of_errors(const struct qt_model *model, size_t layer,
+                                                       int input);
 /* Observes a linear input of the sublayer that the hidden states are in front of. Inputs are
  * observed in order, each at most once. act: x is brought to this order, scale and rotation first;
  * NULL: to none. on_backend: h and cross stay in backend memory. *out is valid until the next

@@ -81,20 +81,17 @@ static int sample_factor(struct qt_factor *f, const struct qt_observed *seen,
 {
     const struct qt_factor_options opt = {.damp = 0.01, .group = qt_packed_group(p)};
     double *h = NULL;
-    float *input = NULL, *state = NULL;
+    float *cross = NULL;
+    const size_t errors = seen->of_outputs ? rows : k;
     int rc;
     QT_TRY(top_left(&h, seen->h, k, k, linear->k, sizeof *h, err));
-    QT_TRY(top_left(&input, seen->input.cross, k, k, linear->k, sizeof *input, err));
+    QT_TRY(top_left(&cross, seen->cross, errors, k, linear->k, sizeof *cross, err));
     QT_TRY(qt_factor_new(f, h, k, &opt, err));
-    QT_TRY(qt_factor_correct_input_error(f, input, 1, seen->tokens, err));
-    if (seen->state.n) {
-        QT_TRY(top_left(&state, seen->state.cross, rows, k, linear->k, sizeof *state, err));
-        QT_TRY(qt_factor_correct_residual_error(f, state, rows, 1, seen->tokens, err));
-    }
+    QT_TRY(seen->of_outputs ? qt_factor_correct_output_error(f, cross, rows, 1, seen->tokens, err)
+                            : qt_factor_correct_input_error(f, cross, 1, seen->tokens, err));
 done:
     qt_free(h);
-    qt_free(input);
-    qt_free(state);
+    qt_free(cross);
     return rc;
 }
 

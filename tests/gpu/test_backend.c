@@ -713,7 +713,7 @@ static void compare_host(const float *x, const float *y, size_t n, double tolera
 
 static void test_factor(size_t k)
 {
-    const size_t lacking = k < 5 ? k : 5; /* rows of w and of the residual error */
+    const size_t lacking = k < 5 ? k : 5; /* rows of w and of the output errors */
     for (int positive = 0; positive < 2; positive++) {
         double *h = random_gram(k, positive);
         float *cross = malloc(k * k * sizeof *cross), *w[2];
@@ -727,7 +727,7 @@ static void test_factor(size_t k)
                 .damp = 0.01, .group = 128, .backend = on ? gpu : cpu};
             must(qt_factor_new(&f[on], h, k, &opt, &err), &err, "factor");
             must(qt_factor_correct_input_error(&f[on], cross, 0, 1000 * k, &err), &err, "shift");
-            must(qt_factor_correct_residual_error(&f[on], cross, lacking, 0, 1000 * k, &err), &err,
+            must(qt_factor_correct_output_error(&f[on], cross, lacking, 0, 1000 * k, &err), &err,
                  "residual");
             w[on] = malloc(lacking * k * sizeof **w);
             for (size_t i = 0; i < lacking * k; i++)
@@ -742,7 +742,7 @@ static void test_factor(size_t k)
         struct array s = {k * k * 4, f[0].input_correction, f[1].input_correction};
         compare(&s, 1e-3, text);
         snprintf(text, sizeof text, "residual, %zu channels", k);
-        struct array t = {lacking * k * 4, f[0].residual_correction, f[1].residual_correction};
+        struct array t = {lacking * k * 4, f[0].output_correction, f[1].output_correction};
         compare(&t, 1e-3, text);
         snprintf(text, sizeof text, "targets, %zu channels", k);
         compare_host(w[0], w[1], lacking * k, 1e-3, text);

@@ -655,7 +655,7 @@ static void kill_channels(const char *name, float *w, size_t count)
         memset(w, 0, count / 2 * sizeof *w);
 }
 
-/* ---- residual error correction -------------------------------------------------------------- */
+/* ---- output error correction ---------------------------------------------------------------- */
 
 #define LAST_O "model.layers.1.self_attn.o_proj.weight"
 static float o_factor;
@@ -689,9 +689,9 @@ static double largest_of_o(struct fixture *f)
     return largest;
 }
 
-/* Zero or tiny weights: the stored matrix is the residual error correction, whose scales are not
+/* Zero or tiny weights: the stored matrix is the output error correction, whose scales are not
  * those of the weights. */
-static void residual_errors_are_corrected(void **state)
+static void output_errors_are_corrected(void **state)
 {
     static const char *const schemes[] = {"nf3:g=32", "fp6",  "int4:g=32",
                                           "mix24",    "w4ax", "lut3:g=32"};
@@ -1056,7 +1056,7 @@ int main(void)
         TEST(bytes_without_data_do_not_depend_on_the_backend),
         TEST(later_weights_must_stay),
         TEST(runs_of_many_tokens_resume),
-        TEST(residual_errors_are_corrected),
+        TEST(output_errors_are_corrected),
         TEST(experts_have_their_own_tokens),
         TEST(runs_of_experts_resume),
         TEST(embeddings_and_routers_come_first),

@@ -356,40 +356,71 @@ static void expect_near(const char *what, double got, double want, double unit)
         fail_msg("%s: %g, expected %g (of %g)", what, got, want, unit);
 }
 
+/* Errors d[tokens][got->errors] of all tokens; *size: the values whose difference they are. x, z as
+ * in compare. */
+static double *errors_of(double **size, const struct qt_observed *got, struct fixture *f, int input,
+                         const struct kept *x, const struct kept *z)
+{
+    const size_t k = x->k, n = got->errors;
+    const struct qt_linear *linear;
+    double *d = calloc(TOKENS * n, sizeof *d);
+    float *w = malloc(n * k * sizeof *w);
+    size_t i = 0;
+    *size = calloc(TOKENS * n, sizeof **size);
+    qt_model_linears(&linear, f->model, 0);
+    while (linear[i].input != input)
+        i++;
+    if (got->of_outputs)
+        expect_ok("weight", f->source.load(f->source.ctx, linear[i].weight, w, &f->err), &f->err);
+    for (size_t t = 0; t < x->count; t++)
+        for (size_t r = 0; r < n; r++)
+            for (size_t c = 0; c < k; c++) {
+                const double by = got->of_outputs ? (double)w[r * k + c] : r == c;
+                const double here = (double)x->x[t * k + c] * by;
+                d[t * n + r] += (double)z->x[t * k + c] * by - here;
+                (*size)[t * n + r] += here;
+            }
+    free(w);
+    return d;
+}
+
 /* Compares random entries of the sums over `tokens`. x, z: the input of all tokens in the changed
  * and in the original model. */
-static void compare(const struct qt_observed *got, const struct kept *x, const struct kept *z,
-                    const struct qt_tokens *tokens)
+static void compare(const struct qt_observed *got, struct fixture *f, int input,
+                    const struct kept *x, const struct kept *z, const struct qt_tokens *tokens)
 {
-    const size_t k = x->k;
-    double second = 0, fourth = 0;
+    const size_t k = x->k, n = got->errors;
+    double second = 0, fourth = 0, *sizes, *d = errors_of(&sizes, got, f, input, x, z);
     for (size_t t = 0; t < tokens->count; t++) {
         const double w = (double)tokens->weight[t] * (double)tokens->weight[t];
         second += w;
         fourth += w * w;
     }
     assert_true(fabs((double)got->tokens - second * second / fourth) < 1 + 1e-3 * second);
-    assert_int_equal(got->input.n, k);
-    assert_int_equal(got->state.n, 0);
+    assert_int_equal(got->k, k);
+    assert_int_equal(n, got->of_outputs ? f->width : k);
     for (int draw = 0; draw < 200; draw++) {
-        const size_t i = random_u32() % k, j = random_u32() % (i + 1);
-        double h = 0, cross = 0, square = 0, xx = 0, size = 0;
+        const size_t i = random_u32() % k, j = random_u32() % (i + 1), row = random_u32() % n;
+        double h = 0, cross = 0, square = 0, xi = 0, xj = 0, size = 0;
         for (size_t t = 0; t < tokens->count; t++) {
-            const size_t at = tokens->row[t] * k;
+            const size_t at = tokens->row[t];
             const double w = (double)tokens->weight[t] * (double)tokens->weight[t];
-            const double a = (double)x->x[at + i], b = (double)x->x[at + j];
-            const double d = (double)z->x[at + i] - a;
+            const double a = (double)x->x[at * k + i], b = (double)x->x[at * k + j];
+            const double e = d[at * n + row], whole = sizes[at * n + row];
             h += w * a * b;
-            cross += w * d * b;
-            square += w * d * d;
-            xx += w * b * b;
-            size += w * a * a;
+            cross += w * e * b;
+            square += w * e * e;
+            xi += w * a * a;
+            xj += w * b * b;
+            size += w * whole * whole;
         }
-        expect_near("H", got->h[i * k + j], h, sqrt(xx * size));
-        expect_near("inputs", (double)got->input.cross[i * k + j], cross,
-                    sqrt(xx * square) + 0.01 * sqrt(xx * size));
-        expect_near("squares", got->input.square[i], square, square + 1e-4 * size);
+        expect_near("H", got->h[i * k + j], h, sqrt(xi * xj));
+        expect_near("errors", (double)got->cross[row * k + j], cross,
+                    sqrt(xj * square) + 0.01 * sqrt(xj * size));
+        expect_near("squares", got->square[row], square, square + 1e-4 * size);
     }
+    free(d);
+    free(sizes);
 }
 
 /* Attention is changed, and each expert's first linears are changed before its second input. */
@@ -427,7 +458,7 @@ static void sums_cover_the_experts_tokens(void **state)
         expect_ok("observe", qt_sequential_observe(&seen, s, input, NULL, false, &f->err), &f->err);
         assert_int_equal(seen.routed_tokens, chose);
         assert_true(chose > QT_MIN_TOKENS_PER_CHANNEL * x.k); /* enough: no tokens are added */
-        compare(&seen, &x, &z, &some);
+        compare(&seen, f, input, &x, &z, &some);
         expect_ok("renew", qt_sequential_reload(s, input, &now, &f->err), &f->err);
         expect_ok("renew here", qt_layer_load_linears(here, input, &now, &f->err), &f->err);
         free(x.x);
@@ -468,7 +499,7 @@ static void tokens_are_added_to_small_experts(void **state)
         expect_ok("observe", qt_sequential_observe(&seen, s, input, NULL, false, &f->err), &f->err);
         assert_int_equal(seen.routed_tokens,
                          qt_tokens_of_expert(&some, weights, FEW, f->experts, expert, least));
-        compare(&seen, &x, &x, &some);
+        compare(&seen, f, input, &x, &x, &some);
         chose += seen.routed_tokens;
         joined += some.count - seen.routed_tokens;
         free(x.x);

@@ -279,14 +279,14 @@ static void targets_case(struct qt_backend *be)
     assert_int_equal(qt_factor_targets(t, N, &f, NULL), QT_OK);
     assert_memory_equal(t, w, (size_t)N * K * sizeof *t); /* no error to correct */
     assert_int_equal(qt_factor_correct_input_error(&f, cross, 0, 1000, NULL), QT_OK);
-    assert_int_equal(qt_factor_correct_residual_error(&f, lack, N, 0, 1000, NULL), QT_OK);
-    assert_true(f.input_shrink == 1 && f.residual_shrink == 1);
+    assert_int_equal(qt_factor_correct_output_error(&f, lack, N, 0, 1000, NULL), QT_OK);
+    assert_true(f.input_shrink == 1 && f.output_shrink == 1);
     check_regression(f.input_correction, cross, K, d, f.scale);
-    check_regression(f.residual_correction, lack, N, d, f.scale);
+    check_regression(f.output_correction, lack, N, d, f.scale);
     assert_int_equal(qt_factor_targets(t, N, &f, NULL), QT_OK);
     for (size_t r = 0; r < N; r += 13)
         for (size_t j = 0; j < K; j++) {
-            double sum = (double)w[r * K + j] + (double)f.residual_correction[r * K + j];
+            double sum = (double)w[r * K + j] + (double)f.output_correction[r * K + j];
             for (size_t l = 0; l < K; l++)
                 sum += (double)w[r * K + l] * (double)f.input_correction[l * K + j];
             assert_true(fabs(sum - (double)t[r * K + j]) < 1e-4 * (1 + fabs(sum)));
@@ -323,18 +323,18 @@ static void targets_shrink(void **state)
         lack[i] *= (float)h[0];
     for (size_t tokens = 8 * K; tokens >= K; tokens -= K) {
         struct qt_factor f = factor_of(h, K, 64, false, 0.01);
-        assert_int_equal(qt_factor_correct_residual_error(&f, lack, N, 0, 1000000, NULL), QT_OK);
+        assert_int_equal(qt_factor_correct_output_error(&f, lack, N, 0, 1000000, NULL), QT_OK);
         explained = 0;
         for (size_t i = 0; i < (size_t)N * K; i++)
-            explained += (double)lack[i] * (double)f.residual_correction[i];
+            explained += (double)lack[i] * (double)f.output_correction[i];
         qt_factor_free(&f);
         f = factor_of(h, K, 64, false, 0.01);
-        assert_int_equal(
-            qt_factor_correct_residual_error(&f, lack, N, 1.5 * explained, tokens, NULL), QT_OK);
+        assert_int_equal(qt_factor_correct_output_error(&f, lack, N, 1.5 * explained, tokens, NULL),
+                         QT_OK);
         double want = tokens > K ? 1 - 1.0 * K / (double)(tokens - K) : 0;
-        assert_true(fabs(f.residual_shrink - fmax(want, 0)) < 1e-3);
-        assert_true(f.residual_shrink <= last);
-        last = f.residual_shrink;
+        assert_true(fabs(f.output_shrink - fmax(want, 0)) < 1e-3);
+        assert_true(f.output_shrink <= last);
+        last = f.output_shrink;
         qt_factor_free(&f);
     }
     assert_true(last == 0);

@@ -143,46 +143,75 @@ static void expect_near(const char *what, double got, double want, double unit)
         fail_msg("%s: %g, expected %g (of %g)", what, got, want, unit);
 }
 
-/* Compares some entries of the sums of (z - y) / scale. */
-static void compare_difference(const char *what, const struct qt_difference *difference,
-                               double scale, const float *z, const float *y, size_t n,
-                               const float *x, size_t k)
+/* Compares some entries of the sums of errors z - y. */
+static void compare_errors(const char *what, const struct qt_observed *got, const float *z,
+                           const float *y, const float *x)
 {
-    assert_int_equal(difference->n, n);
+    const size_t n = got->errors, k = got->k;
     for (int draw = 0; draw < 300; draw++) {
         size_t i = random_u32() % n, j = random_u32() % k;
         double unit, size, want = product(z, y, n, i, x, k, j, &unit), square = 0;
         /* Differences of values of this size have rounding errors of this size. */
         product(z, NULL, n, i, x, k, j, &size);
-        expect_near(what, scale * (double)difference->cross[i * k + j], want, unit + 0.01 * size);
+        expect_near(what, (double)got->cross[i * k + j], want, unit + 0.01 * size);
         for (size_t t = 0; t < TOKENS; t++) {
             double d = (double)z[t * n + i] - (double)y[t * n + i];
             square += d * d;
         }
         /* Outputs of a ReLU near zero, here below 1e-3, have few significant digits. */
-        expect_near(what, scale * scale * difference->square[i], square, square + 1e-6);
+        expect_near(what, got->square[i], square, square + 1e-6);
     }
 }
 
-static void compare(const struct qt_observed *got, struct fixture *f, int input,
+/* The outputs of the only linear with an input, with its weights in the checkpoint, plus the hidden
+ * states divided by `scale`; 0: without these. */
+static float *outputs_of(struct fixture *f, size_t layer, int input, const struct seen *s,
+                         double scale)
+{
+    const struct qt_linear *linear;
+    size_t i = 0;
+    qt_model_linears(&linear, f->model, layer);
+    while (linear[i].input != input)
+        i++;
+    const size_t n = linear[i].n, k = linear[i].k;
+    float *w = malloc(n * k * sizeof *w), *y = malloc(TOKENS * n * sizeof *y);
+    expect_ok("weight", f->source.load(f->source.ctx, linear[i].weight, w, &f->err), &f->err);
+    for (size_t t = 0; t < TOKENS; t++)
+        for (size_t r = 0; r < n; r++) {
+            double sum = scale > 0 ? (double)s->states[input / 2][t * n + r] / scale : 0;
+            for (size_t c = 0; c < k; c++)
+                sum += (double)s->x[input][t * k + c] * (double)w[r * k + c];
+            y[t * n + r] = (float)sum;
+        }
+    free(w);
+    return y;
+}
+
+static void compare(const struct qt_observed *got, struct fixture *f, size_t layer, int input,
                     const struct seen *now, const struct seen *exact)
 {
     const size_t k = now->k[input];
-    const double scale = (double)qt_model_output_scale(f->model, 0, input);
+    const double scale = (double)qt_model_output_scale(f->model, layer, input);
+    const bool last = input % 2, of_outputs = last && (scale > 0 || f->width < k);
     const float *x = now->x[input];
     double unit;
     assert_int_equal(got->tokens, TOKENS);
+    assert_int_equal(got->k, k);
     for (int draw = 0; draw < 300; draw++) {
         size_t i = random_u32() % k, j = random_u32() % (i + 1);
         double want = product(x, NULL, k, i, x, k, j, &unit);
         expect_near("H", got->h[i * k + j], want, unit);
     }
-    compare_difference("inputs", &got->input, 1, exact->x[input], x, k, x, k);
-    if (scale > 0)
-        compare_difference("states", &got->state, scale, exact->states[input / 2],
-                           now->states[input / 2], f->width, x, k);
-    else
-        assert_int_equal(got->state.n, 0);
+    assert_true(got->of_outputs == of_outputs);
+    assert_int_equal(got->errors, of_outputs ? f->width : k);
+    if (of_outputs) {
+        float *z = outputs_of(f, layer, input, exact, scale);
+        float *y = outputs_of(f, layer, input, now, scale);
+        compare_errors("outputs", got, z, y, x);
+        free(z);
+        free(y);
+    } else
+        compare_errors("inputs", got, exact->x[input], x, x);
 }
 
 /* ---- cases ---------------------------------------------------------------------------------- */
@@ -245,7 +274,7 @@ static void model_case(const char *dir, float scale, int skipped, bool apart)
             if (input != skipped) {
                 expect_ok("observe", qt_sequential_observe(&seen, s, input, NULL, false, &f->err),
                           &f->err);
-                compare(&seen, f, input, &rounded, &exact);
+                compare(&seen, f, layer, input, &rounded, &exact);
             }
             c.changed = input + 1;
             expect_ok("reload", qt_sequential_reload(s, input, &now, &f->err), &f->err);
@@ -312,7 +341,7 @@ static void arranged_inputs(void **state)
         expect_ok("enter", qt_sequential_enter(s, 0, &f->source, &f->err), &f->err);
         expect_ok("observe", qt_sequential_observe(&seen, s, 3, with ? &act : NULL, false, &f->err),
                   &f->err);
-        const size_t k = seen.input.n;
+        const size_t k = seen.k;
         if (!with) {
             expect_ok("act", qt_act_new(&act, k, 4, &f->err), &f->err);
             act.rotate = true;
@@ -332,8 +361,8 @@ static void arranged_inputs(void **state)
                 for (size_t j = 0; j <= i; j++)
                     expect_near("H", seen.h[i * k + j], (double)both[i * k + j],
                                 sqrt(seen.h[i * k + i] * seen.h[j * k + j]));
-            for (size_t i = 0; i < k; i++) /* both models are the same: no differences */
-                assert_true(seen.input.square[i] == 0);
+            for (size_t i = 0; i < seen.errors; i++) /* both models are the same */
+                assert_true(seen.square[i] == 0);
             free(rows);
             free(both);
         }
@@ -346,7 +375,7 @@ static void arranged_inputs(void **state)
     free(f);
 }
 
-/* With a norm between the linear and the hidden states there is no residual error correction. */
+/* With a norm between the linear and the hidden states, errors of these are not corrected. */
 static void norms_behind_sublayers(void **state)
 {
     (void)state;
