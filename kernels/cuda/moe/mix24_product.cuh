@@ -351,8 +351,6 @@ static __global__ void __launch_bounds__(MOE_THREADS, 2)
 {
     uint32_t ring = ptx_shared(qt_smem) + a.ring_at;
     asm volatile("" : "+r"(ring)); /* keeps it in a register */
-    const int ring_bytes = a.stages * a.stage_bytes;
-    int put = 0, get = 0; /* stages to be filled and multiplied next, in bytes */
     if (!a.early)
         ptx_wait_previous();
     ptx_launch_dependents(); /* only now, so that these find the sort ended */
@@ -362,35 +360,17 @@ static __global__ void __launch_bounds__(MOE_THREADS, 2)
     multiplied.start(a);
     moe24_sums sums = {};
     int at = (int)blockIdx.x, slot = 0, number = 0; /* the unit and its stage that are multiplied */
-    int missing = a.stages - 1; /* stages to be copied before the first is multiplied */
-    /* Before the kernel in front has ended, weights of these stages are copied, then X. */
-    bool weights = true, of_x = !a.early;
+    moe_stages stages(a, a.early);
     if (a.early && at >= loader.units)
         ptx_wait_previous(); /* a kernel never ends before the one in front */
 #pragma unroll 1
     while (at < loader.units) {
-        if (missing == 0) {
-            moe_wait(a.stages);
-            __syncthreads(); /* the stage is there for all warps; all have read the one before */
-        }
-        loader.copy(a, offsets, ring + put, weights, of_x);
-        ptx_copy_commit();
-        put = put + a.stage_bytes == ring_bytes ? 0 : put + a.stage_bytes;
-        if (missing) {
-            if (--missing == 0 && !of_x) {
-                ptx_wait_previous();
-                loader.restart();
-                put = 0;
-                missing = a.stages - 1;
-                of_x = true;
-                weights = false;
-            } else if (missing == 0) {
-                weights = true;
-            }
+        if (!stages.fill(a, &loader, [&](int to, bool weights, bool of_x) {
+                loader.copy(a, offsets, ring + to, weights, of_x);
+            }))
             continue;
-        }
-        moe24_multiply(a, &sums, offsets, ring + get, &multiplied);
-        get = get + a.stage_bytes == ring_bytes ? 0 : get + a.stage_bytes;
+        moe24_multiply(a, &sums, offsets, ring + stages.get, &multiplied);
+        stages.get = stages.next(a, stages.get);
         if (++slot < a.slots)
             continue;
         const moe24_unit &unit = *moe24_unit_at(a, number++);

@@ -85,7 +85,6 @@ static __device__ __forceinline__ void wide24_fence()
 struct wide24_producer {
     const qt_moe_mix24_args &a;
     const int thread;
-    qt_pipeline r;
     uint32_t full;               /* mbarrier of the stage that is not announced yet; 0: none */
     int rows;                    /* of the item */
     const wide24_unit *unit;     /* that is copied */
@@ -93,12 +92,13 @@ struct wide24_producer {
     const uint16_t *perm;        /* at the thread's chunk */
     uint32_t group;              /* of channels: the thread's in the next stage */
 
-    __device__ __forceinline__ wide24_producer(const qt_moe_mix24_args &args, const qt_pipeline &p)
-        : a(args), thread((int)threadIdx.x - MOE_THREADS), r(p), full(0)
+    __device__ __forceinline__ wide24_producer(const qt_moe_mix24_args &args)
+        : a(args), thread((int)threadIdx.x - MOE_THREADS), full(0)
     {
     }
-    __device__ __forceinline__ void open(int number, wide24_unit *to)
+    __device__ __forceinline__ void open(int number, int count)
     {
+        wide24_unit *const to = wide24_unit_at(a, count);
         const qt_moe_item item = moe_item(a, number / a.row_tiles);
         const int tile = number % a.row_tiles;
         const qt_moe_mix24_matrix *m = &a.table[item.expert * QT_MOE_MATRICES + a.matrix];
@@ -154,30 +154,16 @@ struct wide24_producer {
         if (full && thread % 32 == 0)
             ptx_barrier_arrive(full);
     }
-    __device__ __forceinline__ void run(int units)
+    __device__ __forceinline__ void fill(int slot, uint32_t to, uint32_t bar)
     {
-        int count = 0;
-#pragma unroll 1
-        for (int number = (int)blockIdx.x; number < units; number += (int)gridDim.x, count++) {
-#pragma unroll 1
-            for (int slot = 0; slot < a.slots; slot++) {
-                const uint32_t to = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes;
-                const uint32_t bar = r.full + 8 * r.stage;
-                ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-                if (slot == 0)
-                    open(number, wide24_unit_at(a, count));
-                if (thread < 32)
-                    copy_records(slot, to + 2 * WIDE24_BLOCK_BYTES, bar);
-                copy_x(to);
-                ptx_copy_commit();
-                if (slot + 1 < a.slots)
-                    group = __ldg(perm + (slot + 1) * 8);
-                announce<1>();
-                full = bar;
-                qt_pipeline_advance(&r, a.stages);
-            }
-        }
-        announce<0>();
+        if (thread < 32)
+            copy_records(slot, to + 2 * WIDE24_BLOCK_BYTES, bar);
+        copy_x(to);
+        ptx_copy_commit();
+        if (slot + 1 < a.slots)
+            group = __ldg(perm + (slot + 1) * 8);
+        announce<1>();
+        full = bar;
     }
 };
 
@@ -471,7 +457,9 @@ static __global__ void __launch_bounds__(QT_MOE_WIDE_THREADS, 1)
     const int units = moe_items(a) * a.row_tiles;
     if (warp >= QT_MOE_WARPS) {
         ptx_setmaxnreg_dec<WIDE24_COPY_REGISTERS>();
-        wide24_producer(a, r).run(units);
+        wide24_producer producer(a);
+        moe_produce(a, r, units, &producer);
+        producer.announce<0>();
     } else {
         ptx_setmaxnreg_inc<WIDE24_REGISTERS>();
         wide24_consume(a, r, units);

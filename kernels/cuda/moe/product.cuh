@@ -419,8 +419,6 @@ __global__ void __launch_bounds__(MOE_THREADS, MT <= 2 ? 2 : 1)
     qt_moe_product_kernel(const __grid_constant__ qt_moe_product_args a)
 {
     unsigned char *const ring = qt_smem + a.ring_at;
-    const int ring_bytes = a.stages * a.stage_bytes;
-    int put = 0, get = 0; /* stages to be filled and multiplied next, in bytes */
     if (!a.early)
         ptx_wait_previous();
     ptx_launch_dependents(); /* only now, so that these find the sort ended */
@@ -429,36 +427,19 @@ __global__ void __launch_bounds__(MOE_THREADS, MT <= 2 ? 2 : 1)
     moe_sums<MT> sums;
     moe_header header;
     int at = (int)blockIdx.x, slot = 0; /* the unit and its stage that are multiplied */
-    int missing = a.stages - 1;         /* stages to be copied before the first is multiplied */
-    /* Before the kernel in front has ended, weights of these stages are copied, then X. */
-    bool weights = true, of_x = !a.early;
+    moe_stages stages(a, a.early);
     if (a.early && at >= loader.units)
         ptx_wait_previous(); /* a kernel never ends before the one in front */
 #pragma unroll 1
     while (at < loader.units) {
-        if (missing == 0) {
-            moe_wait(a.stages);
-            __syncthreads(); /* the stage is there for all warps; all have read the one before */
-        }
-        loader.copy(a, ring + put, weights, of_x);
-        ptx_copy_commit();
-        put = put + a.stage_bytes == ring_bytes ? 0 : put + a.stage_bytes;
-        if (missing) {
-            if (--missing == 0 && !of_x) {
-                ptx_wait_previous();
-                loader.restart();
-                put = 0;
-                missing = a.stages - 1;
-                of_x = true;
-                weights = false;
-            } else if (missing == 0) {
-                weights = true;
-            }
+        if (!stages.fill(a, &loader, [&](int to, bool weights, bool of_x) {
+                loader.copy(a, ring + to, weights, of_x);
+            }))
             continue;
-        }
         if (slot == 0) {
-            const moe_header *h = (const moe_header *)(ring + get + (MT * 2048 << a.log2_wk) +
-                                                       QT_MOE_WARPS * a.warp_bytes);
+            const moe_header *h =
+                (const moe_header *)(ring + stages.get + (MT * 2048 << a.log2_wk) +
+                                     QT_MOE_WARPS * a.warp_bytes);
             header.first = h->first;
             header.rows = h->rows;
             header.tile = h->tile;
@@ -470,8 +451,8 @@ __global__ void __launch_bounds__(MOE_THREADS, MT <= 2 ? 2 : 1)
             sums.total = {};
             sums.unit[0] = sums.unit[1] = make_float2(1, 1);
         }
-        moe_multiply<Format, MT>(a, &sums, ring + get, slot, tables);
-        get = get + a.stage_bytes == ring_bytes ? 0 : get + a.stage_bytes;
+        moe_multiply<Format, MT>(a, &sums, ring + stages.get, slot, tables);
+        stages.get = stages.next(a, stages.get);
         if (++slot < a.slots)
             continue;
         slot = 0;

@@ -3,6 +3,7 @@
 #ifndef QT_KERNELS_CUDA_MOE_UNIT_CUH
 #define QT_KERNELS_CUDA_MOE_UNIT_CUH
 
+#include "kernels/cuda/common/pipeline.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 #include "kernels/cuda/common/smem.cuh"
 #include "kernels/cuda/moe/moe.h"
@@ -59,6 +60,53 @@ static __device__ __forceinline__ void moe_wait(int stages)
     }
 }
 
+/*
+ * The pipeline of a product by mma.sync: the stage that is copied next, and the one that is
+ * multiplied next. A kernel that begins before the one in front has ended copies the weights of the
+ * first stages, waits for that kernel, and then copies X of the same stages.
+ */
+struct moe_stages {
+    int put, get;       /* offsets in the pipeline: of the stage that is copied, and multiplied */
+    int missing;        /* stages to be copied before the first is multiplied */
+    bool weights, of_x; /* what is copied */
+
+    /* waits: the kernel in front may still run. */
+    __device__ __forceinline__ moe_stages(const qt_moe_unit_args &a, bool waits)
+        : put(0), get(0), missing(a.stages - 1), weights(true), of_x(!waits)
+    {
+    }
+    static __device__ __forceinline__ int next(const qt_moe_unit_args &a, int at)
+    {
+        return at + a.stage_bytes == a.stages * a.stage_bytes ? 0 : at + a.stage_bytes;
+    }
+    /* Calls copy(offset, weights, of_x), which starts copies to a stage. Returns whether the stage
+     * `get` is there. */
+    template <class Loader, class Copy>
+    __device__ __forceinline__ bool fill(const qt_moe_unit_args &a, Loader *loader, Copy copy)
+    {
+        if (missing == 0) {
+            moe_wait(a.stages);
+            __syncthreads(); /* the stage is there for all warps; all have read the one before */
+        }
+        copy(put, weights, of_x);
+        ptx_copy_commit();
+        put = next(a, put);
+        if (missing == 0)
+            return true;
+        if (--missing > 0)
+            return false;
+        weights = of_x;
+        if (!of_x) {
+            ptx_wait_previous();
+            loader->restart();
+            put = 0;
+            missing = a.stages - 1;
+            of_x = true;
+        }
+        return false;
+    }
+};
+
 /* g * sigmoid(slope * g + cubic * g^3): SiLU, and GELU with the tanh approximation, as 1 + tanh(z)
  * is 2 sigmoid(2 z). */
 static __device__ __forceinline__ float moe_activation(const qt_moe_unit_args &a, float g)
@@ -70,6 +118,30 @@ static __device__ __forceinline__ float moe_activation(const qt_moe_unit_args &a
 static __device__ __forceinline__ float moe_gated(const qt_moe_unit_args &a, float g, float u)
 {
     return moe_activation(a, fminf(g, a.limit)) * (fmaxf(fminf(u, a.limit), -a.limit) + a.offset);
+}
+
+/*
+ * A producer of a kernel by wgmma fills the stages of all units of its thread block. open(unit,
+ * number) begins a unit, the thread block's number-th; fill(slot, stage, bar) starts the copies of
+ * a stage, which is empty by then and whose mbarrier is `bar`.
+ */
+template <class Producer>
+static __device__ __forceinline__ void moe_produce(const qt_moe_unit_args &a, qt_pipeline r,
+                                                   int units, Producer *producer)
+{
+    int number = 0;
+#pragma unroll 1
+    for (int unit = (int)blockIdx.x; unit < units; unit += (int)gridDim.x, number++) {
+#pragma unroll 1
+        for (int slot = 0; slot < a.slots; slot++) {
+            const uint32_t to = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes;
+            ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
+            if (slot == 0)
+                producer->open(unit, number);
+            producer->fill(slot, to, r.full + 8 * r.stage);
+            qt_pipeline_advance(&r, a.stages);
+        }
+    }
 }
 
 /* Adds the sums of the warps along k to those of the first, in order: float or int. Returns whether

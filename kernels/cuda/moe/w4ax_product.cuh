@@ -272,8 +272,6 @@ __global__ void __launch_bounds__(MOE_THREADS, MT <= 2 ? 2 : 1)
 {
     typedef typename w4ax_sum<SCALES>::type sum_t;
     unsigned char *const ring = qt_smem + a.ring_at;
-    const int ring_bytes = a.stages * a.stage_bytes;
-    int put = 0, get = 0; /* stages to be filled and multiplied next, in bytes */
     if (!a.early)
         ptx_wait_previous();
     ptx_launch_dependents(); /* in time, as the kernel in front waited for the one before it */
@@ -281,41 +279,24 @@ __global__ void __launch_bounds__(MOE_THREADS, MT <= 2 ? 2 : 1)
     sum_t sums[QT_MOE_STRIPS][MT][4];
     moe_w4ax_header header;
     int at = (int)blockIdx.x, slot = 0; /* the unit and its stage that are multiplied */
-    int missing = a.stages - 1;         /* stages to be copied before the first is multiplied */
-    /* Before the quantizer has ended, weights of these stages are copied, then X. */
-    bool weights = true, of_x = false;
+    moe_stages stages(a, true);         /* the quantizer may still run */
     if (at >= loader.units)
         ptx_wait_previous(); /* a kernel never ends before the one in front */
 #pragma unroll 1
     while (at < loader.units) {
-        if (missing == 0) {
-            moe_wait(a.stages);
-            __syncthreads(); /* the stage is there for all warps; all have read the one before */
-        }
-        loader.copy(a, ring + put, weights, of_x);
-        ptx_copy_commit();
-        put = put + a.stage_bytes == ring_bytes ? 0 : put + a.stage_bytes;
-        if (missing) {
-            if (--missing == 0 && !of_x) {
-                ptx_wait_previous();
-                loader.restart();
-                put = 0;
-                missing = a.stages - 1;
-                of_x = true;
-                weights = false;
-            } else if (missing == 0) {
-                weights = true;
-            }
+        if (!stages.fill(a, &loader, [&](int to, bool weights, bool of_x) {
+                loader.copy(a, ring + to, weights, of_x);
+            }))
             continue;
-        }
         if (slot == 0) {
-            header = *(const moe_w4ax_header *)(ring + get + moe_w4ax_stage<MT>::header_at(a));
+            header =
+                *(const moe_w4ax_header *)(ring + stages.get + moe_w4ax_stage<MT>::header_at(a));
 #pragma unroll
             for (int i = 0; i < QT_MOE_STRIPS * MT * 4; i++)
                 sums[i / (MT * 4)][i / 4 % MT][i % 4] = 0;
         }
-        moe_w4ax_multiply<SCALES, MT>(sums, a, ring + get, slot);
-        get = get + a.stage_bytes == ring_bytes ? 0 : get + a.stage_bytes;
+        moe_w4ax_multiply<SCALES, MT>(sums, a, ring + stages.get, slot);
+        stages.get = stages.next(a, stages.get);
         if (++slot < a.slots)
             continue;
         slot = 0;

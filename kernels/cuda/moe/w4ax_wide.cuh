@@ -85,22 +85,22 @@ template <enum qtool_w4ax_scales SCALES> struct w4ax_wide_producer {
     enum { STRIPS = W4AX_WIDE_STRIPS / W4AX_WIDE_PRODUCERS };
     const qt_moe_w4ax_args &a;
     const int lane, warp;
-    qt_pipeline r;
+    w4ax_wide_unit *to; /* what the consumers read about the unit */
     qt_moe_item item;
     const unsigned char *from; /* codes or scales of the lane's strip */
     const __half *row_scale;
 
-    __device__ __forceinline__ w4ax_wide_producer(const qt_moe_w4ax_args &args,
-                                                  const qt_pipeline &p)
-        : a(args), lane((int)threadIdx.x % 32), warp((int)threadIdx.x / 32 - QT_MOE_WARPS), r(p)
+    __device__ __forceinline__ w4ax_wide_producer(const qt_moe_w4ax_args &args)
+        : a(args), lane((int)threadIdx.x % 32), warp((int)threadIdx.x / 32 - QT_MOE_WARPS)
     {
     }
     __device__ __forceinline__ int strip() const
     {
         return warp * STRIPS + lane % STRIPS;
     }
-    __device__ __forceinline__ void open(int unit, w4ax_wide_unit *to)
+    __device__ __forceinline__ void open(int unit, int count)
     {
+        to = w4ax_wide_unit_at(a, count);
         item = moe_item(a, unit / a.row_tiles);
         const int tile = unit % a.row_tiles, s = strip();
         const qt_moe_w4ax_matrix *m =
@@ -131,7 +131,7 @@ template <enum qtool_w4ax_scales SCALES> struct w4ax_wide_producer {
         const bool tokens = warp == 0 || (warp == 1 && SCALES == QTOOL_W4AX_INT);
         return SCALES == QTOOL_W4AX_BLOCK ? 0 : STRIPS * 32 + (tokens ? token_bytes() : 0);
     }
-    __device__ __forceinline__ void copy_unit(w4ax_wide_unit *to, uint32_t bar) const
+    __device__ __forceinline__ void copy_unit(uint32_t bar) const
     {
         if (SCALES == QTOOL_W4AX_BLOCK)
             return;
@@ -159,48 +159,35 @@ template <enum qtool_w4ax_scales SCALES> struct w4ax_wide_producer {
         return (uint32_t)(STRIPS * (halves(slot) * 512 + blocks(slot) * stage::SCALE_BYTES)) +
                (warp < blocks(slot) ? x : 0);
     }
-    __device__ __forceinline__ void copy(int slot, uint32_t to, uint32_t bar) const
+    __device__ __forceinline__ void copy(int slot, uint32_t stage_at, uint32_t bar) const
     {
         const size_t row = (size_t)(slot * stage::BLOCKS + warp) * a.x.positions + item.first;
         if (lane < STRIPS)
-            ptx_copy_bulk(to + stage::CODES_AT + strip() * stage::STRIP_BYTES,
+            ptx_copy_bulk(stage_at + stage::CODES_AT + strip() * stage::STRIP_BYTES,
                           from + (size_t)slot * stage::STRIP_BYTES, (uint32_t)(halves(slot) * 512),
                           bar);
         else if (stage::SCALE_BYTES && lane < 2 * STRIPS)
-            ptx_copy_bulk(to + stage::SCALES_AT + strip() * stage::STRIP_SCALE_BYTES,
+            ptx_copy_bulk(stage_at + stage::SCALES_AT + strip() * stage::STRIP_SCALE_BYTES,
                           from + (size_t)slot * stage::STRIP_SCALE_BYTES,
                           (uint32_t)(blocks(slot) * stage::SCALE_BYTES), bar);
         if (warp >= blocks(slot))
             return;
         if (lane == 2 * STRIPS)
-            ptx_copy_bulk(to + warp * stage::TOKENS * 128, a.x.codes + row * 128,
+            ptx_copy_bulk(stage_at + warp * stage::TOKENS * 128, a.x.codes + row * 128,
                           (uint32_t)item.rows * 128, bar);
         if (SCALES == QTOOL_W4AX_BLOCK && lane == 2 * STRIPS + 1)
-            ptx_copy_bulk(to + stage::TOKEN_SCALES_AT + warp * stage::TOKENS * 4, a.x.scale + row,
-                          token_bytes(), bar);
+            ptx_copy_bulk(stage_at + stage::TOKEN_SCALES_AT + warp * stage::TOKENS * 4,
+                          a.x.scale + row, token_bytes(), bar);
     }
-    __device__ __forceinline__ void run(int units)
+    __device__ __forceinline__ void fill(int slot, uint32_t stage_at, uint32_t bar) const
     {
-        int number = 0;
-#pragma unroll 1
-        for (int unit = (int)blockIdx.x; unit < units; unit += (int)gridDim.x, number++) {
-#pragma unroll 1
-            for (int slot = 0; slot < a.slots; slot++) {
-                const uint32_t to = ptx_shared(qt_smem) + a.ring_at + r.stage * a.stage_bytes;
-                const uint32_t bar = r.full + 8 * r.stage;
-                ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
-                if (slot == 0)
-                    open(unit, w4ax_wide_unit_at(a, number));
-                __syncwarp(); /* the unit has been written */
-                if (lane == 0)
-                    ptx_barrier_expect(bar, bytes(slot) + (slot == 0 ? unit_bytes() : 0));
-                __syncwarp();
-                if (slot == 0)
-                    copy_unit(w4ax_wide_unit_at(a, number), bar);
-                copy(slot, to, bar);
-                qt_pipeline_advance(&r, a.stages);
-            }
-        }
+        __syncwarp(); /* the unit has been written */
+        if (lane == 0)
+            ptx_barrier_expect(bar, bytes(slot) + (slot == 0 ? unit_bytes() : 0));
+        __syncwarp();
+        if (slot == 0)
+            copy_unit(bar);
+        copy(slot, stage_at, bar);
     }
 };
 
@@ -507,7 +494,8 @@ __global__ void __launch_bounds__(QT_MOE_WIDE_THREADS, 1)
     const int units = moe_items(a) * a.row_tiles;
     if (warp >= QT_MOE_WARPS) {
         ptx_setmaxnreg_dec<W4AX_WIDE_COPY_REGISTERS>();
-        w4ax_wide_producer<SCALES>(a, r).run(units);
+        w4ax_wide_producer<SCALES> producer(a);
+        moe_produce(a, r, units, &producer);
     } else {
         ptx_setmaxnreg_inc<W4AX_WIDE_REGISTERS>();
         w4ax_wide_consume<SCALES>(a, r, units);
