@@ -250,6 +250,8 @@ struct qt_ckpt; /* opaque; immutable after opening, so several threads can read 
 int qt_ckpt_open(struct qt_ckpt **out, const char *path, struct qt_err *err);
 /* The same, but all tensors are presented as they are stored. */
 int qt_ckpt_open_stored(struct qt_ckpt **out, const char *path, struct qt_err *err);
+/* True for a matrix that checkpoints of this model_type (or NULL) store as [input][output]. */
+bool qt_stored_transposed(const char *model_type, const char *name);
 /* QT_E_INPUT or QT_E_UNSUPPORTED, with the reason, if quantized tensors cannot be dequantized. */
 int qt_ckpt_check_readable(const struct qt_ckpt *ckpt, struct qt_err *err);
 /* True if some tensors are dequantized on reading. */

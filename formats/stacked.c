@@ -88,22 +88,28 @@ static const struct names *find_renaming(const struct qt_source *source, const c
     return found;
 }
 
-/* True for a matrix of a Conv1D module of GPT-2, which is stored as [input][output]. */
-static bool is_conv1d(const struct qt_source *source, const struct qt_tensor *t)
+/* Of the Conv1D modules of GPT-2. */
+bool qt_stored_transposed(const char *model_type, const char *name)
 {
     static const char *const ends[] = {".c_attn.weight", ".q_attn.weight", ".c_proj.weight",
                                        ".c_fc.weight"};
     bool found = false;
     for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-        found = found || qt_name_ends_in(t->name, ends[i]);
-    return found && t->ndim == 2 && (is_type(source, "gpt2") || is_type(source, "openai-gpt"));
+        found = found || qt_name_ends_in(name, ends[i]);
+    return found && model_type &&
+           (strcmp(model_type, "gpt2") == 0 || strcmp(model_type, "openai-gpt") == 0);
+}
+
+static bool is_transposed(const struct qt_source *source, const struct qt_tensor *t)
+{
+    return t->ndim == 2 && qt_stored_transposed(source->model_type, t->name);
 }
 
 bool qt_stack_is_candidate(const struct qt_source *source, const struct qt_tensor *t)
 {
     size_t stem;
     bool bias;
-    return find_kind(t, &stem, &bias) || is_conv1d(source, t) || find_renaming(source, t->name);
+    return find_kind(t, &stem, &bias) || is_transposed(source, t) || find_renaming(source, t->name);
 }
 
 /* The shape of the other projection, or NULL. */
@@ -200,7 +206,7 @@ void qt_stack_split(struct qt_pieces *out, const struct qt_source *source,
     size_t stem;
     bool bias;
     const struct kind *kind = find_kind(t, &stem, &bias);
-    *out = (struct qt_pieces){.transposed = !base->encoding && is_conv1d(source, t)};
+    *out = (struct qt_pieces){.transposed = !base->encoding && is_transposed(source, t)};
     if (kind)
         split_stack(out, source, bases, t, kind, stem, bias);
     if (renaming) {

@@ -187,6 +187,7 @@ static void set_role(struct qt_export_matrix *m, const struct qt_export *x)
         .name = m->entry->name, .dtype = QT_F16, .ndim = 2, .shape = {m->n, m->k}};
     struct qt_role role = qt_role_of(qt_container_ckpt(x->container), &t);
     m->linear = role.linear;
+    m->transposed = qt_stored_transposed(x->model_type, t.name);
     m->head = role.why && strcmp(role.why, "head") == 0;
     m->embedding = role.why && strcmp(role.why, "embedding") == 0;
 }
@@ -290,6 +291,12 @@ done:
     return rc;
 }
 
+/* True for a copied matrix that the container has as [output][input] and the checkpoint has not. */
+static bool is_turned(const struct run *run, const struct qt_tensor *t)
+{
+    return t->ndim == 2 && qt_stored_transposed(run->x.model_type, t->name);
+}
+
 /* The index of the matrix whose first section is this stored tensor; SIZE_MAX: none. */
 static size_t matrix_at(const struct qt_export *x, const struct qt_tensor *t)
 {
@@ -315,8 +322,14 @@ static void add_item(struct run *run, struct item item)
     const struct qt_export_matrix *m = item.copied ? NULL : &run->x.matrix[item.matrix];
     item.first = run->ntensors;
     item.ntensors = m ? m->ntensors : 1;
-    if (item.copied)
-        add_tensor(run, *item.copied);
+    if (item.copied) {
+        struct qt_tensor t = *item.copied;
+        if (is_turned(run, &t)) {
+            t.shape[0] = item.copied->shape[1];
+            t.shape[1] = item.copied->shape[0];
+        }
+        add_tensor(run, t);
+    }
     for (size_t i = 0; m && i < m->ntensors; i++) {
         const struct qt_export_tensor *from = &m->tensor[i];
         struct qt_tensor t = {
@@ -365,6 +378,7 @@ static int load_config(struct qt_export *x, struct qt_err *err)
                      "missing: runtimes look for the options of %s there; copy it from the "
                      "checkpoint",
                      x->format->name);
+    x->model_type = json_string_value(json_object_get(x->config, "model_type"));
     qt_free(path);
     return rc;
 }
@@ -457,13 +471,30 @@ int qt_export_read_copied(struct qt_blob *out, const struct qt_export *x, const 
     return qt_export_damaged(t, err);
 }
 
+/* Writes a matrix, of elements of whole bytes, as [columns][rows]. */
+static int write_turned(struct run *run, const struct qt_tensor *t, const unsigned char *data,
+                        struct qt_err *err)
+{
+    const size_t rows = t->shape[0], cols = t->shape[1], size = qt_dtype_bits(t->dtype) / 8;
+    unsigned char *column;
+    int rc = qt_array_new(&column, rows + 1, size, err);
+    for (size_t c = 0; rc == QT_OK && c < cols; c++) {
+        for (size_t r = 0; r < rows; r++)
+            memcpy(column + r * size, data + (r * cols + c) * size, size);
+        rc = qt_output_write(run->x.out, column, rows * size, err);
+    }
+    qt_free(column);
+    return rc;
+}
+
 static int write_copied(struct run *run, const struct item *item, struct qt_err *err)
 {
     struct qt_blob blob;
     int rc = qt_export_read_copied(&blob, &run->x, item->copied, err);
     if (rc < 0)
         return rc;
-    rc = qt_output_write(run->x.out, blob.data, blob.size, err);
+    rc = is_turned(run, item->copied) ? write_turned(run, item->copied, blob.data, err)
+                                      : qt_output_write(run->x.out, blob.data, blob.size, err);
     qt_blob_free(&blob);
     return rc;
 }

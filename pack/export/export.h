@@ -44,6 +44,7 @@ struct qt_export_matrix {
     bool integer;
     int scale_shift;
     enum qt_dtype scale_dtype; /* that the export stores scales in: QT_F16, QT_BF16 or QT_F32 */
+    bool transposed;           /* the checkpoint stores it as [k][n] */
     bool linear;               /* a linear weight of a decoder layer */
     bool head, embedding;
     bool rounded; /* the export decodes to other weights than the container */
@@ -76,7 +77,8 @@ struct qt_export {
     size_t count;
     const struct qt_tensor **copied; /* in file order; not the container's own ("kv.layers...") */
     size_t ncopied;
-    json_t *config; /* config.json of the container; NULL: none */
+    json_t *config;         /* config.json of the container; NULL: none */
+    const char *model_type; /* its member, or NULL */
     struct qt_output *out;
     void *own; /* what plan leaves for write and release */
 };

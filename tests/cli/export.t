@@ -67,6 +67,12 @@ $ qtool quantize "$NANO" -o all --scheme nf4 -q >/dev/null && qtool export all -
 ? 1
 > ^0$
 
+# Tensors have the shapes of the checkpoint: those of GPT-2 are [input][output]. A warning says where experts differ.
+$ qtool quantize "$MODELS/gpt2" -o conv --scheme none --tensor 'h.1.attn.c_(attn|proj)=int4:g=32' -q >/dev/null && qtool export conv -o convx --format dense --dtype float32 -q >/dev/null && qtool eval conv --data "$MODELS/gpt2/ids.u16" --seqlen 16 -q >one && qtool eval convx --data "$MODELS/gpt2/ids.u16" --seqlen 16 -q | diff one -
+>-
+$ qtool quantize "$MODELS/gpt_oss_moe" -o stack --scheme int4:g=32 -q >/dev/null && qtool export stack --format dense --dry-run
+2 ^qtool export: warning: experts are written one by one, but checkpoints of gpt_oss have
+
 # NVFP4: runtimes take one tensor scale for matrices that they fuse; the weights do not change.
 $ qtool quantize "$NANO" -o nv --scheme nvfp4 -q >/dev/null && qtool export nv -o nvx --format compressed-tensors -q >/dev/null && qtool eval nv --data "$NANO/eval.txt" --windows 1 -q >one && qtool eval nvx --data "$NANO/eval.txt" --windows 1 -q | diff one - && grep -o tensor_group nvx/config.json
 > ^tensor_group$
