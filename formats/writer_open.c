@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -65,12 +66,20 @@ static int check_unfinished(const struct qt_writer *w, struct qt_err *err)
 int qt_writer_check(const char *dir, const struct qt_writer_options *opt, struct qt_err *err)
 {
     struct qt_writer w = {.opt = *opt, .journal.fd = -1};
-    int rc;
+    int rc, fd = -1;
     QT_TRY(qt_outdir_open(&w.out, dir, &w.opt, err));
     QT_TRY(qt_journal_open(&w.journal, w.out.partial, false, err));
-    if (!opt->force && !opt->resume && qt_path_exists(w.journal.path))
+    fd = open(w.journal.path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0)
+        goto done; /* there is no OUT.partial, or it is refused later */
+    /* Shared: other ranks check at the same time. */
+    if (flock(fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK)
+        rc = qt_fail(err, QT_E_RESOURCE, w.out.partial, NULL, "in use by another process");
+    else if (!opt->force && !opt->resume)
         rc = check_unfinished(&w, err);
 done:
+    if (fd >= 0)
+        close(fd);
     qt_journal_close(&w.journal);
     qt_outdir_close(&w.out);
     return rc;

@@ -58,6 +58,10 @@ $ mkdir part.partial && printf '%s\n' '{"format":"qtool-journal",' 1 2 >part.par
 ? 2
 2! warning
 2 part\.partial: an interrupted run left 2 finished tensors here: --resume continues that run, --force deletes them$
+$ flock part.partial/journal qtool quantize "$NANO" -o part --target-bpw 4 --choices nf3,nf4 --force
+? 6
+2! warning
+2 part\.partial: in use by another process$
 $ ls part.partial && qtool quantize "$NANO" -o part --target-bpw 4 --choices nf3,nf4 --force -q
 > ^journal$
 > ^chosen
