@@ -128,6 +128,8 @@ int budget_choose(struct qt_budget *out, struct rules *rules, struct cli *cli,
     char *text = NULL;
     int rc;
     *out = (struct qt_budget){0};
+    if (o->state)
+        QT_TRY(out_check(o->state, err));
     QT_TRY(qt_string_copy(&text, o->choices ? o->choices : default_choices, err));
     QT_TRY(qt_array_new(&choices, strlen(text) + 1, sizeof *choices, err));
     opt.nchoices = split_choices(choices, text);

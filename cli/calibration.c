@@ -90,6 +90,7 @@ int calibration_open(struct calibration *out, const struct calibration_options *
                      const struct qt_ckpt *ckpt, const char *device, struct qt_err *err)
 {
     struct qt_weights w = qt_weights_of_ckpt(ckpt);
+    struct qt_model *model = NULL;
     *out = (struct calibration){0};
     if (o->file && o->data.count)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "--data and --calib cannot be used together");
@@ -106,7 +107,10 @@ int calibration_open(struct calibration *out, const struct calibration_options *
         return read_windows(out, o, &w, err);
     QT_TRY(qt_qcal_open(&out->file, o->file, err));
     out->data.file = out->file;
+    QT_TRY(qt_model_open(&model, &w, err));
+    QT_TRY(qt_calibrate_check(out->file, ckpt, model, err));
 done:
+    qt_model_close(model);
     return rc;
 }
 

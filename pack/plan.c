@@ -87,9 +87,11 @@ static int rules_check_used(const struct rules *rules, const struct qt_plan_opti
     for (size_t i = 0; i < rules->count; i++) {
         const struct rule *rule = &rules->list[i];
         if (!rule->used)
-            return rule->vector ? cannot_quantize(rule->vector, err)
-                                : qt_fail(err, QT_E_USAGE, NULL, NULL,
-                                          "--tensor '%s' matches no tensor", opt->rules[i].regex);
+            return rule->vector
+                       ? cannot_quantize(rule->vector, err)
+                       : qt_fail(err, QT_E_USAGE, NULL, NULL,
+                                 "--tensor '%s' matches no tensor; 'qtool inspect' lists them",
+                                 opt->rules[i].regex);
     }
     return QT_OK;
 }

@@ -100,6 +100,10 @@ $ qtool plan "$NANO" --choices nf4,nf3
 $ qtool plan "$NANO" --untied
 ? 2
 2 --untied needs --target-bpw or --target-size
+$ qtool plan "$NANO" --target-bpw 4 --data "$NANO/calib.txt" --samples 1 --seqlen 16 --sensitivity nowhere/s.json
+? 2
+2! done
+2 nowhere: does not exist
 $ qtool plan "$NANO" --target-bpw 4 --sensitivity s.json
 ? 2
 2 it needs --data

@@ -102,6 +102,9 @@ $ cp -r "$NANO" other && chmod -R u+w other && printf '\0\1' | dd of=other/model
 ? 3
 >-
 2 a\.qcal: made from another model than other: the weights differ \(fingerprint
+$ qtool plan other --scheme nf3 --calib a.qcal
+? 3
+2 a\.qcal: made from another model than other: the weights differ \(fingerprint
 $ test ! -e x && test ! -e x.partial
 
 $ qtool quantize "$NANO" -o x --scheme nf3 --calib a.qcal --data "$NANO/calib.txt"
