@@ -368,6 +368,8 @@ static int decode(struct generation *g, struct engine *e, struct qt_err *err)
         if (all_ended(g))
             break;
         QT_TRY(show(g, false, err));
+        if (ferror(stdout)) /* the reader of a pipe has ended */
+            break;
         QT_TRY(engine_run(e, next, 1, false, err));
     }
     g->seconds = qt_clock() - start;

@@ -53,6 +53,9 @@ $ printf '{"eos_token_id": "x"}' >chat/generation_config.json; qtool generate ch
 $ qtool generate "$NANO" -p 'Once upon a time' --max-tokens 2 2>&1 | grep -c '^qtool generate: .* tokens/s$'
 > ^1$
 
+$ qtool generate "$NANO" -p a --max-tokens 2000 --ignore-eos 2>err | head -c 1 && grep -v ' 2000 tokens in' err
+2-
+
 # Wrong uses.
 $ qtool generate "$NANO"
 ? 2
