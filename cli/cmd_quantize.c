@@ -16,7 +16,7 @@ struct quantize_options {
     bool tune_norms, force, resume, strict;
 };
 
-/* ---- resuming ------------------------------------------------------------------------------- */
+/* ---- command lines -------------------------------------------------------------------------- */
 
 /* Appends a blank and the word quoted for a shell, at most 4 bytes per byte and 3 more. Returns the
  * end. */
@@ -30,6 +30,15 @@ static char *append_quoted(char *to, const char *word)
     for (; *word; word++)
         to += sprintf(to, *word == '\'' ? "'\\''" : "%c", *word);
     return to + sprintf(to, "'");
+}
+
+/* *out = a blank and the word, quoted for a shell. The caller frees it with qt_free. */
+static int quote(char **out, const char *word, struct qt_err *err)
+{
+    int rc = qt_array_new(out, 4 * strlen(word) + 4, 1, err);
+    if (rc == QT_OK)
+        append_quoted(*out, word);
+    return rc;
 }
 
 /* *out: the command line that resumes this run. The caller frees it with qt_free. */
@@ -148,20 +157,27 @@ static void add_tensor(void *ctx, json_t *tensor)
 }
 
 /* Says what to do next: the formats that hold all quantized tensors exactly. */
-static void print_next(struct cli *cli, const struct quantize_options *o, const char *ckpt,
-                       const struct tensors *t)
+static int print_next(struct cli *cli, const struct quantize_options *o, const char *ckpt,
+                      const struct tensors *t, struct qt_err *err)
 {
     const struct qt_export_format *format;
-    char formats[200] = "";
+    char formats[200] = "", *out = NULL, *source = NULL;
     size_t at = 0;
+    int rc;
+    QT_TRY(quote(&out, o->out, err));
+    QT_TRY(quote(&source, ckpt, err));
     for (size_t f = 0; t->count && (format = qt_export_format_at(f)) != NULL; f++)
         if (!(t->unfit >> f & 1) && at < sizeof formats)
             at += (size_t)snprintf(formats + at, sizeof formats - at, "%s%s", at ? "|" : "",
                                    qt_export_name(format));
     qt_log_message(&cli->log, QT_LOG_INFO,
-                   "next: qtool verify %s --source %s; qtool eval %s --data TEXT --ref %s%s%s%s%s",
-                   o->out, ckpt, o->out, ckpt, at ? "; qtool export " : "", at ? o->out : "",
+                   "next: qtool verify%s --source%s; qtool eval%s --data TEXT --ref%s%s%s%s%s", out,
+                   source, out, source, at ? "; qtool export" : "", at ? out : "",
                    at ? " -o DIR --format " : "", formats);
+done:
+    qt_free(source);
+    qt_free(out);
+    return rc;
 }
 
 static int print_report(struct cli *cli, const struct quantize_options *o,
@@ -275,7 +291,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     else if (budget.scheme)
         QT_TRY(budget_print(&budget, err));
     fflush(stdout);
-    print_next(cli, o, args[0], &tensors);
+    QT_TRY(print_next(cli, o, args[0], &tensors, err));
 done:
     interrupt_hint(NULL);
     if (rc == QT_E_INTERRUPTED) {

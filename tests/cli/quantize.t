@@ -7,6 +7,10 @@ $ qtool quantize "$NANO" -o fp6 --scheme fp6 --progress plain
 
 $ test ! -e fp6.partial && cmp fp6/tokenizer.json "$NANO/tokenizer.json" && sed -e 's/"vocab_size": 1024$/&,/' -e '$d' "$NANO/config.json" >config && printf '  "quantization_config": {\n    "quant_method": "qtool",\n    "format_version": 1\n  }\n}\n' >>config && cmp fp6/config.json config
 
+# The commands that may come next can be pasted.
+$ ln -s "$NANO" 'a source' && qtool quantize 'a source' -o "it's" --scheme nf3
+2 ^qtool quantize: next: qtool verify 'it'\\''s' --source 'a source'; qtool eval 'it'\\''s' --data TEXT --ref 'a source'; qtool export 'it'\\''s' -o DIR --format dense$
+
 # License files are copied; other files are not.
 $ mkdir licensed && cp "$NANO"/*.json "$NANO"/model.safetensors licensed && echo terms >licensed/LICENSE.txt && echo names >licensed/NOTICE && echo x >licensed/notes.txt
 $ qtool quantize licensed -o carried --scheme fp6 -q && cmp carried/LICENSE.txt licensed/LICENSE.txt && cmp carried/NOTICE licensed/NOTICE && test ! -e carried/notes.txt && grep -c NOTICE carried/SHA256SUMS
