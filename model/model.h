@@ -9,11 +9,11 @@
  *   tokenizer/unicode.c        character properties and normalization forms
  *   tokenizer/pretokenize*.c   splitting text into words;  words.c, bpe*.c, unigram.c: the model
  *   chat/chat.c       chat templates (a subset of Jinja); chat/chat.h lists the files
- *   config/arch.c     the table of model families, one row per family
+ *   config/families/  the model families: names of tensors, defaults, options that few have
+ *   config/arch.c     the table of the families
  *   config/config.c   config.json -> sizes and options; rope.c, experts.c, heads.c, ssm.c: rotary
  *                     embeddings, mixtures of experts, attention heads of layers, state space
- *                     models; options.c, older.c: options of few families; source.c: typed,
- *                     checked values
+ *                     models; source.c: typed, checked values
  *   graph/attention.c, latent.c, delta.c, short.c, ssm.c   the mixers: attention, latent
  *                     attention, gated DeltaNet, short convolution, state space model
  *   graph/per_layer.c   inputs of single decoder layers (Gemma 4)
@@ -186,7 +186,7 @@ struct qt_model; /* the decoder graph: sizes, per-layer tensor names, no weights
 enum qt_predicts { QT_PREDICTS_NEXT, QT_PREDICTS_MASKED, QT_PREDICTS_NOTHING };
 
 struct qt_model_info {
-    const char *family; /* "llama", "qwen2", ...: the row of the table in config/arch.c */
+    const char *family; /* "llama", "qwen2", ...: see config/families/ */
     size_t layers, hidden, vocab, heads, kv_heads, head_dim, max_positions;
     /* Floats of a token that pass from layer to layer: `hidden` first, then what later layers read
      * (keys and values, inputs of their own), if the model has that. At least `hidden`. */

@@ -33,57 +33,13 @@ int config_unsupported(const struct source *src, const char *key, const char *va
 int config_read_flag(bool *out, const struct source *src, const struct arch_flag *flag,
                      struct qt_err *err);
 
-/* See arch.adapt. */
-int config_adapt_multi_query(json_t *out, const struct source *src, struct qt_err *err);
-int config_adapt_baichuan(json_t *out, const struct source *src, struct qt_err *err);
-int config_adapt_qwen(json_t *out, const struct source *src, struct qt_err *err);
-int config_adapt_chatglm(json_t *out, const struct source *src, struct qt_err *err);
-int config_adapt_jetmoe(json_t *out, const struct source *src, struct qt_err *err);
-int config_adapt_gemma3n(json_t *out, const struct source *src, struct qt_err *err);
-int config_adapt_mimo(json_t *out, const struct source *src, struct qt_err *err);
-int config_adapt_minimax_m3(json_t *out, const struct source *src, struct qt_err *err);
-int config_adapt_mpt(json_t *out, const struct source *src, struct qt_err *err);
-
-/* Readers of options that only some families have: see arch.read. */
-int config_read_opt(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_gemma(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_bert(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_modernbert(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_gemma3n(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_mimo(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_minimax_m3(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_iquestcoder(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_hy_v3(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_sarvam_moe(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_gemma4(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_gemma4_unified(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_phimoe(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_afmoe(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_llama4(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_lfm2_moe(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_lfm2(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_gptj(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_multipliers(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_deepseek_v2(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_deepseek_v3(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_minicpm3(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_gpt_oss(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_granite_swa(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_cohere(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_stablelm(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_gpt2(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_minimax_m2(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_granite4(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_falcon_h1(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_nemotron_h(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_baichuan(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_qwen(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_chatglm(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_codegen(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_falcon(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_gpt_neo(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_bloom(struct config *cfg, const struct source *src, struct qt_err *err);
-int config_read_mpt(struct config *cfg, const struct source *src, struct qt_err *err);
+/* Fails with QT_E_UNSUPPORTED if the flag has this value; without the key it has the other. */
+int config_refuse_flag(const struct source *src, const char *key, bool refused, struct qt_err *err);
+/* Fails with QT_E_UNSUPPORTED if the key has any value but `only`. */
+int config_expect_string(const struct source *src, const char *key, const char *only,
+                         struct qt_err *err);
+/* out[key] = value, whose reference is taken over; NULL: memory is exhausted. */
+int config_put(json_t *out, const char *key, json_t *value, struct qt_err *err);
 
 /* Gives the layers in the list `key` of config.json attention (cfg->mixers); none if there is no
  * such key. */

@@ -52,3 +52,27 @@ int config_read_flag(bool *out, const struct source *src, const struct arch_flag
     *out = flag->value;
     return flag->key ? qt_json_get_bool(out, src->json, flag->key, src->path, err) : QT_OK;
 }
+
+int config_refuse_flag(const struct source *src, const char *key, bool refused, struct qt_err *err)
+{
+    bool value = !refused;
+    int rc = qt_json_get_bool(&value, src->json, key, src->path, err);
+    return rc == QT_OK && value == refused
+               ? config_unsupported(src, key, refused ? "true" : "false", err)
+               : rc;
+}
+
+int config_expect_string(const struct source *src, const char *key, const char *only,
+                         struct qt_err *err)
+{
+    const char *value = only;
+    int rc = qt_json_get_string(&value, src->json, key, src->path, err);
+    return rc < 0 || strcmp(value, only) == 0 ? rc : config_unsupported(src, key, value, err);
+}
+
+int config_put(json_t *out, const char *key, json_t *value, struct qt_err *err)
+{
+    return value && json_object_set_new(out, key, value) == 0
+               ? QT_OK
+               : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+}
