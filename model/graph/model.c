@@ -154,6 +154,17 @@ static size_t mlp_width(const struct config *cfg, const struct layer_def *layer,
                                   : cfg->shared_width;
 }
 
+/* A matrix that reads this input of the layer (-1: none that is observed). */
+static struct qt_linear linear(size_t n, size_t k, int input)
+{
+    return (struct qt_linear){.n = n, .k = k, .input = input, .feeds = -1};
+}
+
+static struct qt_linear vector(size_t n)
+{
+    return linear(n, 0, -1);
+}
+
 /* Shape and inputs of a part; input is -1 for norms, the router and its bias. */
 static struct qt_linear role_shape(const struct config *cfg, const struct layer_def *layer,
                                    enum role role, size_t expert)
@@ -179,16 +190,11 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
                                   .feeds_rows = kv,
                                   .feeds_scale = true};
     case ROLE_Q:
-        return (struct qt_linear){.n = cfg->arch->latent  ? info->heads * qk
-                                       : cfg->arch->gated ? 2 * q
-                                                          : q,
-                                  .k = h,
-                                  .input = 0,
-                                  .feeds = -1};
+        return linear(cfg->arch->latent ? info->heads * qk : cfg->arch->gated ? 2 * q : q, h, 0);
     case ROLE_ATTN_GATE:
-        return (struct qt_linear){.n = q, .k = h, .input = 0, .feeds = -1};
+        return linear(q, h, 0);
     case ROLE_K:
-        return (struct qt_linear){.n = kv, .k = h, .input = 0, .feeds = -1};
+        return linear(kv, h, 0);
     case ROLE_V:
         return (struct qt_linear){.n = layer->heads.kv * value_dim,
                                   .k = h,
@@ -197,72 +203,58 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
                                   .feeds_rows = kv,
                                   .feeds_scale = true};
     case ROLE_Q_A:
-        return (struct qt_linear){.n = q_rank, .k = h, .input = 0, .feeds = -1};
+        return linear(q_rank, h, 0);
     case ROLE_KV_A:
-        return (struct qt_linear){.n = kv_rank + cfg->latent.rope, .k = h, .input = 0, .feeds = -1};
+        return linear(kv_rank + cfg->latent.rope, h, 0);
     case ROLE_Q_A_NORM:
-        return (struct qt_linear){.n = q_rank, .input = -1, .feeds = -1};
+        return vector(q_rank);
     case ROLE_Q_B:
-        return (struct qt_linear){.n = info->heads * qk, .k = q_rank, .input = 1, .feeds = -1};
+        return linear(info->heads * qk, q_rank, 1);
     case ROLE_KV_A_NORM:
-        return (struct qt_linear){.n = kv_rank, .input = -1, .feeds = -1};
+        return vector(kv_rank);
     case ROLE_KV_B:
-        return (struct qt_linear){.n = info->heads * (cfg->latent.nope + cfg->latent.v),
-                                  .k = kv_rank,
-                                  .input = layer->mixer_inputs - 2,
-                                  .feeds = -1};
+        return linear(info->heads * (cfg->latent.nope + cfg->latent.v), kv_rank,
+                      layer->mixer_inputs - 2);
     case ROLE_SINKS:
-        return (struct qt_linear){.n = info->heads, .input = -1, .feeds = -1};
+        return vector(info->heads);
     case ROLE_DELTA_QKVZ:
-        return (struct qt_linear){.n = keys + 2 * values, .k = h, .input = 0, .feeds = -1};
+        return linear(keys + 2 * values, h, 0);
     case ROLE_DELTA_QKV:
-        return (struct qt_linear){.n = keys + values, .k = h, .input = 0, .feeds = -1};
+        return linear(keys + values, h, 0);
     case ROLE_DELTA_Z:
-        return (struct qt_linear){.n = values, .k = h, .input = 0, .feeds = -1};
+        return linear(values, h, 0);
     case ROLE_DELTA_BA:
-        return (struct qt_linear){
-            .n = 2 * cfg->delta.value_heads, .k = h, .input = -1, .feeds = -1};
+        return linear(2 * cfg->delta.value_heads, h, -1);
     case ROLE_DELTA_B:
     case ROLE_DELTA_A:
-        return (struct qt_linear){.n = cfg->delta.value_heads, .k = h, .input = -1, .feeds = -1};
+        return linear(cfg->delta.value_heads, h, -1);
     case ROLE_CONV:
-        return (struct qt_linear){.n = cfg->arch->ssm ? ssm_mixed(cfg) : keys + values,
-                                  .k = cfg->arch->ssm ? cfg->ssm.kernel : cfg->delta.kernel,
-                                  .input = -1,
-                                  .feeds = -1};
+        return linear(cfg->arch->ssm ? ssm_mixed(cfg) : keys + values,
+                      cfg->arch->ssm ? cfg->ssm.kernel : cfg->delta.kernel, -1);
     case ROLE_A_LOG:
     case ROLE_DT_BIAS:
-        return (struct qt_linear){.n = cfg->arch->ssm ? cfg->ssm.heads : cfg->delta.value_heads,
-                                  .input = -1,
-                                  .feeds = -1};
+        return vector(cfg->arch->ssm ? cfg->ssm.heads : cfg->delta.value_heads);
     case ROLE_DELTA_NORM:
-        return (struct qt_linear){.n = cfg->delta.value_dim, .input = -1, .feeds = -1};
+        return vector(cfg->delta.value_dim);
     case ROLE_DELTA_OUT:
-        return (struct qt_linear){.n = h, .k = values, .input = 1, .feeds = -1};
+        return linear(h, values, 1);
     case ROLE_SHORT_IN:
-        return (struct qt_linear){.n = 3 * h, .k = h, .input = 0, .feeds = -1};
+        return linear(3 * h, h, 0);
     case ROLE_SHORT_CONV:
-        return (struct qt_linear){.n = h, .k = cfg->short_kernel, .input = -1, .feeds = -1};
+        return linear(h, cfg->short_kernel, -1);
     case ROLE_SHORT_OUT:
-        return (struct qt_linear){.n = h, .k = h, .input = 1, .feeds = -1};
+        return linear(h, h, 1);
     case ROLE_SSM_IN:
-        return (struct qt_linear){.n = ssm_values(cfg) + ssm_mixed(cfg) + cfg->ssm.heads,
-                                  .k = h,
-                                  .input = 0,
-                                  .feeds = -1};
+        return linear(ssm_values(cfg) + ssm_mixed(cfg) + cfg->ssm.heads, h, 0);
     case ROLE_SSM_D:
-        return (struct qt_linear){.n = cfg->ssm.heads, .input = -1, .feeds = -1};
+        return vector(cfg->ssm.heads);
     case ROLE_SSM_NORM:
-        return (struct qt_linear){.n = ssm_values(cfg), .input = -1, .feeds = -1};
+        return vector(ssm_values(cfg));
     case ROLE_O:
-        return (struct qt_linear){
-            .n = h,
-            .k = layer->mixer == MIXER_LATENT ? cfg->o_width : info->heads * value_dim,
-            .input = layer->mixer == MIXER_LATENT ? layer->mixer_inputs - 1 : 1,
-            .feeds = -1};
+        return linear(h, layer->mixer == MIXER_LATENT ? cfg->o_width : info->heads * value_dim,
+                      layer->mixer == MIXER_LATENT ? layer->mixer_inputs - 1 : 1);
     case ROLE_SSM_OUT:
-        return (struct qt_linear){
-            .n = h, .k = ssm_values(cfg), .input = layer->mixer_inputs - 1, .feeds = -1};
+        return linear(h, ssm_values(cfg), layer->mixer_inputs - 1);
     case ROLE_GATE_UP:
         return (struct qt_linear){.n = 2 * inner,
                                   .k = h,
@@ -279,45 +271,42 @@ static struct qt_linear role_shape(const struct config *cfg, const struct layer_
                                   .feeds_rows = inner,
                                   .feeds_scale = role == ROLE_UP && gated};
     case ROLE_DOWN:
-        return (struct qt_linear){.n = h, .k = inner, .input = down, .feeds = -1};
+        return linear(h, inner, down);
     case ROLE_EXPERT_Q:
-        return (struct qt_linear){.n = kv, .k = h, .input = 1 + 2 * (int)expert, .feeds = -1};
+        return linear(kv, h, 1 + 2 * (int)expert);
     case ROLE_EXPERT_O:
-        return (struct qt_linear){.n = h, .k = kv, .input = 2 + 2 * (int)expert, .feeds = -1};
+        return linear(h, kv, 2 + 2 * (int)expert);
     case ROLE_HEADS_ROUTER:
     case ROLE_ROUTER:
-        return (struct qt_linear){.n = cfg->routed, .k = h, .input = -1, .feeds = -1};
+        return linear(cfg->routed, h, -1);
     case ROLE_SELECT_BIAS:
-        return (struct qt_linear){.n = cfg->routed, .input = -1, .feeds = -1};
+        return vector(cfg->routed);
     case ROLE_EXPERT_SCALE:
-        return (struct qt_linear){.n = cfg->routed, .input = -1, .feeds = -1};
+        return vector(cfg->routed);
     case ROLE_PER_LAYER_GATE:
-        return (struct qt_linear){
-            .n = cfg->per_layer, .k = h, .input = layer_mlp_end(layer), .feeds = -1};
+        return linear(cfg->per_layer, h, layer_mlp_end(layer));
     case ROLE_PER_LAYER_OUT:
-        return (struct qt_linear){
-            .n = h, .k = cfg->per_layer, .input = layer_mlp_end(layer) + 1, .feeds = -1};
+        return linear(h, cfg->per_layer, layer_mlp_end(layer) + 1);
     case ROLE_LAYER_SCALE:
-        return (struct qt_linear){.n = 1, .input = -1, .feeds = -1};
+        return vector(1);
     case ROLE_ALTUP_ROUTER:
-        return (struct qt_linear){.n = cfg->altup, .k = h, .input = -1, .feeds = -1};
+        return linear(cfg->altup, h, -1);
     case ROLE_ALTUP_PREDICT:
-        return (struct qt_linear){
-            .n = cfg->altup * cfg->altup, .k = cfg->altup, .input = -1, .feeds = -1};
+        return linear(cfg->altup * cfg->altup, cfg->altup, -1);
     case ROLE_ALTUP_CORRECT:
-        return (struct qt_linear){.n = cfg->altup, .k = cfg->altup, .input = -1, .feeds = -1};
+        return linear(cfg->altup, cfg->altup, -1);
     case ROLE_LAUREL_LEFT:
-        return (struct qt_linear){.n = cfg->laurel, .k = h, .input = -1, .feeds = -1};
+        return linear(cfg->laurel, h, -1);
     case ROLE_LAUREL_RIGHT:
-        return (struct qt_linear){.n = h, .k = cfg->laurel, .input = -1, .feeds = -1};
+        return linear(h, cfg->laurel, -1);
     case ROLE_SHARED_GATE:
-        return (struct qt_linear){.n = 1, .k = h, .input = -1, .feeds = -1};
+        return linear(1, h, -1);
     case ROLE_Q_NORM:
-        return (struct qt_linear){.n = all ? q : dim, .input = -1, .feeds = -1};
+        return vector(all ? q : dim);
     case ROLE_K_NORM:
-        return (struct qt_linear){.n = all ? kv : dim, .input = -1, .feeds = -1};
+        return vector(all ? kv : dim);
     default:
-        return (struct qt_linear){.n = h, .input = -1, .feeds = -1};
+        return vector(h);
     }
 }
 
