@@ -379,6 +379,10 @@ static int load_config(struct qt_export *x, struct qt_err *err)
                      "checkpoint",
                      x->format->name);
     x->model_type = json_string_value(json_object_get(x->config, "model_type"));
+    if (json_object_get(x->config, "auto_map") && x->format->describe)
+        qt_log_message(x->opt->log, QT_LOG_WARNING,
+                       "config.json names Python files (auto_map), which containers do not have: "
+                       "runtimes that need them look for copies in the export");
     qt_free(path);
     return rc;
 }

@@ -73,6 +73,9 @@ $ qtool quantize "$MODELS/gpt2" -o conv --scheme none --tensor 'h.1.attn.c_(attn
 $ qtool quantize "$MODELS/gpt_oss_moe" -o stack --scheme int4:g=32 -q >/dev/null && qtool export stack --format dense --dry-run
 2 ^qtool export: warning: experts are written one by one, but checkpoints of gpt_oss have
 
+$ cp -r "$NANO" coded && chmod -R u+w coded && sed -i '1s/{/{"auto_map": {"AutoConfig": "configuration_x.XConfig"},/' coded/config.json && qtool quantize coded -o code --scheme int4 -q >/dev/null && qtool export code --format gptq --dry-run
+2 ^qtool export: warning: config\.json names Python files \(auto_map\)
+
 # NVFP4: runtimes take one tensor scale for matrices that they fuse; the weights do not change.
 $ qtool quantize "$NANO" -o nv --scheme nvfp4 -q >/dev/null && qtool export nv -o nvx --format compressed-tensors -q >/dev/null && qtool eval nv --data "$NANO/eval.txt" --windows 1 -q >one && qtool eval nvx --data "$NANO/eval.txt" --windows 1 -q | diff one - && grep -o tensor_group nvx/config.json
 > ^tensor_group$
