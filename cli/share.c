@@ -46,8 +46,9 @@ void doc_share(struct cli *cli, const struct qt_share *share, const struct qt_le
 void nonfinite_row(struct table *t, const char *first, size_t tensors, uint64_t values)
 {
     if (first)
-        table_row(t, "not finite\t%llu values in %zu copied tensors, first in %s",
-                  (unsigned long long)values, tensors, first);
+        table_row(t, "not finite\t%llu value%s in %zu copied tensor%s, first in %s",
+                  (unsigned long long)values, text_plural(values), tensors, text_plural(tensors),
+                  first);
 }
 
 void doc_nonfinite(struct cli *cli, const char *first, size_t tensors, uint64_t values)

@@ -444,7 +444,9 @@ static int find_decoder(struct config *cfg, struct source *src, struct qt_err *e
     }
     cfg->arch = arch_find(type);
     if (!cfg->arch)
-        rc = config_unsupported(src, "model_type", type, err);
+        rc = qt_fail(err, QT_E_UNSUPPORTED, src->path, NULL,
+                     "'model_type': %s is not supported; 'qtool list archs' lists those that are",
+                     type);
 done:
     return rc;
 }

@@ -356,7 +356,7 @@ $ cp $BAD/config/layers_none.json n/config.json && qtool eval n --data n/eval.tx
 2 'num_hidden_layers' is 0, outside 1 \.\. 4096
 $ cp $BAD/config/model_type.json n/config.json && qtool eval n --data n/eval.txt --windows 1
 ? 4
-2 'model_type': \.\./llama is not supported
+2 'model_type': \.\./llama is not supported; 'qtool list archs' lists those that are$
 $ cp $BAD/config/positions.json n/config.json && qtool eval n --data n/eval.txt --windows 1
 ? 3
 2 'max_position_embeddings' is 1099511627776, outside 1 \.\. 1073741824

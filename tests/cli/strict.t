@@ -2,10 +2,10 @@
 
 # Values in copied tensors that are not finite: the last two bytes are of model.norm.weight, F16.
 $ cp -r "$NANO" nan && chmod -R u+w nan && head -c 4069902 "$NANO/model.safetensors" >nan/model.safetensors && printf '\377\177' >>nan/model.safetensors && qtool quantize nan -o out --scheme nf4 --progress none
-> ^not finite +1 values in 1 copied tensors, first in model\.norm\.weight$
+> ^not finite +1 value in 1 copied tensor, first in model\.norm\.weight$
 2 ^qtool quantize: warning: nan/model\.safetensors: tensor model\.norm\.weight: 1 of 256 values are NaN or infinity: they are copied as they are$
 $ qtool verify out --source nan -q
-> ^not finite +1 values in 1 copied tensors, first in model\.norm\.weight$
+> ^not finite +1 value in 1 copied tensor, first in model\.norm\.weight$
 $ qtool verify out
 2 ^qtool verify: warning: out: tensor model\.norm\.weight: 1 of 256 values are NaN or infinity$
 $ qtool verify out --strict -q
