@@ -7,32 +7,6 @@
  */
 #include "pack/export/export.h"
 
-#include <string.h>
-
-/* Model types whose checkpoints stack the experts of a layer in one tensor. */
-static const char *const stacked[] = {
-    "gemma4",           "gemma4_text",    "gpt_oss",          "granitemoe",
-    "granitemoehybrid", "granitemoe_swa", "granitemoeshared", "jetmoe",
-    "llama4",           "llama4_text",    "mistral3",         "qwen3_vl_moe",
-};
-
-static int check(const struct qt_export *x, struct qt_err *err)
-{
-    bool experts = false, known = false;
-    (void)err;
-    for (size_t i = 0; i < x->count; i++)
-        experts = experts || strstr(x->matrix[i].module, ".experts.");
-    for (size_t i = 0; x->model_type && i < sizeof stacked / sizeof *stacked; i++)
-        known = known || strcmp(x->model_type, stacked[i]) == 0;
-    if (experts && known)
-        qt_log_message(
-            x->opt->log, QT_LOG_WARNING,
-            "experts are written one by one, but checkpoints of %s have those of a layer "
-            "in one tensor: other programs may not load this export",
-            x->model_type);
-    return QT_OK;
-}
-
 static int describe(struct qt_export_matrix *m, struct qt_err *err)
 {
     (void)err;
@@ -62,6 +36,5 @@ const struct qt_export_format qt_export_dense = {
     .rounds = true,
     .embeddings = true,
     .describe = describe,
-    .check = check,
     .convert = convert,
 };

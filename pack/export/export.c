@@ -1,11 +1,9 @@
-#include "pack/export/export.h"
+#include "pack/export/run.h"
 #include "pack/roles.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-static const uint64_t default_shard_bytes = (uint64_t)4 << 30;
 
 static int no_memory(struct qt_err *err)
 {
@@ -96,28 +94,6 @@ int qt_export_check_uniform(const struct qt_export *x, struct qt_err *err)
 }
 
 /* ---- plan ----------------------------------------------------------------------------------- */
-
-/* An output tensor: one of a matrix, or a copied one. */
-struct item {
-    const struct qt_tensor *copied; /* NULL: a matrix */
-    size_t matrix;
-    size_t first; /* index of its first tensor in the list of all */
-    size_t ntensors;
-    uint64_t bytes;
-};
-
-struct run {
-    struct qt_export x;
-    struct item *items; /* in the order of the files */
-    size_t nitems;
-    struct qt_tensor *tensors; /* all; names borrowed from x.matrix and the container */
-    size_t ntensors;
-    struct qt_spec *specs; /* per matrix */
-    const char **sources;  /* weight files of the container, for x.out */
-    uint64_t bytes;
-    unsigned char *data; /* of the matrix that is being written */
-    size_t data_bytes;
-};
 
 float qt_export_round(float v, enum qt_dtype dtype)
 {
@@ -291,12 +267,6 @@ done:
     return rc;
 }
 
-/* True for a copied matrix that the container has as [output][input] and the checkpoint has not. */
-static bool is_turned(const struct run *run, const struct qt_tensor *t)
-{
-    return t->ndim == 2 && qt_stored_transposed(run->x.model_type, t->name);
-}
-
 /* The index of the matrix whose first section is this stored tensor; SIZE_MAX: none. */
 static size_t matrix_at(const struct qt_export *x, const struct qt_tensor *t)
 {
@@ -324,7 +294,7 @@ static void add_item(struct run *run, struct item item)
     item.ntensors = m ? m->ntensors : 1;
     if (item.copied) {
         struct qt_tensor t = *item.copied;
-        if (is_turned(run, &t)) {
+        if (qt_export_is_turned(&run->x, &t)) {
             t.shape[0] = item.copied->shape[1];
             t.shape[1] = item.copied->shape[0];
         }
@@ -379,10 +349,6 @@ static int load_config(struct qt_export *x, struct qt_err *err)
                      "checkpoint",
                      x->format->name);
     x->model_type = json_string_value(json_object_get(x->config, "model_type"));
-    if (json_object_get(x->config, "auto_map") && x->format->describe)
-        qt_log_message(x->opt->log, QT_LOG_WARNING,
-                       "config.json names Python files (auto_map), which containers do not have: "
-                       "runtimes that need them look for copies in the export");
     qt_free(path);
     return rc;
 }
@@ -409,187 +375,11 @@ static int plan(struct run *run, struct qt_err *err)
     if (x->format->check)
         QT_TRY(x->format->check(x, err));
     QT_TRY(list_items(run, err));
+    if (x->format->describe)
+        qt_export_warn(x);
     if (x->format->plan)
         QT_TRY(x->format->plan(x, &run->bytes, err));
 done:
-    return rc;
-}
-
-/* ---- safetensors ---------------------------------------------------------------------------- */
-
-/* Zeroed memory for the tensors of a matrix. It is kept from one matrix to the next: fresh pages cost
- * as much as the conversion. */
-static int reserve(struct run *run, struct qt_export_matrix *m, struct qt_err *err)
-{
-    size_t need = 0;
-    for (size_t i = 0; i < m->ntensors; i++)
-        need += qt_round_up(m->tensor[i].bytes, 64);
-    if (need > run->data_bytes) {
-        qt_free(run->data);
-        run->data_bytes = 0;
-        int rc = qt_array_new(&run->data, need, 1, err);
-        if (rc < 0)
-            return rc;
-        run->data_bytes = need;
-    } else {
-        memset(run->data, 0, need);
-    }
-    unsigned char *at = run->data;
-    for (size_t i = 0; i < m->ntensors; i++) {
-        m->tensor[i].data = at;
-        at += qt_round_up(m->tensor[i].bytes, 64);
-    }
-    return QT_OK;
-}
-
-static int write_matrix(struct run *run, const struct item *item, struct qt_err *err)
-{
-    struct qt_export *x = &run->x;
-    struct qt_export_matrix *m = &x->matrix[item->matrix];
-    int rc;
-    QT_TRY(reserve(run, m, err));
-    QT_TRY(qt_export_panels(x, m, x->format->convert, err));
-    for (size_t i = 0; i < m->ntensors; i++)
-        QT_TRY(qt_output_write(x->out, m->tensor[i].data, m->tensor[i].bytes, err));
-done:
-    return rc;
-}
-
-int qt_export_read_copied(struct qt_blob *out, const struct qt_export *x, const struct qt_tensor *t,
-                          struct qt_err *err)
-{
-    char found[9], crc[9];
-    json_t *entry;
-    int rc = qt_container_copied_json(&entry, x->container, t->name, err);
-    if (rc < 0)
-        return rc;
-    snprintf(crc, sizeof crc, "%s", json_string_value(json_object_get(entry, "crc32")));
-    json_decref(entry);
-    rc = qt_ckpt_read(out, qt_container_ckpt(x->container), t, err);
-    if (rc < 0)
-        return rc;
-    snprintf(found, sizeof found, "%08x", qt_crc32(0, out->data, out->size));
-    if (strcmp(crc, found) == 0)
-        return QT_OK;
-    qt_blob_free(out);
-    return qt_export_damaged(t, err);
-}
-
-/* Writes a matrix, of elements of whole bytes, as [columns][rows]. */
-static int write_turned(struct run *run, const struct qt_tensor *t, const unsigned char *data,
-                        struct qt_err *err)
-{
-    const size_t rows = t->shape[0], cols = t->shape[1], size = qt_dtype_bits(t->dtype) / 8;
-    unsigned char *column;
-    int rc = qt_array_new(&column, rows + 1, size, err);
-    for (size_t c = 0; rc == QT_OK && c < cols; c++) {
-        for (size_t r = 0; r < rows; r++)
-            memcpy(column + r * size, data + (r * cols + c) * size, size);
-        rc = qt_output_write(run->x.out, column, rows * size, err);
-    }
-    qt_free(column);
-    return rc;
-}
-
-static int write_copied(struct run *run, const struct item *item, struct qt_err *err)
-{
-    struct qt_blob blob;
-    int rc = qt_export_read_copied(&blob, &run->x, item->copied, err);
-    if (rc < 0)
-        return rc;
-    rc = is_turned(run, item->copied) ? write_turned(run, item->copied, blob.data, err)
-                                      : qt_output_write(run->x.out, blob.data, blob.size, err);
-    qt_blob_free(&blob);
-    return rc;
-}
-
-/* Number of items from `first` on that share a file. */
-static size_t shard_items(const struct run *run, size_t first)
-{
-    const uint64_t limit =
-        run->x.opt->max_shard_bytes ? run->x.opt->max_shard_bytes : default_shard_bytes;
-    uint64_t used = run->items[first].bytes;
-    size_t n = 1;
-    for (; first + n < run->nitems; n++) {
-        const uint64_t more = run->items[first + n].bytes;
-        if (used > limit || more > limit - used)
-            break;
-        used += more;
-    }
-    return n;
-}
-
-static size_t shard_count(const struct run *run)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < run->nitems; i += shard_items(run, i))
-        count++;
-    return count;
-}
-
-static int write_shard(struct run *run, const char *name, size_t first, size_t n,
-                       struct qt_err *err)
-{
-    const struct qt_tensor *tensors = run->tensors + run->items[first].first;
-    const struct item *last = &run->items[first + n - 1];
-    const size_t count = last->first + last->ntensors - run->items[first].first;
-    json_t *metadata = json_pack("{s:s}", "format", "pt");
-    uint64_t *offsets = NULL;
-    char *header = NULL;
-    size_t size;
-    int rc;
-    if (!metadata)
-        return no_memory(err);
-    QT_TRY(qt_array_new(&offsets, count + 1, sizeof *offsets, err));
-    QT_TRY(qt_safetensors_header(&header, &size, offsets, tensors, count, metadata, err));
-    QT_TRY(qt_output_create(run->x.out, name, offsets[count], err));
-    QT_TRY(qt_output_write(run->x.out, header, size, err));
-    for (size_t i = first; i < first + n; i++) {
-        const struct item *item = &run->items[i];
-        QT_TRY(qt_stop_check(err));
-        QT_TRY(item->copied ? write_copied(run, item, err) : write_matrix(run, item, err));
-        qt_log_progress(run->x.opt->log, "export", (double)(i + 1), (double)run->nitems);
-    }
-    QT_TRY(qt_output_end(run->x.out, err));
-done:
-    qt_free(header);
-    qt_free(offsets);
-    json_decref(metadata);
-    return rc;
-}
-
-static int add_to_index(json_t *map, const struct run *run, const char *name, size_t first,
-                        size_t n, struct qt_err *err)
-{
-    for (size_t i = first; i < first + n; i++)
-        for (size_t k = 0; k < run->items[i].ntensors; k++)
-            if (json_object_set_new(map, run->tensors[run->items[i].first + k].name,
-                                    json_string(name)) < 0)
-                return no_memory(err);
-    return QT_OK;
-}
-
-static int write_shards(struct run *run, struct qt_err *err)
-{
-    const size_t count = shard_count(run);
-    json_t *map = json_object();
-    char name[QT_WEIGHT_FILE_NAME];
-    int rc = map ? QT_OK : no_memory(err);
-    for (size_t first = 0, i = 0; rc == QT_OK && first < run->nitems; i++) {
-        const size_t n = shard_items(run, first);
-        qt_weight_file_name(name, i, count, "safetensors");
-        QT_TRY(add_to_index(map, run, name, first, n, err));
-        QT_TRY(write_shard(run, name, first, n, err));
-        first += n;
-    }
-    if (rc == QT_OK && count > 1) {
-        json_t *index = json_pack("{s:{s:I}, s:O}", "metadata", "total_size",
-                                  (json_int_t)run->bytes, "weight_map", map);
-        rc = index ? qt_output_json(run->x.out, QT_INDEX_NAME, index, err) : no_memory(err);
-        json_decref(index);
-    }
-done:
-    json_decref(map);
     return rc;
 }
 
@@ -685,7 +475,7 @@ static int write_all(struct run *run, struct qt_err *err)
     if (x->format->write)
         return x->format->write(x, err);
     int rc;
-    QT_TRY(write_shards(run, err));
+    QT_TRY(qt_export_write_shards(run, err));
     QT_TRY(copy_side_files(run, err));
     QT_TRY(qt_export_write_config(x, err));
 done:

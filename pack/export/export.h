@@ -1,11 +1,13 @@
 /*
  * Exports (private to pack/): a container written in a format that runtimes load.
  *
- *     export.c              the driver: plan, refusals, tensors, side files
+ *     export.c              the driver: plan, refusals, side files
+ *     safetensors.c         writes the safetensors files and their index (run.h)
  *     convert.c             one matrix, panel by panel
  *     formats.c             the table of formats
  *     bits.h                dense bit strings, as several formats pack codes
  *     config.c              config.json of the export
+ *     stored.c              forms that containers and checkpoints do not have in common
  *     NAME.c                one format each
  *
  * A format that keeps the names and files of the checkpoint (safetensors, config.json) describes and
@@ -123,6 +125,14 @@ struct qt_export_format {
 
 extern const struct qt_export_format qt_export_dense, qt_export_compressed_tensors,
     qt_export_humming, qt_export_gptq, qt_export_awq, qt_export_bnb, qt_export_mlx, qt_export_gguf;
+
+/* Warns of what may keep a runtime from loading the export. */
+void qt_export_warn(const struct qt_export *x);
+/* True for a copied matrix that checkpoints have as [columns][rows]. */
+bool qt_export_is_turned(const struct qt_export *x, const struct qt_tensor *t);
+/* Writes data[rows][columns] of the matrix, whose elements have whole bytes, in that form. */
+int qt_export_write_turned(const struct qt_export *x, const struct qt_tensor *t,
+                           const unsigned char *data, struct qt_err *err);
 
 /* Writes the module of a tensor "MODULE.weight"; false if the name does not end so. */
 bool qt_export_module(char out[QT_TENSOR_NAME_MAX], const char *name);
