@@ -11,7 +11,7 @@ BENCH   := $(patsubst tests/bench/%.c,$(B)/tests/%,$(wildcard tests/bench/bench_
 $(B)/tests/%: $(B)/tests/unit/%.o $(B)/tests/unit/filter.o $(B)/libqtool.a | $(B)/pkg.libs
 	$(LINK) -lcmocka $(WRAP)
 
-$(B)/tests/test_gpu_backend: $(patsubst %,$(B)/%.o,kernels/gpu/backend kernels/gpu/product kernels/gpu/factor kernels/gpu/round kernels/gpu/grad kernels/gpu/panels kernels/gpu/status \
+$(B)/tests/test_gpu_backend: $(patsubst %,$(B)/%.o,kernels/gpu/backend kernels/gpu/product kernels/gpu/factor kernels/gpu/round kernels/gpu/grad kernels/gpu/panels kernels/gpu/halves kernels/gpu/attention kernels/gpu/status \
     tests/unit/gpu_missing)
 
 # These tests replace functions to count calls or to make them fail.

@@ -268,6 +268,9 @@ struct qt_backend {
     /* Set by callers: linear, attention, gram and their gradients may round their factors to the 11
      * significant bits of FP16 and TF32. Sums are FP32. */
     bool half;
+    /* Set by callers: the factors w of linear do not change until this is reset, so that a backend
+     * can keep a form of them. */
+    bool same_weights;
 
     /* ---- memory ---- */
 
@@ -321,6 +324,9 @@ struct qt_backend {
                     enum qt_act_kind kind, size_t count, struct qt_err *err);
     /* y += x */
     int (*add)(struct qt_backend *be, float *y, const float *x, size_t count, struct qt_err *err);
+    /* y = x - y */
+    int (*subtract)(struct qt_backend *be, float *y, const float *x, size_t count,
+                    struct qt_err *err);
     /* gather_rows: y[i] = x[rows[i]] * factor[i]. scatter_rows: y[rows[i]] += x[i] * factor[i]; the
      * indices in `rows` must be distinct. i < m; x[i] and y[i] are n floats. `rows` and `factor`
      * are in host memory. rows = NULL: rows[i] is i; factor = NULL: factor[i] is 1. gather_rows

@@ -112,9 +112,11 @@ static int add_elements(const struct qt_sums *s, size_t i, void *into, const voi
  * memory, too. */
 static bool fit_apart(void **array, const struct qt_sums *s)
 {
-    void *spare[QT_SUM_ARRAYS] = {NULL};
-    const bool fit = new_arrays(array, s, NULL) == QT_OK && new_arrays(spare, s, NULL) == QT_OK;
-    free_arrays(s, spare);
+    size_t bytes = 0;
+    for (size_t i = 0; i < s->count; i++)
+        bytes += s->sum[i].count * element(&s->sum[i]);
+    const bool fit =
+        (!s->be->room || s->be->room(s->be) / 2 > bytes) && new_arrays(array, s, NULL) == QT_OK;
     if (!fit)
         free_arrays(s, array);
     return fit;

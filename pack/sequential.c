@@ -224,11 +224,17 @@ int qt_sequential_reload(struct qt_sequential *s, int input, const struct qt_wei
     return qt_layer_load_linears(s->quantized_layer, input, current, err);
 }
 
+/* While windows run through the layer: products in half precision, with weights that stay. */
+static void run_windows(struct qt_backend *be, bool begin)
+{
+    be->half = be->same_weights = begin;
+}
+
 int qt_sequential_advance(struct qt_sequential *s, int input, struct qt_err *err)
 {
     const size_t step = chunk_tokens(s), seqlen = s->data->seqlen, k = s->sums.k;
     int rc = QT_OK;
-    s->be->half = true;
+    run_windows(s->be, true);
     /* The same steps as observe, which may have moved the reference or kept the last input: results
      * are the same bit for bit. */
     for (size_t at = 0; at < s->tokens; at += step) {
@@ -243,8 +249,8 @@ int qt_sequential_advance(struct qt_sequential *s, int input, struct qt_err *err
     }
     s->reference_done = s->moe.routed = false;
 done:
+    run_windows(s->be, false);
     forget_last_input(s);
-    s->be->half = false;
     return rc;
 }
 
@@ -275,15 +281,6 @@ static int hook_reference(void *ctx, int input, const float *z, size_t m, size_t
                    : s->be->copy(s->be, reference, z, m * k * sizeof *z, err);
 }
 
-/* Replaces activations of the reference model by minus their errors; here: those of the quantized
- * model. */
-static int subtract(struct qt_backend *be, float *reference, const float *here, size_t count,
-                    struct qt_err *err)
-{
-    int rc = be->scale(be, reference, -1, count, err);
-    return rc < 0 ? rc : be->add(be, reference, here, count, err);
-}
-
 /* *d = minus the errors of m tokens, `at` tokens into the chunk: of inputs, or of the outputs that
  * they make together with those of the hidden states. x[m][k], hidden[m][n]: in the quantized
  * model. */
@@ -294,14 +291,14 @@ static int find_errors(const float **d, const struct errors *e, struct qt_backen
     float *input = e->input + at * k;
     int rc;
     *d = input;
-    QT_TRY(subtract(be, input, x, m * k, err));
+    QT_TRY(be->subtract(be, input, x, m * k, err));
     if (!e->weight)
         return QT_OK;
     *d = e->output;
     QT_TRY(be->linear(be, e->output, input, e->weight, NULL, m, e->n, k, err));
     if (e->state) {
         float *state = e->state + at * e->n;
-        QT_TRY(subtract(be, state, hidden, m * e->n, err));
+        QT_TRY(be->subtract(be, state, hidden, m * e->n, err));
         if (e->state_factor != 1)
             QT_TRY(be->scale(be, state, e->state_factor, m * e->n, err));
         QT_TRY(be->add(be, e->output, state, m * e->n, err));
@@ -659,10 +656,11 @@ int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int 
     s->reference_done = !s->sums.weighted && !is_final(s, input) &&
                         qt_model_ends_sublayer(s->model, s->layer, input);
     keep_last_input(s, input);
-    s->be->half = true;
-    QT_TRY(observe_all(s, err));
+    run_windows(s->be, true);
+    rc = observe_all(s, err);
+    run_windows(s->be, false);
+    QT_TRY(rc);
     QT_TRY(sums_finish(out, s, on_backend, err));
 done:
-    s->be->half = false;
     return rc;
 }

@@ -176,7 +176,7 @@ static int cpu_attention_op(struct qt_backend *be, float *y, const float *q, con
     return cpu_attention(&cpu->scratch, y, q, k, v, m, a, err);
 }
 
-enum element_op { OP_ACTIVATE, OP_ADD, OP_SCALE, OP_CLIP };
+enum element_op { OP_ACTIVATE, OP_ADD, OP_SUBTRACT, OP_SCALE, OP_CLIP };
 
 struct element_job {
     enum element_op op;
@@ -197,6 +197,9 @@ static void element_item(void *ctx, size_t item)
         break;
     case OP_ADD:
         cpu_add(job->y + at, job->x + at, n);
+        break;
+    case OP_SUBTRACT:
+        cpu_subtract(job->y + at, job->x + at, n);
         break;
     case OP_SCALE:
         cpu_scale(job->y + at, job->factor, n);
@@ -229,6 +232,14 @@ static int cpu_add_op(struct qt_backend *be, float *y, const float *x, size_t co
     (void)be;
     (void)err;
     return run_elements((struct element_job){.op = OP_ADD, .y = y, .x = x, .count = count});
+}
+
+static int cpu_subtract_op(struct qt_backend *be, float *y, const float *x, size_t count,
+                           struct qt_err *err)
+{
+    (void)be;
+    (void)err;
+    return run_elements((struct element_job){.op = OP_SUBTRACT, .y = y, .x = x, .count = count});
 }
 
 static int cpu_scale_op(struct qt_backend *be, float *y, float factor, size_t count,
@@ -569,6 +580,7 @@ int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err)
         .attention = cpu_attention_op,
         .activate = cpu_activate_op,
         .add = cpu_add_op,
+        .subtract = cpu_subtract_op,
         .gather_rows = cpu_gather_rows,
         .scatter_rows = cpu_scatter_rows,
         .copy_columns = cpu_copy_columns,

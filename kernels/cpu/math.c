@@ -261,6 +261,13 @@ void cpu_add(float *y, const float *x, size_t n)
 }
 
 CLONES
+void cpu_subtract(float *y, const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        y[i] = x[i] - y[i];
+}
+
+CLONES
 void cpu_scale(float *y, float factor, size_t n)
 {
     for (size_t i = 0; i < n; i++)

@@ -88,6 +88,8 @@ static inline float cpu_erf(float x)
 void cpu_activate(float *y, const float *gate, const float *up, enum qt_act_kind kind, size_t n);
 /* y += x */
 void cpu_add(float *y, const float *x, size_t n);
+/* y = x - y */
+void cpu_subtract(float *y, const float *x, size_t n);
 /* y *= factor */
 void cpu_scale(float *y, float factor, size_t n);
 /* y = cap * tanh(x / cap); y may be x. */

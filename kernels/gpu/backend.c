@@ -1,8 +1,8 @@
 /*
  * The CUDA backend. Matrix products use cuBLAS (product.c); Hessians, rounding and gradients have
  * files of their own (factor.c, round.c, grad.c); everything else is in the kernels of math.cu.
- * Attention is computed by products of panels, with the scores in scratch memory. Operations of few
- * models are computed on the CPU.
+ * Attention is computed by products of panels, with the scores in scratch memory, or with `half` by
+ * one kernel (attention.c). Operations of few models are computed on the CPU.
  */
 #include "kernels/gpu/product.h"
 
@@ -25,12 +25,34 @@ struct cuda {
     void *stream;
 };
 
-/* For all functions but products of two matrices: backend memory may change. */
+/* For functions that may change any backend memory. */
 static struct cuda *self(struct qt_backend *be)
 {
     struct cuda *g = be->ctx;
     gpu_products_forget(&g->products);
+    if (!be->same_weights)
+        gpu_products_release(&g->products);
     return g;
+}
+
+/* For functions that change these bytes only. */
+static struct cuda *writing(struct qt_backend *be, const void *p, size_t bytes)
+{
+    struct cuda *g = be->ctx;
+    gpu_products_changed(&g->products, p, bytes);
+    if (!be->same_weights)
+        gpu_products_release(&g->products);
+    return g;
+}
+
+/* The same for a kernel that also finds the largest magnitude of x[count], in *largest: products
+ * with x in FP16 need it. */
+static int writing_largest(uint32_t **largest, struct qt_backend *be, const float *x, size_t count,
+                           struct qt_err *err)
+{
+    struct cuda *g = writing(be, x, count * sizeof *x);
+    *largest = NULL;
+    return be->half ? gpu_largest_new(largest, &g->products, x, count, err) : QT_OK;
 }
 
 static struct gpu_products *products(struct qt_backend *be)
@@ -43,7 +65,7 @@ static struct gpu_products *products(struct qt_backend *be)
 
 static int cuda_zero(struct qt_backend *be, void *p, size_t bytes, struct qt_err *err)
 {
-    struct qt_gpu *gpu = self(be)->gpu;
+    struct qt_gpu *gpu = writing(be, p, bytes)->gpu;
     return gpu->fill(gpu, p, 0, bytes, err);
 }
 
@@ -78,7 +100,7 @@ static size_t cuda_room(struct qt_backend *be)
 static int cuda_upload(struct qt_backend *be, void *dst, const void *src, size_t bytes,
                        struct qt_err *err)
 {
-    struct qt_gpu *gpu = self(be)->gpu;
+    struct qt_gpu *gpu = writing(be, dst, bytes)->gpu;
     return bytes ? gpu->upload(gpu, dst, src, bytes, err) : QT_OK;
 }
 
@@ -100,7 +122,7 @@ done:
 static int cuda_download(struct qt_backend *be, void *dst, const void *src, size_t bytes,
                          struct qt_err *err)
 {
-    struct qt_gpu *gpu = self(be)->gpu;
+    struct qt_gpu *gpu = ((struct cuda *)be->ctx)->gpu;
     return bytes ? gpu->download(gpu, dst, src, bytes, err) : QT_OK;
 }
 
@@ -119,7 +141,7 @@ static void cuda_unpin(struct qt_backend *be, void *p)
 static int cuda_copy(struct qt_backend *be, void *dst, const void *src, size_t bytes,
                      struct qt_err *err)
 {
-    struct qt_gpu *gpu = self(be)->gpu;
+    struct qt_gpu *gpu = writing(be, dst, bytes)->gpu;
     return bytes && dst != src ? gpu->copy(gpu, dst, src, bytes, err) : QT_OK;
 }
 
@@ -148,9 +170,9 @@ struct factor {
     bool transposed;
 };
 
-/* c[m][n] = a[m][k] b[k][n], added to c if `add`. */
-static int multiply(struct qt_backend *be, float *c, struct factor a, struct factor b, bool add,
-                    size_t m, size_t n, size_t k, struct qt_err *err)
+/* c[m][n] = a[m][k] b[k][n], added to c if `add`. keep: b is a weight. */
+static int multiply(struct qt_backend *be, float *c, struct factor a, struct factor b, bool keep,
+                    bool add, size_t m, size_t n, size_t k, struct qt_err *err)
 {
     struct cuda *g = be->ctx;
     int rc = check_sizes(m, n, k, err);
@@ -172,7 +194,10 @@ static int multiply(struct qt_backend *be, float *c, struct factor a, struct fac
                                   .ldb = (int)(b.transposed ? k : n),
                                   .ldc = (int)n,
                                   .follows = true,
+                                  .keeps_b = keep && be->same_weights,
                                   .count = 1};
+    if (!be->same_weights)
+        gpu_products_release(&g->products);
     g->products.half = be->half;
     return gpu_product(&g->products, &p, err);
 }
@@ -182,8 +207,8 @@ static int cuda_linear(struct qt_backend *be, float *y, const float *x, const fl
 {
     void *stream = ((struct cuda *)be->ctx)->stream; /* the bias changes y, as the product */
     int rc;
-    QT_TRY(
-        multiply(be, y, (struct factor){x, false}, (struct factor){w, true}, false, m, n, k, err));
+    QT_TRY(multiply(be, y, (struct factor){x, false}, (struct factor){w, true}, true, false, m, n,
+                    k, err));
     if (bias && m && n)
         QT_TRY(gpu_check_launch(gpu_math_bias(y, bias, m, n, stream), "bias", err));
 done:
@@ -194,16 +219,16 @@ done:
 static int cuda_linear_grad_x(struct qt_backend *be, float *dx, const float *dy, const float *w,
                               bool add, size_t m, size_t n, size_t k, struct qt_err *err)
 {
-    return multiply(be, dx, (struct factor){dy, false}, (struct factor){w, false}, add, m, k, n,
-                    err);
+    return multiply(be, dx, (struct factor){dy, false}, (struct factor){w, false}, false, add, m, k,
+                    n, err);
 }
 
 /* dw[n][k] += dy[m][n]^T x[m][k] */
 static int cuda_linear_grad_w(struct qt_backend *be, float *dw, const float *dy, const float *x,
                               size_t m, size_t n, size_t k, struct qt_err *err)
 {
-    return multiply(be, dw, (struct factor){dy, true}, (struct factor){x, false}, true, n, k, m,
-                    err);
+    return multiply(be, dw, (struct factor){dy, true}, (struct factor){x, false}, false, true, n, k,
+                    m, err);
 }
 
 /* ---- attention ------------------------------------------------------------------------------ */
@@ -324,12 +349,17 @@ static int cuda_norm(struct qt_backend *be, float *y, const float *x, const floa
                      const float *bias, enum qt_norm_kind kind, float eps, size_t m, size_t n,
                      struct qt_err *err)
 {
+    void *stream = ((struct cuda *)be->ctx)->stream;
+    uint32_t *largest;
     int rc = check_size(m, err);
     if (rc < 0 || m == 0 || n == 0)
         return rc;
-    return gpu_check_launch(gpu_math_norm(y, x, w, kind == QT_NORM_LAYER ? bias : NULL, norms[kind],
-                                          eps, m, n, self(be)->stream),
-                            "norm", err);
+    QT_TRY(writing_largest(&largest, be, y, m * n, err));
+    QT_TRY(gpu_check_launch(gpu_math_norm(y, x, w, kind == QT_NORM_LAYER ? bias : NULL, norms[kind],
+                                          eps, m, n, largest, stream),
+                            "norm", err));
+done:
+    return rc;
 }
 
 static int cuda_rope(struct qt_backend *be, float *x, const float *cos, const float *sin, size_t m,
@@ -338,9 +368,10 @@ static int cuda_rope(struct qt_backend *be, float *x, const float *cos, const fl
 {
     if (m * heads * (rot / 2) == 0)
         return QT_OK;
+    void *stream = writing(be, x, m * heads * dim * sizeof *x)->stream;
     return gpu_check_launch(
-        gpu_math_rope(x, cos, sin, m, seqlen, heads, dim, rot / 2, interleaved, self(be)->stream),
-        "rope", err);
+        gpu_math_rope(x, cos, sin, m, seqlen, heads, dim, rot / 2, interleaved, stream), "rope",
+        err);
 }
 
 static const enum gpu_act activations[] = {
@@ -351,18 +382,38 @@ static const enum gpu_act activations[] = {
 static int cuda_activate(struct qt_backend *be, float *y, const float *gate, const float *up,
                          enum qt_act_kind kind, size_t count, struct qt_err *err)
 {
+    void *stream = ((struct cuda *)be->ctx)->stream;
+    uint32_t *largest;
+    int rc = QT_OK;
     if (count == 0)
         return QT_OK;
-    return gpu_check_launch(
-        gpu_math_activate(y, gate, up, activations[kind], count, self(be)->stream), "activation",
-        err);
+    QT_TRY(writing_largest(&largest, be, y, count, err));
+    QT_TRY(
+        gpu_check_launch(gpu_math_activate(y, gate, up, activations[kind], count, largest, stream),
+                         "activation", err));
+done:
+    return rc;
+}
+
+static int cuda_subtract(struct qt_backend *be, float *y, const float *x, size_t count,
+                         struct qt_err *err)
+{
+    void *stream = ((struct cuda *)be->ctx)->stream;
+    uint32_t *largest;
+    int rc = QT_OK;
+    if (count == 0)
+        return QT_OK;
+    QT_TRY(writing_largest(&largest, be, y, count, err));
+    QT_TRY(gpu_check_launch(gpu_math_subtract(y, x, count, largest, stream), "difference", err));
+done:
+    return rc;
 }
 
 static int cuda_add(struct qt_backend *be, float *y, const float *x, size_t count,
                     struct qt_err *err)
 {
-    return count ? gpu_check_launch(gpu_math_add(y, x, count, self(be)->stream), "sum", err)
-                 : QT_OK;
+    void *stream = writing(be, y, count * sizeof *y)->stream;
+    return count ? gpu_check_launch(gpu_math_add(y, x, count, stream), "sum", err) : QT_OK;
 }
 
 static int cuda_copy_columns(struct qt_backend *be, float *y, size_t ldy, const float *x,
@@ -422,9 +473,8 @@ static int cuda_add_f64(struct qt_backend *be, double *y, const double *x, size_
 static int cuda_scale(struct qt_backend *be, float *y, float factor, size_t count,
                       struct qt_err *err)
 {
-    return count
-               ? gpu_check_launch(gpu_math_scale(y, factor, count, self(be)->stream), "scale", err)
-               : QT_OK;
+    void *stream = writing(be, y, count * sizeof *y)->stream;
+    return count ? gpu_check_launch(gpu_math_scale(y, factor, count, stream), "scale", err) : QT_OK;
 }
 
 /* ---- quantized activations ------------------------------------------------------------------ */
@@ -566,19 +616,29 @@ done:
 static int cuda_gram(struct qt_backend *be, double *h, const float *x, size_t m, size_t k,
                      struct qt_err *err)
 {
-    int rc = check_size(k, err);
-    return rc < 0 ? rc : gpu_gram(products(be), h, x, m, k, err);
+    struct cuda *g = writing(be, h, k * k * sizeof *h);
+    int rc = check_sizes(m, k, 0, err);
+    g->products.half = be->half;
+    return rc < 0 ? rc : gpu_gram(&g->products, h, x, m, k, err);
 }
 
 static int cuda_channels(struct qt_backend *be, const struct qt_channels *c, const float *x,
                          size_t m, size_t k, struct qt_err *err)
 {
+    struct cuda *g = be->ctx;
+    uint32_t *largest = NULL;
     int rc = check_size(k, err);
-    if (rc < 0 || k == 0)
+    if (rc < 0 || k == 0 || m == 0)
         return rc;
-    return gpu_check_launch(
-        gpu_math_channels(c->absmax, c->sum2, c->hist, x, m, k, self(be)->stream), "statistics",
-        err);
+    if (be->half)
+        QT_TRY(gpu_largest_new(&largest, &g->products, x, m * k, err));
+    QT_TRY(
+        gpu_scratch_need(&g->scratch, g->gpu, gpu_math_channel_parts(m, k), sizeof(double), err));
+    QT_TRY(gpu_check_launch(
+        gpu_math_channels(c->absmax, c->sum2, c->hist, g->scratch.p, x, m, k, largest, g->stream),
+        "statistics", err));
+done:
+    return rc;
 }
 
 /* ---- Hessians ------------------------------------------------------------------------------- */
@@ -760,6 +820,12 @@ static int cuda_attention(struct qt_backend *be, float *y, const float *q, const
                           const float *v, size_t m, const struct qt_attention *a,
                           struct qt_err *err)
 {
+    struct cuda *g = be->ctx;
+    g->products.half = be->half;
+    if (gpu_attends_in_half(&g->products, a)) {
+        const int rc = check_sizes(m, a->heads * a->head_dim, 0, err);
+        return rc < 0 ? rc : gpu_attention_half(&g->products, y, q, k, v, m, a, err);
+    }
     return (a->bias || a->both_ways ? host_attention : attention_panels)(be, y, q, k, v, m, a, err);
 }
 
@@ -974,6 +1040,7 @@ static const struct qt_backend functions = {
     .attention = cuda_attention,
     .activate = cuda_activate,
     .add = cuda_add,
+    .subtract = cuda_subtract,
     .gather_rows = cuda_gather_rows,
     .scatter_rows = cuda_scatter_rows,
     .copy_columns = cuda_copy_columns,

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 #include <math.h>
 #include <stddef.h>
+#include <stdint.h>
 
 enum { THREADS = 256, WARPS = THREADS / 32 };
 
@@ -12,6 +13,13 @@ static unsigned blocks_for(size_t count)
 {
     const size_t blocks = (count + THREADS - 1) / THREADS;
     return (unsigned)(blocks < 1 << 20 ? blocks : 1 << 20);
+}
+
+/* Thread blocks of a kernel whose warps end with more work than a few elements. */
+static unsigned few_blocks_for(size_t count)
+{
+    const unsigned blocks = blocks_for(count);
+    return blocks < 4096 ? blocks : 4096;
 }
 
 /* Grid-stride loop over `count` elements. */
@@ -61,6 +69,25 @@ template <class T> static __device__ __forceinline__ T block_join(T v)
     for (int i = 1; i < WARPS; i++)
         v = join(v, part[i]);
     return v;
+}
+
+/* ---- largest magnitudes --------------------------------------------------------------------- */
+
+/* The larger magnitude, as its bits, which compare like it. Infinities and NaN count as well. */
+static __device__ __forceinline__ uint32_t larger(uint32_t most, float x)
+{
+    return max(most, __float_as_uint(x) & 0x7fffffff);
+}
+
+/* Raises *to to the largest of the warp; to: NULL, or device memory. All lanes call it. */
+static __device__ __forceinline__ void note_largest(uint32_t *to, uint32_t most)
+{
+    if (!to)
+        return;
+    for (int mask = 16; mask; mask /= 2)
+        most = max(most, __shfl_xor_sync(~0u, most, mask));
+    if (threadIdx.x % 32 == 0 && most > *to)
+        atomicMax(to, most);
 }
 
 /* ---- rows of scores and logits -------------------------------------------------------------- */

@@ -61,6 +61,7 @@ struct gpu_product {
     float *c;
     bool a_transposed, b_transposed, tf32;
     bool follows; /* since the product before, nothing but its result has changed (gpu_product) */
+    bool keeps_b; /* b does not change until gpu_products_release */
     int lda, ldb, ldc;
     int count;
     float *const *as, *const *bs, *const *cs; /* NULL: not a batch, count is 1 */
@@ -187,20 +188,25 @@ enum { GPU_TF32_DEPTH = 2048 };
 size_t gpu_math_tf32_width(size_t k);
 int gpu_math_split_tf32(float *z, const float *x, size_t rows, size_t k, size_t ld, bool transposed,
                         bool right, void *stream);
-/* z[rows][k] = x[rows][k] in FP16 (ld: floats from row to row of x), times the power of two that
- * brings the largest magnitude of x below 2^15; *largest receives the bits of the latter. */
-int gpu_math_to_half(void *z, uint32_t *largest, const float *x, size_t rows, size_t k, size_t ld,
+/* Raises *largest to the bits of the largest magnitude of x[rows][k] (ld: floats from row to row).
+ * Other functions with this argument do the same for what they write; NULL: not wanted. */
+int gpu_math_largest(uint32_t *largest, const float *x, size_t rows, size_t k, size_t ld,
                      void *stream);
+/* z[rows][k] = x[rows][k] in FP16, times the power of two that brings *largest below 2^15. */
+int gpu_math_to_half(void *z, const uint32_t *largest, const float *x, size_t rows, size_t k,
+                     size_t ld, void *stream);
 /* factors = alpha divided by both powers of two of gpu_math_to_half, and beta. */
 int gpu_math_half_factors(float *factors, const uint32_t *largest_a, const uint32_t *largest_b,
                           float alpha, float beta, void *stream);
 int gpu_math_scale(float *y, float factor, size_t count, void *stream);
+/* y[count] = x[count] - y[count]. */
+int gpu_math_subtract(float *y, const float *x, size_t count, uint32_t *largest, void *stream);
 int gpu_math_activate(float *y, const float *gate, const float *up, enum gpu_act kind, size_t count,
-                      void *stream);
+                      uint32_t *largest, void *stream);
 int gpu_math_rope(float *x, const float *cos, const float *sin, size_t m, size_t seqlen,
                   size_t heads, size_t dim, size_t half, bool interleaved, void *stream);
 int gpu_math_norm(float *y, const float *x, const float *w, const float *bias, enum gpu_norm kind,
-                  float eps, size_t m, size_t n, void *stream);
+                  float eps, size_t m, size_t n, uint32_t *largest, void *stream);
 /* The heads of an attention as batches of products: arrays [batch] of pointers, one after the
  * other. Element i is query head i % heads of sequence i / heads; `group` query heads share a key
  * head. q, k, v, y: first row of the first head, with query_step and key_step floats from one
@@ -239,6 +245,23 @@ struct gpu_own_scores {
     float scale;
 };
 int gpu_math_own_scores(const struct gpu_own_scores *a, void *stream);
+/* ---- attention_kernels.cu ------------------------------------------------------------------- */
+
+/* Causal attention of whole sequences. q[][heads][dim], k and v [][kv_heads][dim] are FP16 as
+ * gpu_math_to_half makes it, with these largest magnitudes; dim is 64 or 128. window: as in struct
+ * qt_attention. scale > 0. */
+struct gpu_attention {
+    float *y;
+    const void *q, *k, *v;
+    const uint32_t *largest_q, *largest_k, *largest_v;
+    uint32_t *largest; /* of y */
+    size_t sequences, seqlen, heads, kv_heads, dim, window;
+    float scale;
+};
+int gpu_attend(const struct gpu_attention *a, void *stream);
+
+/* ---- math.cu: scores, statistics, Hessians -------------------------------------------------- */
+
 /* targets must be below vocab. */
 int gpu_math_score(struct gpu_score *scores, const float *logits, const float *ref,
                    const uint32_t *targets, float softcap, size_t m, size_t vocab, void *stream);
@@ -267,8 +290,10 @@ int gpu_math_restore_columns(float *y, const float *x, const uint32_t *order, si
 /* dots[m] = dot products of the rows of x and y [m][k]. */
 int gpu_math_row_dots(double *dots, const float *x, const float *y, size_t m, size_t k,
                       void *stream);
-int gpu_math_channels(float *absmax, double *sum2, uint32_t *hist, const float *x, size_t m,
-                      size_t k, void *stream);
+/* parts: scratch memory, gpu_math_channel_parts(m, k) doubles. */
+size_t gpu_math_channel_parts(size_t m, size_t k);
+int gpu_math_channels(float *absmax, double *sum2, uint32_t *hist, double *parts, const float *x,
+                      size_t m, size_t k, uint32_t *largest, void *stream);
 
 /* ---- grad_kernels.cu: gradients of the CUDA backend ----------------------------------------- */
 

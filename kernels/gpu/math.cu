@@ -116,12 +116,48 @@ static __device__ float clamped(float gate, float up)
     return g / (1.0f + expf(-1.702f * g)) * (u + 1.0f);
 }
 
-static __global__ void activate_kernel(float *y, const float *gate, const float *up, int kind,
-                                       size_t count)
+/* y = x - y. */
+static __global__ void subtract_kernel(float *y, const float *x, uint32_t *largest, size_t count)
 {
+    uint32_t most = 0;
     FOR_ELEMENTS(i, count)
-    y[i] = kind == GPU_CLAMPED ? clamped(gate[i], up[i])
-                               : activated(gate[i], kind) * (up ? up[i] : 1.0f);
+    {
+        y[i] = x[i] - y[i];
+        most = larger(most, y[i]);
+    }
+    note_largest(largest, most);
+}
+
+static __device__ float activated_by(float gate, float up, int kind)
+{
+    return kind == GPU_CLAMPED ? clamped(gate, up) : activated(gate, kind) * up;
+}
+
+/* FOUR: four elements at a time. */
+template <bool FOUR>
+static __global__ void activate_kernel(float *y, const float *gate, const float *up, int kind,
+                                       uint32_t *largest, size_t count)
+{
+    uint32_t most = 0;
+    if (FOUR) {
+        FOR_ELEMENTS(i, count / 4)
+        {
+            const float4 g = ((const float4 *)gate)[i];
+            const float4 u = up ? ((const float4 *)up)[i] : make_float4(1, 1, 1, 1);
+            const float4 v =
+                make_float4(activated_by(g.x, u.x, kind), activated_by(g.y, u.y, kind),
+                            activated_by(g.z, u.z, kind), activated_by(g.w, u.w, kind));
+            ((float4 *)y)[i] = v;
+            most = larger(larger(larger(larger(most, v.x), v.y), v.z), v.w);
+        }
+    } else {
+        FOR_ELEMENTS(i, count)
+        {
+            y[i] = activated_by(gate[i], up ? up[i] : 1.0f, kind);
+            most = larger(most, y[i]);
+        }
+    }
+    note_largest(largest, most);
 }
 
 static __global__ void columns_kernel(float *y, size_t ldy, const float *x, size_t ldx, size_t n,
@@ -149,9 +185,10 @@ static __global__ void rope_kernel(float *x, const float *cos, const float *sin,
 /* ---- rows: one thread block per row --------------------------------------------------------- */
 
 static __global__ void norm_kernel(float *y, const float *x, const float *w, const float *bias,
-                                   int kind, float eps, size_t n)
+                                   int kind, float eps, uint32_t *largest, size_t n)
 {
     const float *row = x + blockIdx.x * n;
+    uint32_t most = 0;
     double mean = 0, squares = 0;
     if (kind == GPU_NORM_LAYER) {
         for (size_t i = threadIdx.x; i < n; i += THREADS)
@@ -162,8 +199,11 @@ static __global__ void norm_kernel(float *y, const float *x, const float *w, con
         squares += ((double)row[i] - mean) * ((double)row[i] - mean);
     const float inv = (float)(1 / sqrt(block_join(squares) / (double)n + (double)eps));
     for (size_t i = threadIdx.x; i < n; i += THREADS) {
-        y[blockIdx.x * n + i] = (float)((double)row[i] - mean) * inv * w[i] + (bias ? bias[i] : 0);
+        const float v = (float)((double)row[i] - mean) * inv * w[i] + (bias ? bias[i] : 0);
+        y[blockIdx.x * n + i] = v;
+        most = larger(most, v);
     }
+    note_largest(largest, most);
 }
 
 static __global__ void head_pointers_kernel(float **to, struct gpu_heads a)
@@ -345,74 +385,12 @@ static __global__ void __launch_bounds__(TILE *STEP, 1)
             a[row * pitch + first + STEP * i] = x[i];
 }
 
-/* ---- FP16 factors --------------------------------------------------------------------------- */
-
-/* Four numbers at a time where rows have no gaps between them. */
-static bool by_four(const void *x, const void *z, size_t count, size_t k, size_t ld)
-{
-    return k == ld && count % 4 == 0 && (uintptr_t)x % 16 == 0 && (uintptr_t)z % 8 == 0;
-}
-
-/* The largest magnitude, of bits that compare like it. Infinities and NaN count as well. */
-template <bool FOUR>
-static __global__ void largest_kernel(uint32_t *largest, const float *x, size_t count, size_t k,
-                                      size_t ld)
-{
-    uint32_t most = 0;
-    if (FOUR) {
-        FOR_ELEMENTS(i, count / 4)
-        {
-            const uint4 v = ((const uint4 *)x)[i];
-            most = max(most, max(max(v.x & 0x7fffffff, v.y & 0x7fffffff),
-                                 max(v.z & 0x7fffffff, v.w & 0x7fffffff)));
-        }
-    } else {
-        FOR_ELEMENTS(i, count)
-        most = max(most, __float_as_uint(x[k == ld ? i : i / k * ld + i % k]) & 0x7fffffff);
-    }
-    for (int mask = 16; mask; mask /= 2)
-        most = max(most, __shfl_xor_sync(~0u, most, mask));
-    if (threadIdx.x % 32 == 0)
-        atomicMax(largest, most);
-}
-
-/* The power of two that brings a magnitude below 2^15; 1 for 0, tiny numbers, infinity and NaN. */
-static __device__ __forceinline__ float half_scale(uint32_t largest)
-{
-    const int exponent = (int)(largest >> 23) - 127;
-    return exponent > -100 && exponent < 128 ? ldexpf(1, 14 - exponent) : 1;
-}
-
-template <bool FOUR>
-static __global__ void to_half_kernel(__half *z, const uint32_t *largest, const float *x,
-                                      size_t count, size_t k, size_t ld)
-{
-    const float scale = half_scale(*largest);
-    if (FOUR) {
-        FOR_ELEMENTS(i, count / 4)
-        {
-            const float4 v = ((const float4 *)x)[i];
-            const __half2 low = __floats2half2_rn(v.x * scale, v.y * scale);
-            const __half2 high = __floats2half2_rn(v.z * scale, v.w * scale);
-            ((uint2 *)z)[i] = make_uint2(*(const unsigned *)&low, *(const unsigned *)&high);
-        }
-    } else {
-        FOR_ELEMENTS(i, count)
-        z[i] = __float2half_rn(x[k == ld ? i : i / k * ld + i % k] * scale);
-    }
-}
+/* ---- formats -------------------------------------------------------------------------------- */
 
 static __global__ void widen_kernel(float *y, const uint16_t *x, bool bf16, size_t count)
 {
     FOR_ELEMENTS(i, count)
     y[i] = bf16 ? __uint_as_float((uint32_t)x[i] << 16) : __half2float(__ushort_as_half(x[i]));
-}
-
-static __global__ void half_factors_kernel(float *factors, const uint32_t *largest_a,
-                                           const uint32_t *largest_b, float alpha, float beta)
-{
-    factors[0] = alpha / half_scale(*largest_a) / half_scale(*largest_b);
-    factors[1] = beta;
 }
 
 /* ---- Hessians ------------------------------------------------------------------------------- */
@@ -500,39 +478,67 @@ static __device__ __forceinline__ int hist_bin(float x)
     return min(max(b, 0), GPU_HIST_BINS - 1);
 }
 
-/* A thread adds every SLICES-th token of a channel; the sums of a channel are added in order. */
-enum { CHANNELS = 32, SLICES = 32 };
+/*
+ * A thread block has CHANNELS channels of PART_TOKENS tokens, a thread every SLICES-th of a
+ * channel. The sums of the threads are added in order, and then those of the thread blocks.
+ * Magnitudes are counted in shared memory, where rows of one counter more keep lanes off each
+ * other's banks.
+ */
+enum { CHANNELS = 32, SLICES = 32, PART_TOKENS = 1024, COUNTERS = GPU_HIST_BINS + 1 };
 
+template <bool COUNT>
 static __global__ void __launch_bounds__(CHANNELS *SLICES)
-    channels_kernel(float *absmax, double *sum2, uint32_t *hist, const float *x, size_t m, size_t k)
+    channels_kernel(float *tops, double *sums, uint32_t *hist, const float *x, size_t m, size_t k,
+                    uint32_t *largest)
 {
-    __shared__ float tops[SLICES][CHANNELS];
-    __shared__ double sums[SLICES][CHANNELS];
+    __shared__ float top_of[SLICES][CHANNELS];
+    __shared__ double sum_of[SLICES][CHANNELS];
+    __shared__ uint32_t counters[CHANNELS * COUNTERS];
     const int lane = threadIdx.x % CHANNELS, slice = threadIdx.x / CHANNELS;
-    const size_t c = blockIdx.x * (size_t)CHANNELS + lane;
+    const size_t first = blockIdx.x * (size_t)CHANNELS, c = first + lane;
+    const size_t t0 = blockIdx.y * (size_t)PART_TOKENS, end = min(t0 + PART_TOKENS, m);
     float top = 0;
+    uint32_t most = 0;
     double sum = 0;
+    for (int i = threadIdx.x; COUNT && i < CHANNELS * COUNTERS; i += CHANNELS * SLICES)
+        counters[i] = 0;
+    __syncthreads();
 #pragma unroll 4
-    for (size_t t = slice; t < m && c < k; t += SLICES) {
+    for (size_t t = t0 + slice; t < end && c < k; t += SLICES) {
         const float a = fabsf(x[t * k + c]);
         top = a > top ? a : top;
+        most = larger(most, a);
         sum += (double)a * (double)a;
-        if (hist)
-            atomicAdd(&hist[c * GPU_HIST_BINS + hist_bin(a)], 1u);
+        if (COUNT)
+            atomicAdd(&counters[lane * COUNTERS + hist_bin(a)], 1u);
     }
-    tops[slice][lane] = top;
-    sums[slice][lane] = sum;
+    note_largest(largest, most);
+    top_of[slice][lane] = top;
+    sum_of[slice][lane] = sum;
     __syncthreads();
+    for (int i = threadIdx.x; COUNT && i < CHANNELS * GPU_HIST_BINS; i += CHANNELS * SLICES) {
+        const uint32_t n = counters[i / GPU_HIST_BINS * COUNTERS + i % GPU_HIST_BINS];
+        if (n)
+            atomicAdd(&hist[first * GPU_HIST_BINS + i], n);
+    }
     if (slice || c >= k)
         return;
-    top = absmax[c];
-    sum = sum2[c];
-    for (int i = 0; i < SLICES; i++) {
-        top = tops[i][lane] > top ? tops[i][lane] : top;
-        sum += sums[i][lane];
+    for (int i = 1; i < SLICES; i++) {
+        top = top_of[i][lane] > top ? top_of[i][lane] : top;
+        sum += sum_of[i][lane];
     }
-    absmax[c] = top;
-    sum2[c] = sum;
+    tops[blockIdx.y * k + c] = top;
+    sums[blockIdx.y * k + c] = sum;
+}
+
+static __global__ void join_channels_kernel(float *absmax, double *sum2, const float *tops,
+                                            const double *sums, size_t parts, size_t k)
+{
+    FOR_ELEMENTS(c, k)
+    for (size_t i = 0; i < parts; i++) {
+        absmax[c] = tops[i * k + c] > absmax[c] ? tops[i * k + c] : absmax[c];
+        sum2[c] += sums[i * k + c];
+    }
 }
 
 /* ---- launches ------------------------------------------------------------------------------- */
@@ -588,38 +594,10 @@ int gpu_math_split_tf32(float *z, const float *x, size_t rows, size_t k, size_t 
                         right);
 }
 
-int gpu_math_to_half(void *z, uint32_t *largest, const float *x, size_t rows, size_t k, size_t ld,
-                     void *stream)
-{
-    enum { BLOCKS = 2048 };
-    const size_t count = rows * k;
-    const bool four = by_four(x, z, count, k, ld);
-    const unsigned blocks = blocks_for(four ? count / 4 : count),
-                   few = min(blocks, (unsigned)BLOCKS);
-    cudaStream_t on = (cudaStream_t)stream;
-    cudaError_t e = cudaMemsetAsync(largest, 0, sizeof *largest, on);
-    if (e != cudaSuccess)
-        return e;
-    if (four) {
-        largest_kernel<true><<<few, THREADS, 0, on>>>(largest, x, count, k, ld);
-        to_half_kernel<true><<<blocks, THREADS, 0, on>>>((__half *)z, largest, x, count, k, ld);
-    } else {
-        largest_kernel<false><<<few, THREADS, 0, on>>>(largest, x, count, k, ld);
-        to_half_kernel<false><<<blocks, THREADS, 0, on>>>((__half *)z, largest, x, count, k, ld);
-    }
-    return cudaGetLastError();
-}
-
 int gpu_math_widen(float *y, const void *x, bool bf16, size_t count, void *stream)
 {
     return LAUNCH(widen_kernel, blocks_for(count), THREADS, stream, y, (const uint16_t *)x, bf16,
                   count);
-}
-
-int gpu_math_half_factors(float *factors, const uint32_t *largest_a, const uint32_t *largest_b,
-                          float alpha, float beta, void *stream)
-{
-    return LAUNCH(half_factors_kernel, 1, 1, stream, factors, largest_a, largest_b, alpha, beta);
 }
 
 int gpu_math_scale(float *y, float factor, size_t count, void *stream)
@@ -627,11 +605,20 @@ int gpu_math_scale(float *y, float factor, size_t count, void *stream)
     return LAUNCH(scale_kernel, blocks_for(count), THREADS, stream, y, factor, count);
 }
 
-int gpu_math_activate(float *y, const float *gate, const float *up, enum gpu_act kind, size_t count,
-                      void *stream)
+int gpu_math_subtract(float *y, const float *x, size_t count, uint32_t *largest, void *stream)
 {
-    return LAUNCH(activate_kernel, blocks_for(count), THREADS, stream, y, gate, up, (int)kind,
-                  count);
+    return LAUNCH(subtract_kernel, few_blocks_for(count), THREADS, stream, y, x, largest, count);
+}
+
+int gpu_math_activate(float *y, const float *gate, const float *up, enum gpu_act kind, size_t count,
+                      uint32_t *largest, void *stream)
+{
+    const bool four =
+        count % 4 == 0 && ((uintptr_t)y | (uintptr_t)gate | (uintptr_t)up) % sizeof(float4) == 0;
+    return four ? LAUNCH(activate_kernel<true>, few_blocks_for(count / 4), THREADS, stream, y, gate,
+                         up, (int)kind, largest, count)
+                : LAUNCH(activate_kernel<false>, few_blocks_for(count), THREADS, stream, y, gate,
+                         up, (int)kind, largest, count);
 }
 
 int gpu_math_rope(float *x, const float *cos, const float *sin, size_t m, size_t seqlen,
@@ -643,9 +630,10 @@ int gpu_math_rope(float *x, const float *cos, const float *sin, size_t m, size_t
 }
 
 int gpu_math_norm(float *y, const float *x, const float *w, const float *bias, enum gpu_norm kind,
-                  float eps, size_t m, size_t n, void *stream)
+                  float eps, size_t m, size_t n, uint32_t *largest, void *stream)
 {
-    return LAUNCH(norm_kernel, (unsigned)m, THREADS, stream, y, x, w, bias, (int)kind, eps, n);
+    return LAUNCH(norm_kernel, (unsigned)m, THREADS, stream, y, x, w, bias, (int)kind, eps, largest,
+                  n);
 }
 
 int gpu_math_head_pointers(void *pointers, const struct gpu_heads *a, void *stream)
@@ -726,9 +714,27 @@ int gpu_math_row_dots(double *dots, const float *x, const float *y, size_t m, si
     return LAUNCH(row_dots_kernel, (unsigned)m, THREADS, stream, dots, x, y, k);
 }
 
-int gpu_math_channels(float *absmax, double *sum2, uint32_t *hist, const float *x, size_t m,
-                      size_t k, void *stream)
+static size_t channel_parts(size_t m)
 {
-    return LAUNCH(channels_kernel, (unsigned)((k + CHANNELS - 1) / CHANNELS), CHANNELS * SLICES,
-                  stream, absmax, sum2, hist, x, m, k);
+    return (m + PART_TOKENS - 1) / PART_TOKENS;
+}
+
+size_t gpu_math_channel_parts(size_t m, size_t k)
+{
+    return 2 * channel_parts(m) * k;
+}
+
+int gpu_math_channels(float *absmax, double *sum2, uint32_t *hist, double *parts, const float *x,
+                      size_t m, size_t k, uint32_t *largest, void *stream)
+{
+    const size_t n = channel_parts(m);
+    const dim3 grid((unsigned)((k + CHANNELS - 1) / CHANNELS), (unsigned)n);
+    float *tops = (float *)(parts + n * k);
+    const int rc = hist ? LAUNCH(channels_kernel<true>, grid, CHANNELS * SLICES, stream, tops,
+                                 parts, hist, x, m, k, largest)
+                        : LAUNCH(channels_kernel<false>, grid, CHANNELS * SLICES, stream, tops,
+                                 parts, hist, x, m, k, largest);
+    return rc ? rc
+              : LAUNCH(join_channels_kernel, blocks_for(k), THREADS, stream, absmax, sum2, tops,
+                       parts, n, k);
 }

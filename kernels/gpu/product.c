@@ -6,7 +6,7 @@ enum {
     /* Tokens added in FP32 before the sums are added in FP64: as on the CPU; with FP16 factors more,
      * as their rounding errors are larger than those of the sums. */
     TOKENS = 1024,
-    TOKENS_HALF = 4096,
+    TOKENS_HALF = 8192,
     /* 3xTF32 pays from this number of rows and columns, and from this depth on. */
     MIN_SIDE = 256,
     MIN_DEPTH = 128,
@@ -36,11 +36,15 @@ void gpu_products_free(struct gpu_products *g)
     g->gpu->free(g->gpu, g->factors.p);
     g->gpu->free(g->gpu, g->scores.p);
     g->gpu->free(g->gpu, g->rows.p);
+    g->gpu->free(g->gpu, g->known.p);
+    gpu_products_release(g);
     for (size_t i = 0; i < GPU_HALVES; i++) {
         g->gpu->free(g->gpu, g->halves[i].z.p);
         g->halves[i] = (struct gpu_half){0};
     }
-    g->left = g->right = g->panel = g->factors = g->scores = g->rows = (struct gpu_scratch){0};
+    g->left = g->right = g->panel = g->factors = g->scores = g->rows = g->known =
+        (struct gpu_scratch){0};
+    gpu_products_forget(g);
 }
 
 /* ---- 3xTF32 --------------------------------------------------------------------------------- */
@@ -129,69 +133,16 @@ done:
 
 /* ---- FP16 ----------------------------------------------------------------------------------- */
 
-void gpu_products_forget(struct gpu_products *g)
-{
-    for (size_t i = 0; i < GPU_HALVES; i++)
-        g->halves[i].x = NULL;
-}
-
-/* Forgets factors that overlap with c, the result of p. */
-static void forget_result(struct gpu_products *g, const struct gpu_product *p)
-{
-    const uintptr_t c = (uintptr_t)p->c;
-    const uintptr_t end = (uintptr_t)(p->c + (size_t)(p->m - 1) * (size_t)p->ldc + p->n);
-    for (size_t i = 0; i < GPU_HALVES; i++) {
-        const struct gpu_half *h = &g->halves[i];
-        const float *last = h->x ? h->x + (size_t)(h->rows - 1) * (size_t)h->ld + h->k : NULL;
-        if ((uintptr_t)h->x < end && c < (uintptr_t)last)
-            g->halves[i].x = NULL;
-    }
-}
-
-static uint32_t *largest_of(struct gpu_products *g, const struct gpu_half *h)
-{
-    return (uint32_t *)g->factors.p + 2 + (h - g->halves);
-}
-
-/* *out: rows [0, rows) of a factor as it is stored, in FP16. Takes the place of the factor that has not
- * been used for longest. */
-static int to_half(struct gpu_half **out, struct gpu_products *g, const float *x, int rows, int k,
-                   int ld, struct qt_err *err)
-{
-    struct gpu_half *h = g->halves;
-    int rc;
-    QT_TRY(gpu_scratch_need(&g->factors, g->gpu, 2 + GPU_HALVES, sizeof(uint32_t), err));
-    for (size_t i = 0; i < GPU_HALVES; i++) {
-        *out = &g->halves[i];
-        if ((*out)->x == x && (*out)->rows == rows && (*out)->k == k && (*out)->ld == ld) {
-            (*out)->used = ++g->uses;
-            return QT_OK;
-        }
-        h = (*out)->used < h->used ? *out : h;
-    }
-    *out = h;
-    h->x = NULL;
-    QT_TRY(gpu_scratch_need(&h->z, g->gpu, (size_t)rows, (size_t)k * sizeof(uint16_t), err));
-    QT_TRY(gpu_check_launch(gpu_math_to_half(h->z.p, largest_of(g, h), x, (size_t)rows, (size_t)k,
-                                             (size_t)ld, gpu_stream_of(g->gpu)),
-                            "FP16 factors", err));
-    h->x = x;
-    h->rows = rows;
-    h->k = k;
-    h->ld = ld;
-    h->used = ++g->uses;
-done:
-    return rc;
-}
-
 /* Enqueues p with the factors a and b, that is z_a and z_b, parts of them. */
 static int multiply_half(struct gpu_products *g, const struct gpu_product *p,
                          const struct gpu_half *a, const void *z_a, const struct gpu_half *b,
                          const void *z_b, struct qt_err *err)
 {
-    float *factors = g->factors.p;
+    float *factors;
     int rc;
-    QT_TRY(gpu_check_launch(gpu_math_half_factors(factors, largest_of(g, a), largest_of(g, b),
+    QT_TRY(gpu_scratch_need(&g->factors, g->gpu, 2, sizeof *factors, err));
+    factors = g->factors.p;
+    QT_TRY(gpu_check_launch(gpu_math_half_factors(factors, gpu_half_largest(a), gpu_half_largest(b),
                                                   p->alpha, p->beta, gpu_stream_of(g->gpu)),
                             "FP16 factors", err));
     QT_TRY(gpu_check_cublas(gpu_cublas_product_half(gpu_cublas_of(g->gpu), p, z_a, z_b, factors),
@@ -207,9 +158,9 @@ static int product_half(struct gpu_products *g, const struct gpu_product *p, str
     int rc;
     q.lda = p->a_transposed ? p->m : p->k;
     q.ldb = p->b_transposed ? p->k : p->n;
-    QT_TRY(to_half(&a, g, p->a, p->a_transposed ? p->k : p->m, q.lda, p->lda, err));
-    QT_TRY(to_half(&b, g, p->b, p->b_transposed ? p->n : p->k, q.ldb, p->ldb, err));
-    QT_TRY(multiply_half(g, &q, a, a->z.p, b, b->z.p, err));
+    QT_TRY(gpu_half_of(&a, g, p->a, p->a_transposed ? p->k : p->m, q.lda, p->lda, false, err));
+    QT_TRY(gpu_half_of(&b, g, p->b, p->b_transposed ? p->n : p->k, q.ldb, p->ldb, p->keeps_b, err));
+    QT_TRY(multiply_half(g, &q, a, gpu_half_values(a), b, gpu_half_values(b), err));
 done:
     return rc;
 }
@@ -218,7 +169,8 @@ int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_e
 {
     struct gpu_product q = *p;
     if (p->follows)
-        forget_result(g, p);
+        gpu_products_changed(g, p->c,
+                             ((size_t)(p->m - 1) * (size_t)p->ldc + (size_t)p->n) * sizeof *p->c);
     else
         gpu_products_forget(g);
     if (!p->as && is_large(g, p->m, p->n, p->k))
@@ -229,19 +181,17 @@ int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_e
 
 /* ---- Gram matrices -------------------------------------------------------------------------- */
 
-/* Adds the Gram matrix of x[m][k] to h in panels: rows [i0, i0 + rows) of h up to the
- * diagonal. */
-static int add_gram(struct gpu_products *g, double *h, const float *x, int m, int k,
-                    struct qt_err *err)
+/* Adds the Gram matrix of rows [t, t + m) of x[][k] to h in panels: rows [i0, i0 + rows) of h up to
+ * the diagonal. z: x in FP16; NULL: not. */
+static int add_gram(struct gpu_products *g, double *h, const float *x, const struct gpu_half *z,
+                    size_t t, int m, int k, struct qt_err *err)
 {
-    const struct rows f = {x, true, k};
-    const bool large = is_large(g, k, k, m), half = large && g->half;
-    struct gpu_half *z = NULL;
+    const float *at = x + t * (size_t)k;
+    const struct rows f = {at, true, k};
+    const bool large = is_large(g, k, k, m);
+    const uint16_t *half = z ? (const uint16_t *)gpu_half_values(z) + t * (size_t)k : NULL;
     int rc = QT_OK;
-    gpu_products_forget(g);
-    if (half)
-        QT_TRY(to_half(&z, g, x, m, k, k, err));
-    if (large && !half) {
+    if (large && !z) {
         QT_TRY(split(g, &g->left, &f, 0, k, m, err));
         QT_TRY(split(g, &g->right, &f, 0, k, m, err));
     }
@@ -252,15 +202,15 @@ static int add_gram(struct gpu_products *g, double *h, const float *x, int m, in
                                       .n = cols,
                                       .k = m,
                                       .alpha = 1,
-                                      .a = x + i0,
-                                      .b = x,
+                                      .a = at + i0,
+                                      .b = at,
                                       .c = g->panel.p,
                                       .a_transposed = true,
                                       .lda = k,
                                       .ldb = k,
                                       .ldc = cols,
                                       .count = 1};
-        QT_TRY(half    ? multiply_half(g, &p, z, (uint16_t *)z->z.p + i0, z, z->z.p, err)
+        QT_TRY(z       ? multiply_half(g, &p, z, half + i0, z, half, err)
                : large ? multiply_split(g, &p, i0, err)
                        : gpu_check_cublas(gpu_cublas_product(gpu_cublas_of(g->gpu), &p), err));
         QT_TRY(gpu_check_launch(gpu_math_add_lower(h, p.c, (size_t)i0, (size_t)rows, (size_t)cols,
@@ -275,9 +225,12 @@ int gpu_gram(struct gpu_products *g, double *h, const float *x, size_t m, size_t
              struct qt_err *err)
 {
     const size_t tokens = g->half ? TOKENS_HALF : TOKENS;
+    struct gpu_half *z = NULL;
     int rc = QT_OK;
+    if (m && g->half && is_large(g, (int)k, (int)k, (int)m))
+        QT_TRY(gpu_half_of(&z, g, x, (int)m, (int)k, (int)k, false, err));
     for (size_t t = 0; t < m; t += tokens)
-        QT_TRY(add_gram(g, h, x + t * k, (int)qt_min_size(tokens, m - t), (int)k, err));
+        QT_TRY(add_gram(g, h, x, z, t, (int)qt_min_size(tokens, m - t), (int)k, err));
 done:
     return rc;
 }

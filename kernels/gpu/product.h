@@ -28,30 +28,55 @@ struct gpu_scratch {
 int gpu_scratch_need(struct gpu_scratch *s, struct qt_gpu *gpu, size_t count, size_t size,
                      struct qt_err *err);
 
-/* A factor in FP16, kept for products that follow: often they share a factor. */
+/* A factor in FP16, stored for products that follow: often they share a factor. */
 struct gpu_half {
     struct gpu_scratch z;
     const float *x; /* NULL: none */
     int rows, k, ld;
     size_t used; /* number of the latest product with it */
 };
-enum { GPU_HALVES = 4 };
+enum { GPU_HALVES = 4, GPU_KEPT = 64, GPU_LARGEST = 8 };
 
 struct gpu_products {
     struct qt_gpu *gpu;
     struct gpu_scratch left, right;  /* TF32 parts of the factors, at most 805 MB each */
     struct gpu_scratch panel;        /* product of a panel of a Gram matrix */
-    struct gpu_scratch factors;      /* of products in FP16: alpha, beta, largest magnitudes */
+    struct gpu_scratch factors;      /* of products in FP16: alpha and beta */
     struct gpu_scratch scores, rows; /* of gradients */
     struct gpu_half halves[GPU_HALVES];
     size_t uses;
+    struct gpu_half kept[GPU_KEPT]; /* weights that do not change for a while */
+    size_t kept_count;
+    bool kept_full; /* without room for more */
+    struct {
+        const float *x; /* NULL: none */
+        size_t count;
+    } largest[GPU_LARGEST]; /* arrays whose largest magnitudes are in `known` */
+    struct gpu_scratch known;
+    size_t next_largest;
     bool half;       /* large products round their factors to FP16, batches to TF32 */
     int split_cells; /* values of a factor that are split at a time; 0: 2^26 */
 };
 
 void gpu_products_free(struct gpu_products *g);
-/* Forgets factors in FP16: the product that comes next does not follow another one. */
+
+/* halves.c. Stored factors are valid until memory changes: `changed` says that only these bytes do,
+ * `forget` that all may. `release` frees those that were to be kept. */
 void gpu_products_forget(struct gpu_products *g);
+void gpu_products_changed(struct gpu_products *g, const void *p, size_t bytes);
+void gpu_products_release(struct gpu_products *g);
+/* *out: rows [0, rows) of a factor as it is stored (ld: floats from row to row), in FP16. It takes
+ * the place of the one that has not been used for longest. keep: x does not change until
+ * `release`. */
+int gpu_half_of(struct gpu_half **out, struct gpu_products *g, const float *x, int rows, int k,
+                int ld, bool keep, struct qt_err *err);
+/* The values [rows][k], and the bits of their largest magnitude before scaling; device memory. */
+void *gpu_half_values(const struct gpu_half *h);
+uint32_t *gpu_half_largest(const struct gpu_half *h);
+/* *out (device memory): 0, where the kernel that now writes x[count] stores its largest
+ * magnitude. */
+int gpu_largest_new(uint32_t **out, struct gpu_products *g, const float *x, size_t count,
+                    struct qt_err *err);
 
 /* Computes p in FP32, or in 3xTF32 if it is large and not a batch. The error of c is up to 1e-5 of
  * a typical value with 3xTF32 (2e-6 with FP32; 1e-3 with `half`), and infinite results may be
@@ -60,6 +85,11 @@ int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_e
 /* h[k][k] += x^T x of x[m][k], lower triangle: the function gram of struct qt_backend. */
 int gpu_gram(struct gpu_products *g, double *h, const float *x, size_t m, size_t k,
              struct qt_err *err);
+
+/* attention.c: attention with `half`, by one kernel, of the kinds that attends_in_half names. */
+bool gpu_attends_in_half(const struct gpu_products *g, const struct qt_attention *a);
+int gpu_attention_half(struct gpu_products *g, float *y, const float *q, const float *k,
+                       const float *v, size_t m, const struct qt_attention *a, struct qt_err *err);
 
 /*
  * panels.c: an attention in panels. A panel has the sequences [s0, s0 + sequences), the KV heads [h0,

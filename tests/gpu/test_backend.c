@@ -276,6 +276,76 @@ static void test_attention(size_t sequences, const struct qt_attention *a)
     array_free(&dq), array_free(&dk), array_free(&dv);
 }
 
+/* Attention with `half`; dim: with 64 and 128 by one kernel, if there is nothing else to it. */
+static void test_half_attention(size_t sequences, const struct qt_attention *a, float scale)
+{
+    size_t m = sequences * a->seqlen, wide = m * a->heads * a->head_dim,
+           narrow = m * a->kv_heads * a->head_dim;
+    struct array q = floats(wide, scale), k = floats(narrow, 2), v = floats(narrow, scale);
+    struct array y = zeros(wide * 4), again = zeros(wide * 4);
+    struct qt_attention with = *a;
+    char what[120];
+    snprintf(what, sizeof what, "attention in FP16 %zu x %zu, %zu:%zu heads of %zu, window %zu",
+             sequences, a->seqlen, a->heads, a->kv_heads, a->head_dim, a->window);
+    with.scale /= scale;
+    gpu->half = true;
+#define CALL(be) be->attention(be, y.be, q.be, k.be, v.be, m, &with, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&y, 2e-3, what);
+#define CALL(be) be->attention(be, again.be, q.be, k.be, v.be, m, &with, &err)
+    BOTH(CALL);
+#undef CALL
+    gpu->half = false;
+    void *first = fetch(gpu, y.gpu, y.bytes), *second = fetch(gpu, again.gpu, y.bytes);
+    result(memcmp(first, second, y.bytes) == 0, "attention in FP16 twice");
+    free(first), free(second);
+    array_free(&q), array_free(&k), array_free(&v), array_free(&y), array_free(&again);
+}
+
+/* Products with `half`, whose left factor was made by each function that finds its largest
+ * magnitude; the weight stays the same, everything else changes. */
+static void test_half_products(size_t m, size_t n, size_t k, float scale)
+{
+    struct array x = floats(m * k, scale), w = floats(n * k, 1), y = zeros(m * n * 4);
+    struct array z = floats(m * k, 1), dw = zeros(n * k * 4), h = zeros(k * k * 8);
+    struct array most = zeros(k * 4), sum2 = zeros(k * 8), weight = floats(k, 1);
+    struct qt_channels on_cpu = {most.cpu, sum2.cpu, NULL}, on_gpu = {most.gpu, sum2.gpu, NULL};
+    gpu->half = gpu->same_weights = true;
+    for (int i = 0; i < 5; i++) {
+#define CALL(be)                                                                                   \
+    i == 0   ? QT_OK                                                                               \
+    : i == 1 ? be->norm(be, z.be, x.be, weight.be, NULL, QT_NORM_RMS, 1e-5f, m, k, &err)           \
+    : i == 2 ? be->activate(be, z.be, x.be, x.be, QT_ACT_SILU, m *k, &err)                         \
+    : i == 3 ? be->subtract(be, z.be, x.be, m *k, &err)                                            \
+             : be->channels(be, be == gpu ? &on_gpu : &on_cpu, z.be, m, k, &err)
+        BOTH(CALL);
+#undef CALL
+#define CALL(be) be->linear(be, y.be, z.be, w.be, NULL, m, n, k, &err)
+        BOTH(CALL);
+#undef CALL
+        compare(&y, 2e-3, "product in FP16");
+#define CALL(be) be->gram(be, h.be, z.be, m, k, &err)
+        BOTH(CALL);
+#undef CALL
+#define CALL(be) be->linear_grad_w(be, dw.be, y.be, z.be, m, n, k, &err)
+        BOTH(CALL);
+#undef CALL
+        compare(&dw, 2e-3, "sum of products in FP16");
+    }
+    gpu->half = gpu->same_weights = false;
+    double *on_host = fetch(cpu, h.cpu, h.bytes), *there = fetch(gpu, h.gpu, h.bytes), worst = 0;
+    for (size_t i = 0; i < k * k; i++)
+        if (i % k <= i / k)
+            worst = worse(worst, fabs(on_host[i] - there[i]) /
+                                     sqrt(on_host[i / k * (k + 1)] * on_host[i % k * (k + 1)]));
+    result(worst <= 1e-3, "H in FP16");
+    compare_doubles(&sum2, k, 1e-3, "squares");
+    free(on_host), free(there);
+    array_free(&x), array_free(&w), array_free(&y), array_free(&z), array_free(&dw);
+    array_free(&h), array_free(&most), array_free(&sum2), array_free(&weight);
+}
+
 /* Keys of a 4-bit cache: as FP16 can hold them, and rounded as the cache does (k: any numbers). */
 static void test_cached_keys(size_t sequences, struct qt_attention a)
 {
@@ -375,6 +445,10 @@ static void test_elements(size_t count)
     BOTH(CALL);
 #undef CALL
     compare(&y, 0, "add");
+#define CALL(be) be->subtract(be, y.be, x.be, count, &err)
+    BOTH(CALL);
+#undef CALL
+    compare(&y, 0, "subtract");
 #define CALL(be) be->clip(be, y.be, 0.5f, count, &err)
     BOTH(CALL);
 #undef CALL
@@ -929,6 +1003,21 @@ int main(int argc, char **argv)
         test_attention(1 + random_below(3), &kinds[i]);
         test_cached_keys(1 + random_below(3), kinds[i]);
     }
+    static const struct qt_attention fast[] = {
+        {1, 1, 1, 64, 0.3f, 0, 0, NULL, NULL, 0, NULL, 0, false},
+        {127, 4, 2, 64, 0.1f, 0, 0, NULL, NULL, 0, NULL, 0, false},
+        {300, 6, 2, 128, 0.1f, 0, 0, NULL, NULL, 0, NULL, 0, false},
+        {65, 3, 1, 128, 0.2f, 0, 10, NULL, NULL, 0, NULL, 0, false},
+        {1000, 4, 4, 64, 0.2f, 0, 200, NULL, NULL, 0, NULL, 0, false},
+        {700, 2, 1, 128, 0.2f, 0, 1, NULL, NULL, 0, NULL, 0, false},
+        {300, 2, 1, 96, 0.2f, 0, 0, NULL, NULL, 0, NULL, 0, false},
+        {2100, 2, 1, 128, 0.1f, 0, 700, NULL, NULL, 0, NULL, 0, false}};
+    for (size_t i = 0; i < COUNT(fast) - (quick ? 1 : 0); i++)
+        test_half_attention(1 + random_below(3), &fast[i], i % 2 ? 3000 : 0.01f);
+    test_half_products(256, 256, 256, 1);
+    test_half_products(400 + random_below(100), 300 + random_below(100), 257 + random_below(99),
+                       1e6f);
+    test_half_products(9000, 256, 260, 1e-6f);
     test_elements(1);
     test_elements(100000 + random_below(1000));
     test_rows(1, 1);
@@ -944,10 +1033,12 @@ int main(int argc, char **argv)
         test_score(1 + random_below(30), 2 + random_below(i % 2 ? 40000 : 300), i < 2 ? 0 : 30);
     test_statistics(1, 3);
     test_statistics(700, 130);
+    test_statistics(1025 + random_below(2000), 33);
     test_statistics(2500, quick ? 300 : 2500);
     for (size_t k = 1; k <= (quick ? 300 : 1200); k = 3 * k + random_below(4))
         test_factor(k);
     test_factor(128);
+    test_factor(1100 + random_below(100));
     test_solve("nf4:g=64", 300, 288);
     test_solve("nf3:g=128", 128, 200);
     test_solve("fp6", 33, 700);

@@ -220,17 +220,23 @@ static float half_scale(uint32_t largest)
     return exponent > -100 && exponent < 128 ? ldexpf(1, 14 - exponent) : 1;
 }
 
-int gpu_math_to_half(void *z, uint32_t *largest, const float *x, size_t rows, size_t k, size_t ld,
+int gpu_math_largest(uint32_t *largest, const float *x, size_t rows, size_t k, size_t ld,
                      void *stream)
 {
-    uint16_t *to = z;
     (void)stream;
-    halved++;
-    *largest = 0;
     for (size_t i = 0; i < rows * k; i++) {
         const uint32_t bits = qt_f32_bits(x[i / k * ld + i % k]) & 0x7fffffff;
         *largest = bits > *largest ? bits : *largest;
     }
+    return 0;
+}
+
+int gpu_math_to_half(void *z, const uint32_t *largest, const float *x, size_t rows, size_t k,
+                     size_t ld, void *stream)
+{
+    uint16_t *to = z;
+    (void)stream;
+    halved++;
     for (size_t i = 0; i < rows * k; i++)
         to[i] = qt_f32_to_f16(x[i / k * ld + i % k] * half_scale(*largest));
     return 0;
@@ -603,14 +609,25 @@ static void shared_factors(void **state)
     compare(want, x[4], COUNT, 1e-3);
     assert_int_equal(be->scale(be, x[0], 3, COUNT, NULL), QT_OK);
     assert_int_equal(be->linear(be, x[4], x[0], x[3], NULL, N, N, N, NULL), QT_OK);
-    assert_int_equal(halved, 6);
+    assert_int_equal(halved, 5); /* x[3] is as before */
     assert_int_equal(cpu->linear(cpu, want, x[0], x[3], NULL, N, N, N, NULL), QT_OK);
     compare(want, x[4], COUNT, 1e-3);
-    for (size_t i = 1; i < 6; i++) /* more than are kept */
+    for (size_t i = 1; i < 6; i++) /* more than are stored */
         assert_int_equal(be->linear_grad_x(be, x[6], x[0], x[i], false, N, N, N, NULL), QT_OK);
-    assert_int_equal(halved, 10);
+    const size_t before = halved;
     assert_int_equal(be->linear(be, x[6], x[0], x[1], NULL, N, N, N, NULL), QT_OK);
-    assert_int_equal(halved, 11);
+    assert_int_equal(halved, before + 1);
+    be->same_weights = true;
+    const float one = 1;
+    assert_int_equal(be->gather_rows(be, x[2], x[4], NULL, &one, 1, 1, NULL), QT_OK);
+    for (size_t i = 0; i < 3; i++) { /* whatever else changes */
+        assert_int_equal(be->linear(be, x[6], x[0], x[5], NULL, N, N, N, NULL), QT_OK);
+        assert_int_equal(be->gather_rows(be, x[2], x[4], NULL, &one, 1, 1, NULL), QT_OK);
+    }
+    assert_int_equal(halved, before + 1 + 4);
+    be->same_weights = false;
+    assert_int_equal(be->linear(be, x[6], x[0], x[5], NULL, N, N, N, NULL), QT_OK);
+    assert_int_equal(halved, before + 1 + 6);
     for (size_t i = 0; i < 7; i++)
         qt_free(x[i]);
     qt_free(want);
@@ -694,6 +711,43 @@ static void gram_case(size_t m, size_t k)
     qt_free(h);
     be->close(be);
     cpu->close(cpu);
+}
+
+/* Factors a matrix of several blocks of columns: h = v v^T, in the order. */
+static void factorization(void **state)
+{
+    enum { K = 1100, TOKENS = K + 50 };
+    struct qt_backend *be = open_simulated();
+    float *x = random_floats((size_t)TOKENS * K, 1), *h, *v, *product;
+    double *gram;
+    size_t *order;
+    bool positive;
+    (void)state;
+    h = random_floats((size_t)K * K, 1);
+    v = random_floats((size_t)K * K, 1);
+    product = random_floats((size_t)K * K, 1);
+    assert_int_equal(qt_array_new(&gram, K, K * sizeof *gram, NULL), QT_OK);
+    assert_int_equal(qt_array_new(&order, K, sizeof *order, NULL), QT_OK);
+    assert_int_equal(be->gram(be, gram, x, TOKENS, K, NULL), QT_OK);
+    for (size_t i = 0; i < K; i++)
+        order[i] = i * 7 % K;
+    assert_int_equal(be->factor(be, h, v, &positive, gram, order, 0.5, 0.1, K, NULL), QT_OK);
+    assert_true(positive);
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, K, K, K, 1, v, K, v, K, 0, product, K);
+    compare(h, product, (size_t)K * K, 1e-5);
+    for (size_t i = 0; i < K; i++)
+        for (size_t j = 0; j < i; j++)
+            assert_true(v[i * K + j] == 0);
+    gram[order[1050] * (K + 1)] = -1; /* in the first block: the last come first */
+    assert_int_equal(be->factor(be, h, v, &positive, gram, order, 0.5, 0.1, K, NULL), QT_OK);
+    assert_false(positive);
+    qt_free(x);
+    qt_free(h);
+    qt_free(v);
+    qt_free(product);
+    qt_free(gram);
+    qt_free(order);
+    be->close(be);
 }
 
 static void gram_matrices(void **state)
@@ -1293,17 +1347,13 @@ static void without_cublas(void **state)
 int main(void)
 {
     seed_init();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(products),
-                                       cmocka_unit_test(halves),
-                                       cmocka_unit_test(shared_factors),
-                                       cmocka_unit_test(panels),
-                                       cmocka_unit_test(gram_matrices),
-                                       cmocka_unit_test(attention),
-                                       cmocka_unit_test(biased_attention),
-                                       cmocka_unit_test(rounding),
-                                       cmocka_unit_test(round_inputs),
-                                       cmocka_unit_test(input_errors),
-                                       cmocka_unit_test(ranks_share_calibration),
-                                       cmocka_unit_test(without_cublas)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products),       cmocka_unit_test(halves),
+        cmocka_unit_test(shared_factors), cmocka_unit_test(panels),
+        cmocka_unit_test(factorization),  cmocka_unit_test(gram_matrices),
+        cmocka_unit_test(attention),      cmocka_unit_test(biased_attention),
+        cmocka_unit_test(rounding),       cmocka_unit_test(round_inputs),
+        cmocka_unit_test(input_errors),   cmocka_unit_test(ranks_share_calibration),
+        cmocka_unit_test(without_cublas)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
