@@ -17,7 +17,8 @@
  *   graph/attention.c, latent.c, delta.c, short.c, ssm.c   the mixers: attention, latent
  *                     attention, gated DeltaNet, short convolution, state space model
  *   graph/per_layer.c   inputs of single decoder layers (Gemma 4)
- *   graph/model.c     the tensors that a config implies, checked against the source -> qt_model
+ *   graph/model.c     the tensors that a config implies, checked against the source -> qt_model;
+ *                     roles.c: parts of a layer, tensors.c: the tensors of a part
  *   graph/weights.c   a checkpoint as a source of weights
  *   graph/layer.c     a decoder layer: weights, working memory, the steps of its sublayers
  *   graph/forward.c   forward pass of decoder layers
