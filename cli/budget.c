@@ -5,10 +5,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Tokens on which the divergence is measured. */
-enum { MEASURED_TOKENS = 4096 };
+/* Tokens on which divergences are measured: of models with one quantized group, and of the few
+ * models that are quantized as a whole, which are compared with each other. */
+enum { MEASURED_TOKENS = 4096, CHECKED_TOKENS = 16384 };
 
-static const char default_choices[] = "nf2,nf3,nf4,fp5,fp6,fp8";
+/* A choice without --choices, and the targets in bits per weight for which it is one. */
+struct default_choice {
+    const char *scheme;
+    double least, most;
+};
+enum { DEFAULTS = 9 };
+static const struct default_choice
+    calibrated_defaults[DEFAULTS] = {{"lut2", 0, 2.6},   {"lut2:g=64", 0, 3.6},
+                                     {"lut3", 0, 4.6},   {"lut3:g=64", 0, 4.6},
+                                     {"lut4", 2.2, 5.6}, {"lut4:g=64", 2.2, 5.6},
+                                     {"fp5", 3, 6.6},    {"fp6", 4, 32},
+                                     {"fp8", 5.5, 32}},
+    plain_defaults[DEFAULTS] = {{"nf2", 0, 2.6},      {"nf2:g=64", 0, 3.6}, {"nf3", 0, 4.6},
+                                {"nf3:g=64", 0, 4.6}, {"nf4", 2.2, 5.6},    {"nf4:g=64", 2.2, 5.6},
+                                {"fp5", 3, 6.6},      {"fp6", 4, 32},       {"fp8", 5.5, 32}};
 
 /* "5GB", "700MiB", "123456" */
 static int parse_size(uint64_t *out, const char *text, struct qt_err *err)
@@ -62,6 +77,17 @@ static size_t split_choices(const char **out, char *text)
     return n;
 }
 
+/* Returns the number of choices. bpw: the target; 0: a size, all are choices. */
+static size_t default_choices(const char **out, bool calibrated, double bpw)
+{
+    const struct default_choice *from = calibrated ? calibrated_defaults : plain_defaults;
+    size_t n = 0;
+    for (size_t i = 0; i < DEFAULTS; i++)
+        if (!bpw || (bpw >= from[i].least && bpw <= from[i].most))
+            out[n++] = from[i].scheme;
+    return n;
+}
+
 bool budget_wanted(const struct budget_options *o)
 {
     return o->bpw || o->size;
@@ -96,11 +122,10 @@ done:
 }
 
 /* Windows to measure on, evenly spread over the data. out->ids is owned. */
-static int measured_windows(struct qt_calibration *out, const struct qt_calibration *data,
-                            struct qt_err *err)
+static int some_windows(struct qt_calibration *out, const struct qt_calibration *data,
+                        size_t tokens, struct qt_err *err)
 {
-    const size_t samples =
-        qt_min_size(data->samples, qt_max_size(1, MEASURED_TOKENS / data->seqlen));
+    const size_t samples = qt_min_size(data->samples, qt_max_size(1, tokens / data->seqlen));
     uint32_t *ids;
     int rc = qt_array_new(&ids, samples * data->seqlen, sizeof *ids, err);
     if (rc < 0)
@@ -130,17 +155,19 @@ int budget_choose(struct qt_budget *out, struct rules *rules, struct cli *cli,
     *out = (struct qt_budget){0};
     if (o->state)
         QT_TRY(out_check(o->state, err));
-    QT_TRY(qt_string_copy(&text, o->choices ? o->choices : default_choices, err));
-    QT_TRY(qt_array_new(&choices, strlen(text) + 1, sizeof *choices, err));
-    opt.nchoices = split_choices(choices, text);
-    opt.choices = choices;
     if (o->bpw)
         QT_TRY(parse_bpw(&opt.bpw, o->bpw, err));
+    QT_TRY(qt_string_copy(&text, o->choices ? o->choices : "", err));
+    QT_TRY(qt_array_new(&choices, strlen(text) + 1 + DEFAULTS, sizeof *choices, err));
+    opt.nchoices = o->choices ? split_choices(choices, text)
+                              : default_choices(choices, data->ids || data->file, opt.bpw);
+    opt.choices = choices;
     if (o->size)
         QT_TRY(parse_size(&opt.bytes, o->size, err));
     if (data->ids) {
         opt.data = data;
-        QT_TRY(measured_windows(&opt.measured, data, err));
+        QT_TRY(some_windows(&opt.measured, data, MEASURED_TOKENS, err));
+        QT_TRY(some_windows(&opt.checked, data, CHECKED_TOKENS, err));
     } else if (o->state) {
         QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL,
                        "--sensitivity holds measurements on calibration data: it needs --data"));
@@ -155,6 +182,7 @@ int budget_choose(struct qt_budget *out, struct rules *rules, struct cli *cli,
     QT_TRY(rules_prepend(rules, out->rules, out->nrules, err));
 done:
     qt_free((void *)(uintptr_t)opt.measured.ids);
+    qt_free((void *)(uintptr_t)opt.checked.ids);
     qt_free(choices);
     qt_free(text);
     return rc;

@@ -354,7 +354,9 @@ struct budget_options {
          .kind = OPT_STRING,                                                                       \
          .offset = offsetof(type, member.choices),                                                 \
          .metavar = "S,S,...",                                                                     \
-         .help = "schemes to choose from (default nf2,nf3,nf4,fp5,fp6,fp8)"},                      \
+         .help = "schemes to choose from (default: of nf2, nf3, nf4 with groups of 128 and 64, "   \
+                 "fp5, fp6 and fp8 those near the target; lut instead of nf where the result is "  \
+                 "calibrated)"},                                                                   \
         {.name = "untied",                                                                         \
          .kind = OPT_FLAG,                                                                         \
          .offset = offsetof(type, member.untied),                                                  \

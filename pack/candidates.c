@@ -215,14 +215,15 @@ done:
 static int try_layers(struct candidates *c, struct qt_err *err)
 {
     const size_t layers = qt_model_info(c->model)->layers;
+    const char *what = c->opt->in_turn ? "choice" : "errors";
     int rc;
     set_current(c);
     QT_TRY(qt_sequential_open(&c->seq, &c->source, &c->current, c->opt->data, NULL, err));
     for (size_t layer = 0; layer < layers; layer++) {
-        qt_log_progress(c->opt->log, "errors", (double)layer, (double)layers);
+        qt_log_progress(c->opt->log, what, (double)layer, (double)layers);
         QT_TRY(try_layer(c, layer, err));
     }
-    qt_log_progress(c->opt->log, "errors", (double)layers, (double)layers);
+    qt_log_progress(c->opt->log, what, (double)layers, (double)layers);
 done:
     return rc;
 }

@@ -475,7 +475,9 @@ struct qt_budget_options {
      * QT_BUDGET_CHOICE: then they do, whether linears of decoder layers or not. */
     struct qt_plan_options plan;
     const struct qt_calibration *data; /* windows; NULL: nothing is measured */
-    struct qt_calibration measured;    /* some of them, on which the divergence is measured */
+    /* Some of them, on which divergences are measured: of models with one quantized group, and of
+     * quantized models. */
+    struct qt_calibration measured, checked;
     /* A file with the measurements, read if it exists, written after each of them; NULL: none. */
     const char *state;
     const struct qt_log *log;

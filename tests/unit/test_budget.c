@@ -104,6 +104,57 @@ static void test_keys(void **state)
     }
 }
 
+static void test_kind_keys(void **state)
+{
+    static const char *const cases[][2] = {
+        {"model.layers.3.self_attn.qkv", "model.layers.*.self_attn.qkv"},
+        {"model.layers.12.mlp.experts", "model.layers.*.mlp.experts"},
+        {"h.0.mlp.7.weight", "h.*.mlp.7.weight"},
+        {"model.embed_tokens.weight", "model.embed_tokens.weight"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *key;
+        assert_int_equal(budget_kind_key(&key, cases[i][0], NULL), QT_OK);
+        assert_string_equal(key, cases[i][1]);
+        qt_free(key);
+    }
+}
+
+/* Costs and divergences of a model whose kinds cost what their factors say: the factors are found,
+ * as far as they are not small. The base is choice 1, the best is choice 3 and saves 3/4. */
+static void test_kind_factors(void **state)
+{
+    static const double alone[4] = {0.5, 0.5, 0.5, 0.01}, wanted[4] = {0.2, 0.5, 0.6, 0.9};
+    struct group groups[5] = {0};
+    struct kind kinds[4] = {0};
+    const struct qt_budget_options opt = {.choices = choices, .nchoices = CHOICES};
+    struct budget b = {
+        .opt = &opt, .groups = groups, .ngroups = 5, .kinds = kinds, .nkinds = 4, .base = 1};
+    double factor[4], whole = 0;
+    (void)state;
+    for (size_t g = 0; g < 5; g++) {
+        groups[g].kind = g < 4 ? g : 3;
+        groups[g].kld = g < 4 ? alone[g] : -1e-5; /* a gain by chance does not count */
+        memcpy(groups[g].error, (double[]){8, 2, 1, 0.5}, 4 * sizeof(double));
+    }
+    for (size_t k = 0; k < 4; k++)
+        whole += wanted[k] * alone[k];
+    for (size_t k = 0; k < 4; k++)
+        kinds[k] = (struct kind){.best = 3, .kld = whole - 0.75 * wanted[k] * alone[k]};
+    b.whole = 1.01 * whole; /* an unlucky rounding of one model */
+    budget_kind_factors(factor, &b);
+    for (size_t k = 0; k < 3; k++)
+        if (fabs(factor[k] - wanted[k]) > 0.02)
+            fail_msg("factor %zu: %g", k, factor[k]);
+    const double mean = whole / 1.51;
+    assert_true(factor[3] > mean && factor[3] < mean + 0.1); /* lost in what is chance */
+    kinds[2].kld = NAN;
+    kinds[0].kld = 1.1 * whole;
+    budget_kind_factors(factor, &b);
+    assert_true(factor[0] > 0 && factor[0] < factor[1]);
+}
+
 static void test_rules(void **state)
 {
     static const struct {
@@ -147,10 +198,9 @@ static void test_rules(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_knapsack),
-        cmocka_unit_test(test_knapsack_rounded),
-        cmocka_unit_test(test_keys),
-        cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_knapsack),     cmocka_unit_test(test_knapsack_rounded),
+        cmocka_unit_test(test_keys),         cmocka_unit_test(test_kind_keys),
+        cmocka_unit_test(test_kind_factors), cmocka_unit_test(test_rules),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

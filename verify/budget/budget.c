@@ -131,16 +131,24 @@ static int find_budget(struct budget *b, struct qt_err *err)
 
 static int find_costs(double **out, const struct budget *b, struct qt_err *err)
 {
-    int rc = qt_array_new(out, b->ngroups * BUDGET_CHOICES, sizeof **out, err);
-    for (size_t g = 0; rc == QT_OK && g < b->ngroups; g++) {
+    double *kind = NULL;
+    int rc;
+    QT_TRY(qt_array_new(out, b->ngroups * BUDGET_CHOICES, sizeof **out, err));
+    QT_TRY(qt_array_new(&kind, b->nkinds, sizeof *kind, err));
+    budget_kind_factors(kind, b);
+    for (size_t g = 0; g < b->ngroups; g++) {
         const struct group *one = &b->groups[g];
         const double base = one->error[b->base];
         for (size_t c = 0; c < b->opt->nchoices; c++) {
             /* Rounding may even help a little on few tokens: no gain is counted for it. */
-            double factor = isnan(one->kld) ? 1 : base > 0 ? fmax(one->kld, 0) / base : 0;
+            double factor = !b->opt->data ? 1 : base > 0 ? fmax(one->kld, 0) / base : 0;
+            if (b->opt->data)
+                factor *= kind[one->kind];
             (*out)[g * BUDGET_CHOICES + c] = factor * one->error[c];
         }
     }
+done:
+    qt_free(kind);
     return rc;
 }
 
@@ -174,7 +182,11 @@ static void free_budget(struct budget *b)
         qt_plan_free(&b->plan[c]);
     for (size_t g = 0; g < b->ngroups; g++)
         qt_free(b->groups[g].key);
+    for (size_t k = 0; k < b->nkinds; k++)
+        qt_free(b->kinds[k].key);
+    json_decref(b->state);
     qt_free(b->groups);
+    qt_free(b->kinds);
     qt_free(b->group_of);
     qt_free(b);
 }
@@ -184,14 +196,12 @@ static void fill(struct qt_budget *out, const struct budget *b, const double *co
     const struct qt_plan *plan = &b->plan[0];
     double weights = 0, packed = 0;
     out->bytes = b->fixed;
-    out->kld = b->opt->data ? b->whole : NAN;
+    out->kld = b->opt->data ? 0 : NAN;
     out->groups = b->ngroups;
     for (size_t g = 0; g < b->ngroups; g++) {
         out->bytes += b->groups[g].bytes[b->groups[g].choice];
         packed += (double)b->groups[g].bytes[b->groups[g].choice];
-        if (b->opt->data)
-            out->kld +=
-                cost[g * BUDGET_CHOICES + b->groups[g].choice] - cost[g * BUDGET_CHOICES + b->base];
+        out->kld += cost[g * BUDGET_CHOICES + b->groups[g].choice];
     }
     for (size_t i = 0; i < plan->count; i++) {
         if (plan->items[i].copied)
@@ -203,28 +213,22 @@ static void fill(struct qt_budget *out, const struct budget *b, const double *co
     out->bpw = 8 * packed / weights;
 }
 
-/* Measures the model that quantize makes with group.choice. */
-static int measure_choice(double *kld, double *se, struct budget *b, struct qt_err *err)
-{
-    int rc = budget_round_chosen(b, err);
-    return rc < 0 ? rc : budget_measure_all(kld, se, b, err);
-}
-
 /* Measures the chosen schemes, and the largest that fits for all groups: if that is better, it is
  * chosen. */
 static int check_choice(struct qt_budget *out, struct budget *b, struct qt_err *err)
 {
     struct group *saved = NULL;
-    double kld, se;
+    double kld = b->whole, se = b->whole_se;
     int rc;
-    QT_TRY(measure_choice(&out->measured, &out->measured_se, b, err));
+    QT_TRY(budget_measure_choice(&out->measured, &out->measured_se, b, b->opt->log, err));
     if (uniform_bytes(b, b->uniform) > b->budget)
         return QT_OK;
     QT_TRY(qt_array_new(&saved, b->ngroups, sizeof *saved, err));
     memcpy(saved, b->groups, b->ngroups * sizeof *saved);
     for (size_t g = 0; g < b->ngroups; g++)
         b->groups[g].choice = b->uniform;
-    QT_TRY(measure_choice(&kld, &se, b, err));
+    if (b->uniform != b->base)
+        QT_TRY(budget_measure_choice(&kld, &se, b, b->opt->log, err));
     qt_log_message(b->opt->log, QT_LOG_INFO,
                    "KL divergence of %s alone: %.4f, of the schemes chosen for tensors: %.4f",
                    b->opt->choices[b->uniform], kld, out->measured);
@@ -265,12 +269,15 @@ int qt_budget_choose(struct qt_budget *out, const struct qt_ckpt *ckpt,
         QT_TRY(qt_plan_new(&b->plan[c], ckpt, &plan, err));
     }
     QT_TRY(make_groups(b, err));
+    QT_TRY(budget_find_kinds(b, err));
     QT_TRY(find_budget(b, err));
     if (opt->data)
-        QT_TRY(budget_load_base(b, err));
+        QT_TRY(budget_load(b, err));
     QT_TRY(budget_errors(b, err));
-    if (opt->data)
+    if (opt->data) {
         QT_TRY(budget_measure(b, err));
+        QT_TRY(budget_measure_kinds(b, err));
+    }
     QT_TRY(find_costs(&cost, b, err));
     QT_TRY(budget_solve(b, cost, err));
     if (opt->data)

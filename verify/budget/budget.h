@@ -10,9 +10,17 @@ enum { BUDGET_CHOICES = 16 };
 struct group {
     char *key; /* "model.layers.0.self_attn.qkv": names the group in the state file */
     uint64_t bytes[BUDGET_CHOICES];
-    double error[BUDGET_CHOICES];
-    double kld;    /* what quantizing it adds; NaN: not measured */
-    size_t choice; /* the result */
+    double error[BUDGET_CHOICES]; /* with data relative to that of the base; NaN: unknown */
+    double kld;                   /* what quantizing it adds, alone; NaN: not measured */
+    size_t kind;                  /* index */
+    size_t choice;                /* the result */
+};
+
+/* The groups whose keys differ in the number of the decoder layer only. */
+struct kind {
+    char *key;   /* "model.layers.*.self_attn.qkv" */
+    size_t best; /* the choice with the least error */
+    double kld;  /* of the model that quantize makes with `base`, these with `best`; NaN: unknown */
 };
 
 struct budget {
@@ -22,27 +30,33 @@ struct budget {
     size_t *group_of;                    /* [plan items]; SIZE_MAX: takes no part */
     struct group *groups;
     size_t ngroups, capacity;
+    struct kind *kinds;
+    size_t nkinds, kinds_capacity;
     uint64_t fixed;  /* bytes of tensors that take no part, quantized or not */
     uint64_t budget; /* bytes of the groups together */
     size_t uniform;  /* the largest choice that fits for all groups; the smallest, if none does */
     size_t base;     /* the choice that is measured: `uniform`, or that of the state file */
     struct qt_packed *rounded; /* [plan items] what is measured; NULL without data */
-    double whole, whole_se;    /* divergence of the model that is quantized with `base` */
+    json_t *state;             /* content of the state file; NULL without data */
+    double whole, whole_se;    /* divergence of the model that quantize makes with `base` */
 };
 
 /* The group of a tensor, by its name; freed with qt_free (ties.c). untied: linears that share an
  * input are groups of their own. */
 int budget_key(char **out, const char *name, bool untied, struct qt_err *err);
+/* The key of the kind of a group; freed with qt_free (ties.c). */
+int budget_kind_key(char **out, const char *key, struct qt_err *err);
 /* A regular expression for tensors that differ in the number of their decoder layer only: fills
  * out->rules (ties.c). */
 int budget_rules(struct qt_budget *out, const struct budget *b, struct qt_err *err);
 /* Sets group.choice: least sum of cost[group * BUDGET_CHOICES + choice] within the budget
  * (knapsack.c). */
 int budget_solve(struct budget *b, const double *cost, struct qt_err *err);
-/* Sets group.error, and rounds all groups with the choice `base` (errors.c). */
+/* Sets group.error, and rounds all groups with the choice `base`, unless nothing is left to measure
+ * (errors.c). */
 int budget_errors(struct budget *b, struct qt_err *err);
-/* Rounds all groups with group.choice, as quantize does (errors.c). */
-int budget_round_chosen(struct budget *b, struct qt_err *err);
+/* Rounds all groups with group.choice, as quantize does (errors.c). log: may be NULL. */
+int budget_round_chosen(struct budget *b, const struct qt_log *log, struct qt_err *err);
 /* The source's weights, with those of one group, or of all (SIZE_MAX), rounded. */
 struct budget_changed {
     struct qt_weights source;
@@ -55,11 +69,23 @@ struct qt_weights budget_changed_weights(struct budget_changed *out, const struc
 /* Sets group.kld of as many linears of decoder layers as fit into memory at a time, of those that
  * are not measured; *measured: their number (divergence.c). */
 int budget_measure_pass(size_t *measured, struct budget *b, struct qt_err *err);
-/* Sets `base` to the scheme of the measurements in the state file, if there is one (measure.c). */
-int budget_load_base(struct budget *b, struct qt_err *err);
-/* Sets `whole` and group.kld of all groups, from the state file or by measuring (measure.c). */
+/* Reads the state file, if there is one: `base` becomes the scheme of its measurements. Sets
+ * `whole`, group.kld and group.error (state.c). */
+int budget_load(struct budget *b, struct qt_err *err);
+/* Sets the kld of a kind from the state file (state.c). */
+void budget_load_kind(struct budget *b, size_t kind, size_t best);
+/* Writes the state file, if there is to be one (state.c). */
+int budget_save(const struct budget *b, struct qt_err *err);
+/* Sets group.kld of the groups for which it is unknown (measure.c). */
 int budget_measure(struct budget *b, struct qt_err *err);
-/* Measures the divergence of the rounded model, with all groups (measure.c). */
-int budget_measure_all(double *kld, double *se, const struct budget *b, struct qt_err *err);
+/* Measures the model that quantize makes with group.choice (measure.c). log: may be NULL. */
+int budget_measure_choice(double *kld, double *se, struct budget *b, const struct qt_log *log,
+                          struct qt_err *err);
+/* Finds the kinds and sets group.kind (kinds.c). */
+int budget_find_kinds(struct budget *b, struct qt_err *err);
+/* Sets `whole` and the kld of all kinds (kinds.c). */
+int budget_measure_kinds(struct budget *b, struct qt_err *err);
+/* factor[kinds]: what multiplies group.kld in the model that quantize makes (kinds.c). */
+void budget_kind_factors(double *factor, const struct budget *b);
 
 #endif

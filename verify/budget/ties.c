@@ -59,6 +59,14 @@ int budget_key(char **out, const char *name, bool untied, struct qt_err *err)
     return qt_string_copy(out, name, err);
 }
 
+int budget_kind_key(char **out, const char *key, struct qt_err *err)
+{
+    size_t digits;
+    const char *layer = find_layer(key, &digits);
+    return digits ? qt_string_format(out, err, "%.*s*%s", (int)(layer - key), key, layer + digits)
+                  : qt_string_copy(out, key, err);
+}
+
 /* ---- rules ---------------------------------------------------------------------------------- */
 
 struct text {
