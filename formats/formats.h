@@ -252,6 +252,18 @@ int qt_ckpt_open(struct qt_ckpt **out, const char *path, struct qt_err *err);
 int qt_ckpt_open_stored(struct qt_ckpt **out, const char *path, struct qt_err *err);
 /* True for a matrix that checkpoints of this model_type (or NULL) store as [input][output]. */
 bool qt_stored_transposed(const char *model_type, const char *name);
+/* The tensor in which checkpoints of a model_type have a matrix or bias of all experts. The rows of
+ * an expert are those of `parts` matrices (gate and up, or one), one after the other or, if
+ * interleaved, row by row in turn: [experts][rows][columns], transposed [experts][columns][rows];
+ * biases [experts][rows]. */
+struct qt_stack {
+    char name[QT_TENSOR_NAME_MAX + 1];
+    size_t expert, part, parts;
+    bool transposed, interleaved;
+};
+/* False if such checkpoints have the presented tensor `name` by itself, or may have it in several
+ * forms. model_type may be NULL. */
+bool qt_stored_in_stack(struct qt_stack *out, const char *model_type, const char *name);
 /* QT_E_INPUT or QT_E_UNSUPPORTED, with the reason, if quantized tensors cannot be dequantized. */
 int qt_ckpt_check_readable(const struct qt_ckpt *ckpt, struct qt_err *err);
 /* True if some tensors are dequantized on reading. */

@@ -10,6 +10,7 @@
  */
 #include "formats/views.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 /* Names that a family uses for the experts of a stack, and for tensors beside them. */
@@ -213,4 +214,72 @@ void qt_stack_split(struct qt_pieces *out, const struct qt_source *source,
         out->from = renaming->from;
         out->to = renaming->to;
     }
+}
+
+/* ---- the way back --------------------------------------------------------------------------- */
+
+/* Forms of stacks, by model_type. The names of matrices and stacks begin alike. */
+static const struct form {
+    const char *type;
+    const char *experts; /* stands in front of the number of the expert */
+    size_t kept;         /* bytes of it that the name of the stack has, too */
+    bool linears;        /* see stack_names */
+    bool transposed, interleaved;
+} forms[] = {
+    {"gemma4", ".experts.", 9, false, false, false},
+    {"gemma4_text", ".experts.", 9, false, false, false},
+    {"granitemoe_swa", ".experts.", 9, false, false, false},
+    {"mistral3", ".experts.", 9, false, false, false},
+    {"llama4", ".experts.", 9, false, true, false},
+    {"llama4_text", ".experts.", 9, false, true, false},
+    {"gpt_oss", ".experts.", 9, false, true, true},
+    {"granitemoe", ".experts.", 1, true, false, false},
+    {"granitemoeshared", ".experts.", 1, true, false, false},
+    {"granitemoehybrid", ".experts.", 1, true, false, false},
+    {"jetmoe", "attention.experts.", 18, true, false, false},
+    {"jetmoe", ".experts.", 1, true, false, false},
+};
+
+/* Without linears, and with: that of gate and up, or of queries; that of down, or of outputs. */
+static const char *const stack_names[2][2] = {{"gate_up_proj", "down_proj"},
+                                              {"input_linear.weight", "output_linear.weight"}};
+
+/* The matrices of an expert: which stack has them, and where. */
+static const struct matrix {
+    const char *name;
+    size_t stack, part, parts;
+} matrices[] = {
+    {"gate_proj", 0, 0, 2}, {"up_proj", 0, 1, 2}, {"down_proj", 1, 0, 1},
+    {"q_proj", 0, 0, 1},    {"o_proj", 1, 0, 1},
+};
+
+bool qt_stored_in_stack(struct qt_stack *out, const char *model_type, const char *name)
+{
+    const struct form *form = NULL;
+    const char *at = NULL;
+    char *end;
+    for (size_t i = 0; model_type && !at && i < sizeof forms / sizeof *forms; i++) {
+        form = &forms[i];
+        at = strcmp(form->type, model_type) == 0 ? strstr(name, form->experts) : NULL;
+    }
+    if (!at || at[strlen(form->experts)] < '0' || at[strlen(form->experts)] > '9')
+        return false;
+    *out = (struct qt_stack){.expert = strtoul(at + strlen(form->experts), &end, 10),
+                             .transposed = form->transposed,
+                             .interleaved = form->interleaved};
+    for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) {
+        const struct matrix *m = &matrices[i];
+        const size_t size = strlen(m->name);
+        if (*end != '.' || strncmp(end + 1, m->name, size) != 0)
+            continue;
+        const bool bias = !form->linears && strcmp(end + 1 + size, ".bias") == 0;
+        if (!bias && strcmp(end + 1 + size, ".weight") != 0)
+            return false;
+        out->part = m->part;
+        out->parts = m->parts;
+        return snprintf(out->name, sizeof out->name, "%.*s%s%s", (int)(at - name) + (int)form->kept,
+                        name, stack_names[form->linears][m->stack],
+                        bias ? "_bias" : "") < (int)sizeof out->name;
+    }
+    return false;
 }

@@ -1,6 +1,5 @@
 /*
- * dense: dequantized matrices under the names of the checkpoint. It loads wherever the checkpoint
- * does, except where the checkpoint stacks experts, which are written one by one.
+ * dense: dequantized matrices in the tensors of the checkpoint; loads wherever the checkpoint does.
  *
  * Channel orders and factors of w4ax are undone, outliers of mix24 are included. The rounding of
  * activations and of a KV cache is not in the weights, and is lost.

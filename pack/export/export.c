@@ -289,9 +289,12 @@ static void add_tensor(struct run *run, struct qt_tensor t)
 
 static void add_item(struct run *run, struct item item)
 {
-    const struct qt_export_matrix *m = item.copied ? NULL : &run->x.matrix[item.matrix];
+    const struct qt_export_matrix *m =
+        item.copied || item.stack ? NULL : &run->x.matrix[item.matrix];
     item.first = run->ntensors;
     item.ntensors = m ? m->ntensors : 1;
+    if (item.stack) /* finish_stacks describes it */
+        add_tensor(run, (struct qt_tensor){0});
     if (item.copied) {
         struct qt_tensor t = *item.copied;
         if (qt_export_is_turned(&run->x, &t)) {
@@ -312,6 +315,22 @@ static void add_item(struct run *run, struct item item)
     run->items[run->nitems++] = item;
 }
 
+static int finish_stacks(struct run *run, struct qt_err *err)
+{
+    for (size_t i = 0; i < run->nitems; i++) {
+        struct item *item = &run->items[i];
+        struct qt_tensor *t = &run->tensors[item->first];
+        if (!item->stack)
+            continue;
+        int rc = qt_export_stack_tensor(t, run, &run->stacks[item->stack - 1], err);
+        if (rc < 0)
+            return rc;
+        item->bytes = t->nbytes;
+        run->bytes += t->nbytes;
+    }
+    return QT_OK;
+}
+
 /* Lists what is written, in the order of the container's files. */
 static int list_items(struct run *run, struct qt_err *err)
 {
@@ -326,13 +345,18 @@ static int list_items(struct run *run, struct qt_err *err)
     for (size_t i = 0; i < stored; i++) {
         const struct qt_tensor *t = qt_ckpt_tensor(ckpt, i);
         const size_t matrix = matrix_at(x, t);
-        if (matrix != SIZE_MAX) {
-            add_item(run, (struct item){.matrix = matrix});
-        } else if (qt_container_is_copied(x->container, t->name)) {
-            x->copied[x->ncopied++] = t;
-            add_item(run, (struct item){.copied = t});
-        }
+        struct item item = {.matrix = matrix};
+        bool added;
+        if (matrix == SIZE_MAX && !qt_container_is_copied(x->container, t->name))
+            continue;
+        if (matrix == SIZE_MAX)
+            item.copied = x->copied[x->ncopied++] = t;
+        QT_TRY(qt_export_stack_add(&added, &item, run,
+                                   item.copied ? t->name : x->matrix[matrix].entry->name, err));
+        if (!added)
+            add_item(run, item);
     }
+    QT_TRY(finish_stacks(run, err));
 done:
     return rc;
 }
@@ -502,6 +526,7 @@ static void run_free(struct run *run)
     if (run->x.format->release)
         run->x.format->release(&run->x);
     qt_output_close(run->x.out);
+    qt_export_stacks_free(run);
     qt_free(run->sources);
     json_decref(run->x.config);
     qt_free(run->x.matrix);

@@ -7,7 +7,7 @@
  *     formats.c             the table of formats
  *     bits.h                dense bit strings, as several formats pack codes
  *     config.c              config.json of the export
- *     stored.c              forms that containers and checkpoints do not have in common
+ *     stacks.c, stored.c    what checkpoints have in another form than containers
  *     NAME.c                one format each
  *
  * A format that keeps the names and files of the checkpoint (safetensors, config.json) describes and

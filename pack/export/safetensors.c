@@ -31,13 +31,19 @@ static int reserve(struct run *run, struct qt_export_matrix *m, struct qt_err *e
     return QT_OK;
 }
 
+int qt_export_convert_matrix(struct run *run, size_t matrix, struct qt_err *err)
+{
+    struct qt_export_matrix *m = &run->x.matrix[matrix];
+    int rc = reserve(run, m, err);
+    return rc < 0 ? rc : qt_export_panels(&run->x, m, run->x.format->convert, err);
+}
+
 static int write_matrix(struct run *run, const struct item *item, struct qt_err *err)
 {
-    struct qt_export *x = &run->x;
-    struct qt_export_matrix *m = &x->matrix[item->matrix];
+    const struct qt_export *x = &run->x;
+    const struct qt_export_matrix *m = &x->matrix[item->matrix];
     int rc;
-    QT_TRY(reserve(run, m, err));
-    QT_TRY(qt_export_panels(x, m, x->format->convert, err));
+    QT_TRY(qt_export_convert_matrix(run, item->matrix, err));
     for (size_t i = 0; i < m->ntensors; i++)
         QT_TRY(qt_output_write(x->out, m->tensor[i].data, m->tensor[i].bytes, err));
 done:
@@ -121,7 +127,9 @@ static int write_shard(struct run *run, const char *name, size_t first, size_t n
     for (size_t i = first; i < first + n; i++) {
         const struct item *item = &run->items[i];
         QT_TRY(qt_stop_check(err));
-        QT_TRY(item->copied ? write_copied(run, item, err) : write_matrix(run, item, err));
+        QT_TRY(item->stack    ? qt_export_stack_write(run, &run->stacks[item->stack - 1], err)
+               : item->copied ? write_copied(run, item, err)
+                              : write_matrix(run, item, err));
         qt_log_progress(run->x.opt->log, "export", (double)(i + 1), (double)run->nitems);
     }
     QT_TRY(qt_output_end(run->x.out, err));

@@ -3,21 +3,22 @@
 
 #include <string.h>
 
-/* Model types whose checkpoints stack the experts of a layer in one tensor. */
-static const char *const stacked[] = {
-    "gemma4",           "gemma4_text",    "gpt_oss",          "granitemoe",
-    "granitemoehybrid", "granitemoe_swa", "granitemoeshared", "jetmoe",
-    "llama4",           "llama4_text",    "mistral3",         "qwen3_vl_moe",
-};
+/* True for experts that are written one by one where checkpoints have them in one tensor. */
+static bool is_apart(const struct qt_export *x, const struct qt_export_matrix *m)
+{
+    struct qt_stack form;
+    /* In one of two orders, and the container does not say in which. */
+    if (x->model_type && strcmp(x->model_type, "qwen3_vl_moe") == 0)
+        return strstr(m->module, ".experts.") != NULL;
+    return !x->format->weights && qt_stored_in_stack(&form, x->model_type, m->entry->name);
+}
 
 void qt_export_warn(const struct qt_export *x)
 {
-    bool experts = false, known = false;
+    bool apart = false;
     for (size_t i = 0; i < x->count; i++)
-        experts = experts || strstr(x->matrix[i].module, ".experts.");
-    for (size_t i = 0; x->model_type && i < sizeof stacked / sizeof *stacked; i++)
-        known = known || strcmp(x->model_type, stacked[i]) == 0;
-    if (experts && known)
+        apart = apart || is_apart(x, &x->matrix[i]);
+    if (apart)
         qt_log_message(
             x->opt->log, QT_LOG_WARNING,
             "experts are written one by one, but checkpoints of %s have those of a layer "
@@ -31,7 +32,8 @@ void qt_export_warn(const struct qt_export *x)
 
 bool qt_export_is_turned(const struct qt_export *x, const struct qt_tensor *t)
 {
-    return t->ndim == 2 && qt_stored_transposed(x->model_type, t->name);
+    return t->ndim == 2 && qt_dtype_bits(t->dtype) % 8 == 0 &&
+           qt_stored_transposed(x->model_type, t->name);
 }
 
 int qt_export_write_turned(const struct qt_export *x, const struct qt_tensor *t,
