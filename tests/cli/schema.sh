@@ -63,6 +63,8 @@ doc unknown 2 nonsense
 export CUDA_VISIBLE_DEVICES= # hides GPUs
 doc bench-no-gpu 7 bench
 
+"$QTOOL" help | sed -n '/^Commands:/,/^$/s/^  \([a-z]\{1,\}\) .*/\1/p' >"$tmp/commands"
+
 "$PYTHON" - docs/json.schema.json "$tmp" <<'PYTHON'
 import glob, json, os, sys
 import jsonschema
@@ -85,6 +87,11 @@ for path in sorted(glob.glob(os.path.join(sys.argv[2], "*.json"))):
     except Exception as e:
         print(f"FAIL {os.path.basename(path)}: {str(e).splitlines()[0]}")
         failed += 1
+with open(os.path.join(sys.argv[2], "commands")) as f:
+    commands = set(f.read().split()) - {"help"}
+if commands != set(schema["properties"]["command"]["enum"]) - {None}:
+    print("FAIL: the schema does not have the commands of qtool help")
+    failed += 1
 # The validator must reject broken documents.
 for broken in {}, {**doc, "schema": 2}, {**doc, "ok": not doc["ok"]}:
     if validator.is_valid(broken):
