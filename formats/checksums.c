@@ -14,8 +14,9 @@ enum { HEX = 2 * SHA256_DIGEST_SIZE };
 
 struct sum {
     char *path;
-    const char *name;     /* last component of path */
-    const char *expected; /* hexadecimal digits from the list being checked */
+    const char *name;               /* last component of path */
+    const char *expected;           /* hexadecimal digits from the list being checked */
+    struct qt_running_sum *running; /* of its start; NULL: nothing is known yet */
     char hex[HEX + 1];
 };
 
@@ -23,6 +24,22 @@ struct sums {
     struct sum *items;
     size_t count, capacity;
 };
+
+static void write_hex(struct sum *sum, const uint8_t digest[SHA256_DIGEST_SIZE])
+{
+    for (size_t i = 0; i < SHA256_DIGEST_SIZE; i++)
+        snprintf(sum->hex + 2 * i, 3, "%02x", digest[i]);
+}
+
+/* Sums what is behind the start of the file. */
+static int sum_rest(struct sum *sum, size_t size, struct qt_err *err)
+{
+    uint8_t digest[SHA256_DIGEST_SIZE];
+    int rc = qt_running_sum_add(sum->running, size, err);
+    qt_running_sum_digest(sum->running, digest);
+    write_hex(sum, digest);
+    return rc;
+}
 
 static int sum_file(void *ctx, size_t item, int thread, struct qt_err *err)
 {
@@ -35,6 +52,11 @@ static int sum_file(void *ctx, size_t item, int thread, struct qt_err *err)
     int rc = qt_map_open(&map, sum->path, err);
     if (rc < 0)
         return rc;
+    if (sum->running) {
+        rc = sum_rest(sum, map.size, err);
+        qt_map_close(&map);
+        return rc;
+    }
     sha256_init(&sha);
     for (size_t at = 0; at < map.size && rc == QT_OK; at += PIECE) {
         size_t n = qt_min_size(PIECE, map.size - at);
@@ -43,8 +65,7 @@ static int sum_file(void *ctx, size_t item, int thread, struct qt_err *err)
         rc = qt_stop_check(err);
     }
     sha256_digest(&sha, sizeof digest, digest);
-    for (size_t i = 0; i < sizeof digest; i++)
-        snprintf(sum->hex + 2 * i, 3, "%02x", digest[i]);
+    write_hex(sum, digest);
     qt_map_close(&map);
     return rc;
 }
@@ -132,7 +153,7 @@ static void drop_nothing(void *ctx)
 }
 
 int qt_checksums_start(struct qt_checksums **out, const char *dir, const json_t *omit,
-                       struct qt_err *err)
+                       struct qt_running_sums *running, struct qt_err *err)
 {
     struct qt_checksums *c;
     int rc = qt_array_new(out, 1, sizeof **out, err);
@@ -141,6 +162,8 @@ int qt_checksums_start(struct qt_checksums **out, const char *dir, const json_t 
     c = *out;
     QT_TRY(qt_path_join(&c->path, dir, QT_CHECKSUMS_NAME, err));
     QT_TRY(list_files(&c->sums, dir, false, omit, err));
+    for (size_t i = 0; i < c->sums.count; i++)
+        c->sums.items[i].running = qt_running_sums_of(running, c->sums.items[i].path);
     QT_TRY(qt_behind_open(&c->behind, err));
     rc = qt_behind_add(c->behind, &(struct qt_behind_job){sum_files, drop_nothing, &c->sums}, err);
 done:

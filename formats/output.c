@@ -155,7 +155,7 @@ int qt_output_finish(struct qt_output *o, const json_t *record, struct qt_err *e
     if (!omit)
         return no_memory(err, o->dir.dir);
     QT_TRY(qt_outdir_json(&o->dir, QT_EXPORT_NAME, record, err));
-    QT_TRY(qt_checksums_start(&checksums, o->dir.partial, omit, err));
+    QT_TRY(qt_checksums_start(&checksums, o->dir.partial, omit, NULL, err));
     QT_TRY(qt_checksums_write(checksums, err));
     QT_TRY(qt_dir_sync(o->dir.partial, err));
     QT_TRY(qt_outdir_publish(&o->dir, err));

@@ -254,6 +254,8 @@ int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tens
                            : qt_journal_open(&w->journal, w->out.partial, false, err);
     if (rc == QT_OK && qt_comm_size(opt->comm) > 1)
         rc = share_units(w, err);
+    if (rc == QT_OK && qt_comm_size(opt->comm) == 1)
+        rc = qt_running_sums_open(&w->running, w, err);
     if (rc < 0)
         goto done;
     *out = w;

@@ -538,8 +538,8 @@ static int check_strict(const struct qt_run *run, const bool *is_linear, struct 
     return rc;
 }
 
-/* Quantizes all other matrices first, because the inputs of linears depend on the quantized
- * embedding and routers. */
+/* Makes all other tensors first, because the inputs of linears depend on the quantized embedding
+ * and routers. */
 static int quantize_others(struct qt_run *run, const bool *is_linear, struct qt_err *err)
 {
     bool *later;
@@ -547,7 +547,7 @@ static int quantize_others(struct qt_run *run, const bool *is_linear, struct qt_
     if (rc < 0)
         return rc;
     for (size_t i = 0; i < run->plan.count; i++)
-        later[i] = is_linear[i] || run->plan.items[i].copied;
+        later[i] = is_linear[i];
     rc = qt_run_make_items(run, later, err);
     qt_free(later);
     return rc;

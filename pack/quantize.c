@@ -1,6 +1,6 @@
 /*
- * The driver: checkpoint -> plan -> container. With calibration data the decoder layers come first
- * (layers.c). All other tensors follow in source order, one in memory at a time. At last the
+ * The driver: checkpoint -> plan -> container. Tensors are made in source order, one in memory at a
+ * time; with calibration data the linears of the decoder layers come last (layers.c). Then the
  * parameters to learn are tuned through the whole model (learn/learn.c). The writer journals every
  * finished tensor, so that an interrupted run can be resumed.
  */
