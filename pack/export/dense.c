@@ -17,14 +17,19 @@ static int describe(struct qt_export_matrix *m, struct qt_err *err)
 static void convert(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
 {
     const struct qt_export_tensor *t = &m->tensor[0];
-    const size_t count = panel->rows * m->k;
-    if (m->transposed)
-        for (size_t i = 0; i < count; i++)
-            qt_export_floats(t, i % m->k * m->n + panel->row0 + i / m->k, &panel->weight[i], 1);
-    else
-        qt_export_floats(t, panel->row0 * m->k, panel->weight, count);
-    for (size_t i = 0; panel->decoded && i < count; i++)
-        panel->decoded[i] = qt_export_round(panel->weight[i], t->dtype);
+    const size_t first = panel->row0 * m->k, count = panel->rows * m->k;
+    if (!m->transposed) {
+        qt_export_floats(t, first, panel->weight, count);
+        if (panel->decoded)
+            qt_to_f32(panel->decoded, t->data + first * (qt_dtype_bits(t->dtype) / 8), t->dtype,
+                      count);
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {
+        qt_export_floats(t, i % m->k * m->n + panel->row0 + i / m->k, &panel->weight[i], 1);
+        if (panel->decoded)
+            panel->decoded[i] = qt_export_round(panel->weight[i], t->dtype);
+    }
 }
 
 const struct qt_export_format qt_export_dense = {
