@@ -83,7 +83,7 @@ static size_t default_choices(const char **out, bool calibrated, double bpw)
     const struct default_choice *from = calibrated ? calibrated_defaults : plain_defaults;
     size_t n = 0;
     for (size_t i = 0; i < DEFAULTS; i++)
-        if (!bpw || (bpw >= from[i].least && bpw <= from[i].most))
+        if (bpw == 0 || (bpw >= from[i].least && bpw <= from[i].most))
             out[n++] = from[i].scheme;
     return n;
 }
