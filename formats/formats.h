@@ -542,9 +542,9 @@ struct qt_writer_options {
 int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tensor *tensors,
                    size_t n, const json_t *identity, const struct qt_writer_options *opt,
                    struct qt_err *err);
-/* Fails as qt_writer_open does if DIR or finished units in DIR.partial may not be replaced, or if
- * another process uses DIR.partial, without creating anything: for callers with work to do before
- * they know the tensors. */
+/* The checks of qt_writer_open that need no tensors, for callers with long work before it. Creates
+ * nothing. QT_E_USAGE if DIR, or finished units in DIR.partial, may not be replaced. QT_E_RESOURCE
+ * if another process uses DIR.partial. */
 int qt_writer_check(const char *dir, const struct qt_writer_options *opt, struct qt_err *err);
 /* QT_E_RESUME, naming the member that differs, unless the identities are equal. `file` is the file
  * that holds `before`. */
