@@ -93,7 +93,9 @@ static int print_plan(const struct qt_plan *plan, const struct memory *m, struct
         time_row(&sum, m);
     const struct qt_plan_item *first;
     const enum qt_need need = qt_plan_needs(plan, &first);
-    if (need != QT_NEEDS_NOTHING)
+    const bool given =
+        m->opt.data_bytes > 0 || (m->opt.file && need == QT_NEEDS_HESSIAN); /* --data, --calib */
+    if (need != QT_NEEDS_NOTHING && !given)
         table_row(&sum, "needs\tcalibration data (--data%s), %s%s",
                   need == QT_NEEDS_HESSIAN ? " or --calib" : "",
                   first ? "first for " : "for the static key scales",
