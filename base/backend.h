@@ -259,6 +259,27 @@ struct qt_coded {
     const uint8_t *zero; /* [n][groups]; NULL: all 0 */
 };
 
+/* One step of Adam on numbers x, of which the step before had the moments m and v. */
+struct qt_adam {
+    double beta1, beta2, eps;
+    double fix1, fix2; /* 1 - beta^t for step t */
+    double lr;
+};
+
+/*
+ * Learned scales: a scale is the FP16 number nearest to start + unit delta, with the sign of start
+ * and not 0, times 2^exp2; or 0 if start is. All arrays are in backend memory.
+ */
+struct qt_tuned {
+    size_t count;
+    int exp2;
+    const float *start, *unit;
+    const float *grad; /* dL/dscale */
+    float *delta;
+    float *m, *v; /* Adam's moments of dL/ddelta */
+    float *scale;
+};
+
 struct qt_backend {
     /* Hardware and libraries that the bits of results depend on: "OpenBLAS 0.3.21 Haswell",
      * "NVIDIA H200, cuBLAS 13.0.2, OpenBLAS 0.3.21 Haswell". */
@@ -377,9 +398,9 @@ struct qt_backend {
     /* linear: dx[m][k] = dy[m][n] w[n][k], or dx += if `add`. */
     int (*linear_grad_x)(struct qt_backend *be, float *dx, const float *dy, const float *w,
                          bool add, size_t m, size_t n, size_t k, struct qt_err *err);
-    /* linear: dw[n][k] += dy[m][n]^T x[m][k] */
+    /* linear: dw[n][k] = dy[m][n]^T x[m][k], or dw += if `add`. */
     int (*linear_grad_w)(struct qt_backend *be, float *dw, const float *dy, const float *x,
-                         size_t m, size_t n, size_t k, struct qt_err *err);
+                         bool add, size_t m, size_t n, size_t k, struct qt_err *err);
     /* norm with input x: computes dx[m][n], which may be dy, and adds to dw[n] unless dw is
      * NULL. */
     int (*norm_grad)(struct qt_backend *be, float *dx, float *dw, const float *dy, const float *x,
@@ -410,9 +431,13 @@ struct qt_backend {
 
     /* w[n][k] = the values of a coded matrix. */
     int (*decode)(struct qt_backend *be, float *w, const struct qt_coded *c, struct qt_err *err);
-    /* dscale[n][groups] = gradient of the scales, from dw[n][k]. */
+    /* dscale[n][groups] += gradient of the scales, from dw[n][k]. */
     int (*decode_grad)(struct qt_backend *be, float *dscale, const struct qt_coded *c,
                        const float *dw, struct qt_err *err);
+    /* Makes a step, and sets the scales. Where a gradient is not finite, delta and the scale become
+     * NaN. */
+    int (*tune)(struct qt_backend *be, const struct qt_tuned *t, const struct qt_adam *step,
+                struct qt_err *err);
 
     /* ---- Hessians; NULL if `host`: hessian/ computes there. order[k] is host memory: position p
      * of h and v is column order[p] of the other matrices. ---- */

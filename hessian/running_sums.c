@@ -77,8 +77,8 @@ static int block_on_backend(struct qt_running_sums *s, struct column_block *b, s
         changed) { /* all columns even of V, which is 0 below its diagonal */
         QT_TRY(be->upload(be, s->device_change, s->staged, bytes, err));
         const float *m = s->m == s->f->v ? s->f->backend_v : s->f->backend_h;
-        QT_TRY(be->linear_grad_w(be, s->device_g, m + b->at * k, s->device_change, b->n, k, width,
-                                 err));
+        QT_TRY(be->linear_grad_w(be, s->device_g, m + b->at * k, s->device_change, true, b->n, k,
+                                 width, err));
     }
 done:
     return rc;

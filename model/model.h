@@ -510,6 +510,9 @@ bool qt_model_rope(float *cos_out, float *sin_out, const struct qt_model *model,
  * parameters), in the order of qt_model_linears and qt_model_norms. NULL: not computed. */
 struct qt_layer_grads {
     float **linear; /* [qt_model_linears of the layer] */
+    /* Linears whose scales have a gradient instead, the function decode_grad of the backend: shaped
+     * like the scales. NULL: none; else [linears], NULL for others. */
+    const struct qt_coded **coded;
     float *norm[QT_LAYER_NORMS];
 };
 /* out[m][hidden] = output of the layer for hidden[m][hidden]. Stores what the backward pass needs in

@@ -343,7 +343,7 @@ static int hook_quantized(void *ctx, int input, const float *x, size_t m, size_t
         QT_TRY(find_errors(&d, e, be, x, hidden, at, m, k, err));
     QT_TRY(be->channels(be, &e->channels, d, m, e->n, err));
     QT_TRY(be->gram(be, u->gram, x, m, k, err));
-    QT_TRY(be->linear_grad_w(be, e->cross_sum, d, x, m, e->n, k, err));
+    QT_TRY(be->linear_grad_w(be, e->cross_sum, d, x, true, m, e->n, k, err));
 done:
     return rc;
 }

@@ -42,8 +42,8 @@ static int grad_w_tile(void *ctx, size_t item, int thread, struct qt_err *err)
     size_t i = item / job->tiles * TILE_M, j = item % job->tiles * TILE_N;
     int rows = (int)qt_min_size(TILE_M, job->n - i), cols = (int)qt_min_size(TILE_N, job->k - j);
     cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, rows, cols, (int)job->m, 1.0f, job->dy + i,
-                (int)job->n, job->other + j, (int)job->k, 1.0f, job->out + i * job->k + j,
-                (int)job->k);
+                (int)job->n, job->other + j, (int)job->k, job->add ? 1.0f : 0.0f,
+                job->out + i * job->k + j, (int)job->k);
     return QT_OK;
 }
 
@@ -68,10 +68,10 @@ int cpu_linear_grad_x(struct qt_backend *be, float *dx, const float *dy, const f
     return rc;
 }
 
-int cpu_linear_grad_w(struct qt_backend *be, float *dw, const float *dy, const float *x, size_t m,
-                      size_t n, size_t k, struct qt_err *err)
+int cpu_linear_grad_w(struct qt_backend *be, float *dw, const float *dy, const float *x, bool add,
+                      size_t m, size_t n, size_t k, struct qt_err *err)
 {
-    struct linear_job job = {dw, dy, x, true, m, n, k, qt_ceil_div(k, TILE_N)};
+    struct linear_job job = {dw, dy, x, add, m, n, k, qt_ceil_div(k, TILE_N)};
     int rc = check_widths(m, n, k, err);
     (void)be;
     if (rc == QT_OK)

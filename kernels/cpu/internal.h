@@ -46,8 +46,8 @@ int cpu_attention_grad(struct cpu_scratch *scratch, float *dq, float *dk, float 
 /* Entries of struct qt_backend (grad.c); cpu_loss_grad takes the scratch in addition. */
 int cpu_linear_grad_x(struct qt_backend *be, float *dx, const float *dy, const float *w, bool add,
                       size_t m, size_t n, size_t k, struct qt_err *err);
-int cpu_linear_grad_w(struct qt_backend *be, float *dw, const float *dy, const float *x, size_t m,
-                      size_t n, size_t k, struct qt_err *err);
+int cpu_linear_grad_w(struct qt_backend *be, float *dw, const float *dy, const float *x, bool add,
+                      size_t m, size_t n, size_t k, struct qt_err *err);
 int cpu_norm_grad_rows(struct qt_backend *be, float *dx, float *dw, const float *dy, const float *x,
                        const float *w, enum qt_norm_kind kind, float eps, size_t m, size_t n,
                        struct qt_err *err);

@@ -55,10 +55,15 @@ static int writing_largest(uint32_t **largest, struct qt_backend *be, const floa
     return be->half ? gpu_largest_new(largest, &g->products, x, count, err) : QT_OK;
 }
 
+static struct gpu_products *products_of(struct cuda *g)
+{
+    g->products.half = g->be.half;
+    return &g->products;
+}
+
 static struct gpu_products *products(struct qt_backend *be)
 {
-    self(be)->products.half = be->half;
-    return &self(be)->products;
+    return products_of(self(be));
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -219,15 +224,15 @@ done:
 static int cuda_linear_grad_x(struct qt_backend *be, float *dx, const float *dy, const float *w,
                               bool add, size_t m, size_t n, size_t k, struct qt_err *err)
 {
-    return multiply(be, dx, (struct factor){dy, false}, (struct factor){w, false}, false, add, m, k,
+    return multiply(be, dx, (struct factor){dy, false}, (struct factor){w, false}, true, add, m, k,
                     n, err);
 }
 
-/* dw[n][k] += dy[m][n]^T x[m][k] */
+/* dw[n][k] = dy[m][n]^T x[m][k], added to dw if `add`. */
 static int cuda_linear_grad_w(struct qt_backend *be, float *dw, const float *dy, const float *x,
-                              size_t m, size_t n, size_t k, struct qt_err *err)
+                              bool add, size_t m, size_t n, size_t k, struct qt_err *err)
 {
-    return multiply(be, dw, (struct factor){dy, true}, (struct factor){x, false}, false, true, n, k,
+    return multiply(be, dw, (struct factor){dy, true}, (struct factor){x, false}, false, add, n, k,
                     m, err);
 }
 
@@ -907,27 +912,38 @@ static int cuda_norm_grad(struct qt_backend *be, float *dx, float *dw, const flo
                           const float *x, const float *w, enum qt_norm_kind kind, float eps,
                           size_t m, size_t n, struct qt_err *err)
 {
+    struct cuda *g = writing(be, dx, m * n * sizeof *dx);
     int rc = check_sizes(m, n, 0, err);
-    return rc < 0 ? rc : gpu_norm_grad(products(be), dx, dw, dy, x, w, norms[kind], eps, m, n, err);
+    if (dw)
+        writing(be, dw, n * sizeof *dw);
+    return rc < 0 ? rc
+                  : gpu_norm_grad(products_of(g), dx, dw, dy, x, w, norms[kind], eps, m, n, err);
 }
 
 static int cuda_attention_grad(struct qt_backend *be, float *dq, float *dk, float *dv,
                                const float *dy, const float *q, const float *k, const float *v,
                                size_t m, const struct qt_attention *a, struct qt_err *err)
 {
+    const size_t keys = m * a->kv_heads * a->head_dim * sizeof *dk;
+    struct cuda *g = writing(be, dq, m * a->heads * a->head_dim * sizeof *dq);
     int rc = check_sizes(a->heads * a->head_dim, a->seqlen, a->heads, err);
     if (rc < 0)
         return rc;
+    writing(be, dk, keys);
+    writing(be, dv, keys);
     return a->bias ? host_attention_grad(be, dq, dk, dv, dy, q, k, v, m, a, err)
-                   : gpu_attention_grad(products(be), dq, dk, dv, dy, q, k, v, m, a, err);
+                   : gpu_attention_grad(products_of(g), dq, dk, dv, dy, q, k, v, m, a, err);
 }
 
 static int cuda_activate_grad(struct qt_backend *be, float *dgate, float *dup, const float *dy,
                               const float *gate, const float *up, enum qt_act_kind kind,
                               size_t count, struct qt_err *err)
 {
+    void *stream = writing(be, dgate, count * sizeof *dgate)->stream;
+    if (dup)
+        writing(be, dup, count * sizeof *dup);
     return count ? gpu_check_launch(gpu_grad_activate(dgate, dup, dy, gate, up, activations[kind],
-                                                      count, self(be)->stream),
+                                                      count, stream),
                                     "gradient", err)
                  : QT_OK;
 }
@@ -936,16 +952,18 @@ static int cuda_loss_grad(struct qt_backend *be, double *losses, float *dlogits,
                           const float *logits, const float *ref, const uint32_t *targets,
                           float softcap, float weight, size_t m, size_t vocab, struct qt_err *err)
 {
+    struct cuda *g = writing(be, dlogits, m * vocab * sizeof *dlogits);
     int rc = check_sizes(m, vocab, 0, err);
     return rc < 0 ? rc
-                  : gpu_loss_grad(products(be), losses, dlogits, logits, ref, targets, softcap,
+                  : gpu_loss_grad(products_of(g), losses, dlogits, logits, ref, targets, softcap,
                                   weight, m, vocab, err);
 }
 
 static int cuda_square_grad(struct qt_backend *be, double *sum, float *grad, const float *y,
                             const float *target, float weight, size_t count, struct qt_err *err)
 {
-    return gpu_square_grad(products(be), sum, grad, y, target, weight, count, err);
+    struct cuda *g = writing(be, grad, count * sizeof *grad);
+    return gpu_square_grad(products_of(g), sum, grad, y, target, weight, count, err);
 }
 
 /* ---- learned scales ------------------------------------------------------------------------- */
@@ -968,7 +986,8 @@ static int cuda_decode(struct qt_backend *be, float *w, const struct qt_coded *c
     int rc = check_sizes(c->n, c->k, c->group, err);
     if (rc < 0 || c->n == 0 || c->k == 0)
         return rc;
-    return gpu_check_launch(gpu_grad_decode(w, &a, self(be)->stream), "decoding", err);
+    void *stream = writing(be, w, c->n * c->k * sizeof *w)->stream;
+    return gpu_check_launch(gpu_grad_decode(w, &a, stream), "decoding", err);
 }
 
 static int cuda_decode_grad(struct qt_backend *be, float *dscale, const struct qt_coded *c,
@@ -978,7 +997,31 @@ static int cuda_decode_grad(struct qt_backend *be, float *dscale, const struct q
     int rc = check_sizes(c->n, c->k, c->group, err);
     if (rc < 0 || c->n == 0 || c->k == 0)
         return rc;
-    return gpu_check_launch(gpu_grad_scales(dscale, &a, dw, self(be)->stream), "gradient", err);
+    void *stream = writing(be, dscale, c->n * qt_ceil_div(c->k, c->group) * sizeof *dscale)->stream;
+    return gpu_check_launch(gpu_grad_scales(dscale, &a, dw, stream), "gradient", err);
+}
+
+static int cuda_tune(struct qt_backend *be, const struct qt_tuned *t, const struct qt_adam *step,
+                     struct qt_err *err)
+{
+    const struct gpu_tuned on = {.count = t->count,
+                                 .exp2 = t->exp2,
+                                 .start = t->start,
+                                 .unit = t->unit,
+                                 .grad = t->grad,
+                                 .delta = t->delta,
+                                 .m = t->m,
+                                 .v = t->v,
+                                 .scale = t->scale};
+    const struct gpu_adam adam = {.beta1 = step->beta1,
+                                  .beta2 = step->beta2,
+                                  .eps = step->eps,
+                                  .fix1 = step->fix1,
+                                  .fix2 = step->fix2,
+                                  .lr = step->lr};
+    void *stream = self(be)->stream;
+    return t->count ? gpu_check_launch(gpu_grad_tune(&on, &adam, stream), "step of Adam", err)
+                    : QT_OK;
 }
 
 /* ---- ranks ---------------------------------------------------------------------------------- */
@@ -1062,6 +1105,7 @@ static const struct qt_backend functions = {
     .square_grad = cuda_square_grad,
     .decode = cuda_decode,
     .decode_grad = cuda_decode_grad,
+    .tune = cuda_tune,
     .round_inputs = cuda_round_inputs,
     .arrange_inputs = cuda_arrange_inputs,
     .input_errors = cuda_input_errors,

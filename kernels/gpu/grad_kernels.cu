@@ -6,6 +6,8 @@
 #include "kernels/gpu/block.cuh"
 #include "kernels/gpu/internal.h"
 
+#include <cuda_fp16.h>
+
 /* ---- norms ---------------------------------------------------------------------------------- */
 
 /* One thread block per row: with t = dy w and z = (x - mean) inv, the means of t and of t z. */
@@ -312,7 +314,28 @@ static __global__ void decode_grad_kernel(float *dscale, struct gpu_coded a, con
         for (int mask = 16; mask; mask /= 2)
             sum += __shfl_xor_sync(~0u, sum, mask);
         if (threadIdx.x % 32 == 0)
-            dscale[at] = (float)sum;
+            dscale[at] += (float)sum;
+    }
+}
+
+/* Each operation is rounded, as on the CPU. */
+static __global__ void tune_kernel(struct gpu_tuned t, struct gpu_adam a)
+{
+    FOR_ELEMENTS(i, t.count)
+    {
+        const float start = t.start[i], unit = t.unit[i];
+        const double g = (double)ldexpf(t.grad[i], t.exp2) * (double)unit;
+        const double m = __dadd_rn(a.beta1 * (double)t.m[i], (1 - a.beta1) * g);
+        const double v = __dadd_rn(a.beta2 * (double)t.v[i], (1 - a.beta2) * g * g);
+        const float step = (float)(a.lr * (m / a.fix1) / (sqrt(v / a.fix2) + a.eps));
+        const float delta = t.delta[i] - step;
+        const float value = __fadd_rn(start, __fmul_rn(unit, delta));
+        const float size = fminf(fmaxf(start < 0 ? -value : value, 0x1p-24f), 65504);
+        const float stored = copysignf(__half2float(__float2half_rn(size)), start);
+        t.m[i] = (float)m;
+        t.v[i] = (float)v;
+        t.delta[i] = delta;
+        t.scale[i] = start == 0 ? 0 : isfinite(delta) ? ldexpf(stored, t.exp2) : nanf("");
     }
 }
 
@@ -395,4 +418,9 @@ int gpu_grad_scales(float *dscale, const struct gpu_coded *a, const float *dw, v
     return LAUNCH(decode_grad_kernel,
                   (unsigned)min((groups + WARPS - 1) / WARPS, (size_t)MOST_BLOCKS), THREADS, stream,
                   dscale, *a, dw);
+}
+
+int gpu_grad_tune(const struct gpu_tuned *t, const struct gpu_adam *a, void *stream)
+{
+    return LAUNCH(tune_kernel, blocks_for(t->count), THREADS, stream, *t, *a);
 }

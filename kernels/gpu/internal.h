@@ -356,6 +356,17 @@ struct gpu_coded {
 };
 int gpu_grad_decode(float *w, const struct gpu_coded *a, void *stream);
 int gpu_grad_scales(float *dscale, const struct gpu_coded *a, const float *dw, void *stream);
+/* struct qt_tuned and qt_adam, and the function tune. */
+struct gpu_tuned {
+    size_t count;
+    int exp2;
+    const float *start, *unit, *grad;
+    float *delta, *m, *v, *scale;
+};
+struct gpu_adam {
+    double beta1, beta2, eps, fix1, fix2, lr;
+};
+int gpu_grad_tune(const struct gpu_tuned *t, const struct gpu_adam *a, void *stream);
 
 #ifdef __cplusplus
 }

@@ -171,7 +171,7 @@ int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_e
     if (p->follows)
         gpu_products_changed(g, p->c,
                              ((size_t)(p->m - 1) * (size_t)p->ldc + (size_t)p->n) * sizeof *p->c);
-    else
+    else if (!p->as) /* what a batch changes, the caller knows */
         gpu_products_forget(g);
     if (!p->as && is_large(g, p->m, p->n, p->k))
         return g->half ? product_half(g, p, err) : product_3xtf32(g, p, err);

@@ -247,6 +247,31 @@ done:
 
 /* ---- backward ------------------------------------------------------------------------------- */
 
+/* Adds the gradients of the scales of a part to dscale, that of the whole linear. */
+static int scales_back(const struct chunk *c, const struct part *part, float *dscale,
+                       const struct qt_coded *whole, const float *dy, const float *x,
+                       struct qt_err *err)
+{
+    struct layer_grad_work *w = c->w;
+    const size_t count = part->n * part->k, groups = qt_ceil_div(part->k, whole->group);
+    struct qt_coded rows = *whole;
+    int rc = QT_OK;
+    if (count > w->dw_count) {
+        c->be->free(c->be, w->dw);
+        w->dw_count = 0;
+        QT_TRY(qt_backend_floats(&w->dw, c->be, part->n, part->k, err));
+        w->dw_count = count;
+    }
+    rows.n = part->n;
+    rows.code += part->first * part->k;
+    rows.scale += part->first * groups;
+    rows.zero += rows.zero ? part->first * groups : 0;
+    QT_TRY(c->be->linear_grad_w(c->be, w->dw, dy, x, false, c->run.m, part->n, part->k, err));
+    QT_TRY(c->be->decode_grad(c->be, dscale + part->first * groups, &rows, w->dw, err));
+done:
+    return rc;
+}
+
 static int linear_back(const struct chunk *c, size_t at, float *dx, bool add, const float *dy,
                        const float *x, struct qt_err *err)
 {
@@ -254,9 +279,11 @@ static int linear_back(const struct chunk *c, size_t at, float *dx, bool add, co
     const struct part *part = &layer->parts[at];
     float *dw = c->add->linear[part->index];
     int rc = QT_OK;
-    if (dw)
-        QT_TRY(c->be->linear_grad_w(c->be, dw + part->first * part->k, dy, x, c->run.m, part->n,
-                                    part->k, err));
+    if (dw && c->add->coded && c->add->coded[part->index])
+        QT_TRY(scales_back(c, part, dw, c->add->coded[part->index], dy, x, err));
+    else if (dw)
+        QT_TRY(c->be->linear_grad_w(c->be, dw + part->first * part->k, dy, x, true, c->run.m,
+                                    part->n, part->k, err));
     QT_TRY(c->be->linear_grad_x(c->be, dx, dy, c->run.layer->parts[at].weight, add, c->run.m,
                                 part->n, part->k, err));
 done:

@@ -312,6 +312,7 @@ void qt_layer_close(struct qt_layer *layer)
         return;
     free_work(layer);
     layer->be->free(layer->be, layer->grad.memory);
+    layer->be->free(layer->be, layer->grad.dw);
     layer->be->free(layer->be, layer->grad.kept_memory);
     free_parts(layer);
     qt_free(layer->parts);

@@ -37,6 +37,8 @@ struct layer_grad_work {
     float *dmlp;     /* [rows][hidden], of a parallel MLP with a norm of its own; else NULL */
     float *qkv;      /* [rows][rows of QKV] with grouped_qkv, output or gradient; else NULL */
     float *dscratch; /* gradients of q, y, k, v, or of gate, up, one after the other */
+    float *dw;       /* [dw_count] dL/dW of a part whose scales have a gradient */
+    size_t dw_count;
 };
 
 /* Tables of a rotary embedding, [seqlen][rotary.dim / 2]; NULL: none. */

@@ -160,8 +160,8 @@ static int add_grams_on(float *g, float *block, const float *t, const struct arr
         if (width < QT_ACT_BLOCK)
             QT_TRY(be->zero(be, block, n * QT_ACT_BLOCK * sizeof *block, err));
         QT_TRY(be->copy_columns(be, block, QT_ACT_BLOCK, t + at, a->k, width, n, err));
-        QT_TRY(be->linear_grad_w(be, g + b * BLOCK2, block, block, n, QT_ACT_BLOCK, QT_ACT_BLOCK,
-                                 err));
+        QT_TRY(be->linear_grad_w(be, g + b * BLOCK2, block, block, true, n, QT_ACT_BLOCK,
+                                 QT_ACT_BLOCK, err));
     }
 done:
     return rc;

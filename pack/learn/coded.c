@@ -1,6 +1,6 @@
 /*
- * Matrices whose codes stay in backend memory: the backend decodes them for a forward pass and sums
- * the gradients of their scales, so that neither weights nor their gradients pass the host.
+ * Matrices whose codes stay in backend memory: the backend decodes them for a forward pass, sums the
+ * gradients of their scales and tunes them, so that neither weights nor parameters pass the host.
  */
 #include "pack/learn/learn.h"
 
@@ -8,8 +8,10 @@ struct learn_coded {
     struct qt_coded at;
     size_t groups, per_strip;          /* scales of a row; parameters of a strip */
     void *value, *code, *scale, *zero; /* what `at` points to; zero may be NULL */
-    float *dscale;                     /* [n][groups] */
-    float *host;                       /* [n][groups], host memory: scales, or their gradients */
+    float *host;                       /* [n][groups], host memory: scales or their parameters */
+    /* If the matrix learns: backend memory, as in struct learn_params, but [n][groups]. */
+    float *param[LEARN_STATES], *grad;
+    bool ahead; /* they are later than params */
 };
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -24,8 +26,8 @@ static bool is_coded(struct qt_code_info *info, const struct learn_matrix *m, si
 /* Cannot overflow: at most a few times the bytes of the matrix. */
 static size_t bytes_of(const struct qt_code_info *info, const struct learn_matrix *m)
 {
-    const size_t scales = m->packed.n * info->groups;
-    return m->packed.n * m->packed.k + scales * (2 * sizeof(float) + 1);
+    const size_t scales = m->packed.n * info->groups, arrays = m->learns ? LEARN_STATES + 2 : 1;
+    return m->packed.n * m->packed.k + scales * (arrays * sizeof(float) + 1);
 }
 
 static void close_matrix(struct learn_matrix *m, struct qt_backend *be)
@@ -37,7 +39,9 @@ static void close_matrix(struct learn_matrix *m, struct qt_backend *be)
     be->free(be, c->code);
     be->free(be, c->scale);
     be->free(be, c->zero);
-    be->free(be, c->dscale);
+    be->free(be, c->grad);
+    for (size_t i = 0; i < LEARN_STATES; i++)
+        be->free(be, c->param[i]);
     qt_free(c->host);
     qt_free(c);
     m->coded = NULL;
@@ -64,7 +68,10 @@ static int open_matrix(struct learn_matrix *m, const struct qt_code_info *info,
     QT_TRY(be->alloc(be, &c->scale, scales * sizeof(float), err));
     if (info->asymmetric)
         QT_TRY(be->alloc(be, &c->zero, scales, err));
-    QT_TRY(qt_backend_floats(&c->dscale, be, n, info->groups, err));
+    for (size_t i = 0; m->learns && i < LEARN_STATES; i++)
+        QT_TRY(qt_backend_floats(&c->param[i], be, n, info->groups, err));
+    if (m->learns)
+        QT_TRY(qt_backend_floats(&c->grad, be, n, info->groups, err));
     QT_TRY(qt_array_new(&c->host, scales, sizeof *c->host, err));
     c->at = (struct qt_coded){.n = n,
                               .k = k,
@@ -78,35 +85,13 @@ done:
     return rc;
 }
 
-int learn_coded_open(struct qt_learner *l, struct qt_err *err)
-{
-    struct qt_backend *be = l->be;
-    struct qt_code_info info;
-    size_t bytes = 0;
-    int rc = QT_OK;
-    if (!be->decode)
-        return QT_OK;
-    for (size_t i = 0; i < l->nmatrices; i++)
-        if (is_coded(&info, &l->matrices[i], l->info.layers))
-            bytes += bytes_of(&info, &l->matrices[i]);
-    if (be->room && bytes > be->room(be) / 2) /* the layers need memory, too */
-        return QT_OK;
-    for (size_t i = 0; i < l->nmatrices; i++)
-        if (is_coded(&info, &l->matrices[i], l->info.layers)) {
-            QT_TRY(open_matrix(&l->matrices[i], &info, be, err));
-            l->ncoded++;
-        }
-done:
-    return rc;
-}
-
 /* ---- strips --------------------------------------------------------------------------------- */
 
 /* A parallel loop over the strips of a matrix. */
 struct strips {
     struct qt_learner *l;
     const struct learn_matrix *m;
-    size_t first;             /* of a gradient */
+    float *param;             /* of the matrix, in host memory */
     struct qt_code_rows rows; /* of the whole matrix */
     unsigned char *scratch;   /* per thread: the scheme's scratch, values and units */
     size_t values_at, stride; /* offset of values; bytes per thread */
@@ -171,20 +156,102 @@ static int scales_of_strip(void *ctx, size_t item, int thread, struct qt_err *er
     return QT_OK;
 }
 
-static int grads_of_strip(void *ctx, size_t item, int thread, struct qt_err *err)
+/* Returns the place in s->param of the scale of a group. */
+static float *param_at(const struct strips *s, size_t row, size_t group)
+{
+    return s->param + row / QT_FRAG_ROWS * s->m->per_strip +
+           s->m->packed.spec.scheme->learnable->scale_at(row % QT_FRAG_ROWS, group);
+}
+
+static void params_of_row(void *ctx, size_t row)
 {
     const struct strips *s = ctx;
-    const struct qt_packed *p = &s->m->packed;
-    const size_t groups = s->m->coded->groups;
-    item += s->first;
-    float *grad = s->l->params.grad + s->m->first + item * s->m->per_strip;
-    (void)thread;
-    (void)err;
-    for (size_t r = 0; r < strip_rows(s, item); r++)
-        for (size_t g = 0; g < groups; g++)
-            grad[p->spec.scheme->learnable->scale_at(r, g)] +=
-                ldexpf(s->m->coded->host[(item * QT_FRAG_ROWS + r) * groups + g], p->scale_exp2);
-    return QT_OK;
+    const struct learn_coded *c = s->m->coded;
+    for (size_t g = 0; g < c->groups; g++)
+        c->host[row * c->groups + g] = *param_at(s, row, g);
+}
+
+static void row_to_params(void *ctx, size_t row)
+{
+    const struct strips *s = ctx;
+    const struct learn_coded *c = s->m->coded;
+    for (size_t g = 0; g < c->groups; g++)
+        *param_at(s, row, g) = c->host[row * c->groups + g];
+}
+
+/* ---- parameters ----------------------------------------------------------------------------- */
+
+size_t learn_coded_scales(const struct learn_matrix *m)
+{
+    return m->packed.n * m->coded->groups;
+}
+
+const struct qt_coded *learn_coded_of(const struct learn_matrix *m)
+{
+    return &m->coded->at;
+}
+
+static int store_params(struct qt_learner *l, const struct learn_matrix *m, struct qt_err *err)
+{
+    const struct learn_coded *c = m->coded;
+    float *from[LEARN_STATES];
+    int rc = QT_OK;
+    learn_params_state(from, &l->params);
+    for (size_t i = 0; m->learns && i < LEARN_STATES && rc == QT_OK; i++) {
+        struct strips s = {.l = l, .m = m, .param = from[i] + m->first};
+        qt_parallel_for(m->packed.n, params_of_row, &s);
+        rc = l->be->upload(l->be, c->param[i], c->host, learn_coded_scales(m) * sizeof *c->host,
+                           err);
+    }
+    return rc;
+}
+
+int learn_coded_fetch(struct qt_learner *l, struct learn_matrix *m, struct qt_err *err)
+{
+    struct learn_coded *c = m->coded;
+    float *to[LEARN_STATES];
+    int rc = QT_OK;
+    learn_params_state(to, &l->params);
+    for (size_t i = 0; c->ahead && i < LEARN_STATES; i++) {
+        struct strips s = {.l = l, .m = m, .param = to[i] + m->first};
+        QT_TRY(l->be->download(l->be, c->host, c->param[i], learn_coded_scales(m) * sizeof *c->host,
+                               err));
+        qt_parallel_for(m->packed.n, row_to_params, &s);
+    }
+    c->ahead = false;
+done:
+    return rc;
+}
+
+int learn_coded_keep(struct qt_learner *l, struct learn_matrix *m, struct qt_err *err)
+{
+    struct learn_coded *c = m->coded;
+    c->ahead = true;
+    return l->be->copy(l->be, c->param[LEARN_BEST], c->param[LEARN_DELTA],
+                       learn_coded_scales(m) * sizeof(float), err);
+}
+
+int learn_coded_grad(struct qt_learner *l, const struct learn_matrix *m, const float *dscale,
+                     struct qt_err *err)
+{
+    return l->be->copy(l->be, m->coded->grad, dscale, learn_coded_scales(m) * sizeof(float), err);
+}
+
+int learn_coded_step(struct qt_learner *l, struct learn_matrix *m, const struct qt_adam *step,
+                     struct qt_err *err)
+{
+    struct learn_coded *c = m->coded;
+    const struct qt_tuned t = {.count = learn_coded_scales(m),
+                               .exp2 = m->packed.scale_exp2,
+                               .start = c->param[LEARN_START],
+                               .unit = c->param[LEARN_UNIT],
+                               .grad = c->grad,
+                               .delta = c->param[LEARN_DELTA],
+                               .m = c->param[LEARN_M],
+                               .v = c->param[LEARN_V],
+                               .scale = c->scale};
+    c->ahead = true;
+    return l->be->tune(l->be, &t, step, err);
 }
 
 /* ---- decoding ------------------------------------------------------------------------------- */
@@ -234,16 +301,27 @@ done:
     return rc;
 }
 
-int learn_coded_grad(struct qt_learner *l, const struct learn_matrix *m, const float *dw,
-                     size_t first, size_t end, struct qt_err *err)
+/* ---- all matrices --------------------------------------------------------------------------- */
+
+int learn_coded_open(struct qt_learner *l, struct qt_err *err)
 {
-    const struct learn_coded *c = m->coded;
-    struct strips s = {.l = l, .m = m, .first = first};
-    int rc;
-    QT_TRY(l->be->decode_grad(l->be, c->dscale, &c->at, dw, err));
-    QT_TRY(
-        l->be->download(l->be, c->host, c->dscale, m->packed.n * c->groups * sizeof *c->host, err));
-    QT_TRY(qt_parallel(end - first, grads_of_strip, &s, err));
+    struct qt_backend *be = l->be;
+    struct qt_code_info info;
+    size_t bytes = 0;
+    int rc = QT_OK;
+    if (!be->decode)
+        return QT_OK;
+    for (size_t i = 0; i < l->nmatrices; i++)
+        if (is_coded(&info, &l->matrices[i], l->info.layers))
+            bytes += bytes_of(&info, &l->matrices[i]);
+    if (be->room && bytes > be->room(be) / 2) /* the layers need memory, too */
+        return QT_OK;
+    for (size_t i = 0; i < l->nmatrices; i++)
+        if (is_coded(&info, &l->matrices[i], l->info.layers)) {
+            QT_TRY(open_matrix(&l->matrices[i], &info, be, err));
+            QT_TRY(store_params(l, &l->matrices[i], err));
+            l->ncoded++;
+        }
 done:
     return rc;
 }

@@ -391,7 +391,7 @@ static int train(struct qt_learner *l, struct qt_err *err)
     l->at.crc = matrices_crc(l);
     QT_TRY(learn_params_save(l, err)); /* from here on, tensors on disk may be overwritten */
 done:
-    l->be->half = false;
+    l->be->half = l->be->same_weights = false;
     return rc;
 }
 

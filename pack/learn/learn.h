@@ -55,6 +55,19 @@ struct learn_params {
     float *m, *v; /* Adam's moments of dL/ddelta */
     float *best;  /* delta with the lowest held-out loss */
     float *grad;  /* dL/dvalue of the current step */
+    /* While a matrix is coded, its gradients are in backend memory only, and so are the latest
+     * delta, m, v and best. */
+};
+
+/* The arrays that determine how training goes on, in the order of the progress file. */
+enum learn_state {
+    LEARN_START,
+    LEARN_UNIT,
+    LEARN_DELTA,
+    LEARN_M,
+    LEARN_V,
+    LEARN_BEST,
+    LEARN_STATES
 };
 
 /* A row of the learning curve: mean loss of the training windows since the previous row (0 in the
@@ -110,8 +123,16 @@ struct qt_learner {
 int learn_params_new(struct qt_learner *l, struct qt_err *err);
 /* Sets start and unit from the packed matrices and the source's norms. */
 int learn_params_read(struct qt_learner *l, struct qt_err *err);
-/* Makes one step of Adam on parameters [first, end); t = 1, 2, ... is the number of the step. */
-void learn_params_step(struct qt_learner *l, size_t first, size_t end, size_t t, double lr);
+/* The following work on parameters [first, end). clear: params.grad = 0. finite: of params.grad. */
+void learn_params_clear(struct qt_learner *l, size_t first, size_t end);
+bool learn_params_finite(const struct qt_learner *l, size_t first, size_t end);
+/* Makes one step of Adam; t = 1, 2, ... is its number. The matrices then have the new parameters. */
+int learn_params_step(struct qt_learner *l, size_t first, size_t end, size_t t, double lr,
+                      struct qt_err *err);
+/* best = delta */
+int learn_params_keep(struct qt_learner *l, size_t first, size_t end, struct qt_err *err);
+/* Brings the latest parameters of coded matrices to host memory. */
+int learn_params_fetch(struct qt_learner *l, size_t first, size_t end, struct qt_err *err);
 /* Stores parameters [first, end) in the packed matrices. mode=ste: also chooses the codes again,
  * nearest to the source weights. */
 int learn_params_apply(struct qt_learner *l, size_t first, size_t end, struct qt_err *err);
@@ -123,6 +144,8 @@ int learn_params_grad(struct qt_learner *l, const struct learn_matrix *m, const 
  * the same values as FP32. */
 int learn_norm_stored(void **bytes, float *w, const struct qt_learner *l,
                       const struct learn_norm *norm, struct qt_err *err);
+/* Sets arrays[state] to the array of params. */
+void learn_params_state(float *arrays[LEARN_STATES], const struct learn_params *p);
 /* Saves progress, parameters and curve (rank 0). All ranks call it. */
 int learn_params_save(struct qt_learner *l, struct qt_err *err);
 /* Loads them; *found is false if none were saved. QT_E_RESUME if they belong to another run. */
@@ -147,9 +170,18 @@ int learn_coded_open(struct qt_learner *l, struct qt_err *err);
 void learn_coded_close(struct qt_learner *l);
 /* w (backend memory) = the matrix, which has m->coded. */
 int learn_coded_decode(float *w, struct qt_learner *l, struct learn_matrix *m, struct qt_err *err);
-/* As learn_params_grad, with dw in backend memory. */
-int learn_coded_grad(struct qt_learner *l, const struct learn_matrix *m, const float *dw,
-                     size_t first, size_t end, struct qt_err *err);
+/* Its codes and scales in backend memory. */
+const struct qt_coded *learn_coded_of(const struct learn_matrix *m);
+/* Number of its scales, which are [n][groups]. */
+size_t learn_coded_scales(const struct learn_matrix *m);
+/* Takes dscale, dL/dscale in backend memory, as the gradients of the next step. */
+int learn_coded_grad(struct qt_learner *l, const struct learn_matrix *m, const float *dscale,
+                     struct qt_err *err);
+/* The functions learn_params_step, _keep and _fetch for one coded matrix. */
+int learn_coded_step(struct qt_learner *l, struct learn_matrix *m, const struct qt_adam *step,
+                     struct qt_err *err);
+int learn_coded_keep(struct qt_learner *l, struct learn_matrix *m, struct qt_err *err);
+int learn_coded_fetch(struct qt_learner *l, struct learn_matrix *m, struct qt_err *err);
 
 /* train.c: trains parameters [first, end), starting from l->at. Returns with the best ones in delta
  * and in the packed matrices. */

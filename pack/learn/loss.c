@@ -25,15 +25,20 @@ struct learn_work {
     /* Layers and gradients. */
     struct qt_embed_head *head, *ref_head;
     struct qt_layer *layer; /* shared by all layers, because its working memory is large */
-    /* Gradients of a layer, backend memory: of norms, then of linears; room for those of any layer. */
+    size_t loaded; /* the layer whose student weights it has, or NONE if it may have others */
+    /* Gradients of a layer, backend memory: of norms, then of linears or, if they are coded, of their
+     * scales; room for those of any layer. */
     float *dw;
     size_t norm_at[QT_LAYER_NORMS], *linear_at; /* where each begins */
     size_t norms_end, dw_count;
     size_t linears; /* of a decoder layer, at most */
     float **wanted; /* [linears]: as in struct qt_layer_grads */
-    float *host;    /* host memory, as large as the largest gradient */
+    const struct qt_coded **coded;
+    float *host; /* host memory, as large as the largest gradient */
     struct qt_sums_memory memory;
 };
+
+#define NONE SIZE_MAX
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
@@ -50,12 +55,14 @@ static int new_gradients(struct qt_learner *l, struct qt_err *err)
     QT_TRY(qt_array_new(&size, work->linears, sizeof *size, err));
     QT_TRY(qt_array_new(&work->linear_at, work->linears, sizeof *work->linear_at, err));
     QT_TRY(qt_array_new(&work->wanted, work->linears, sizeof *work->wanted, err));
+    QT_TRY(qt_array_new(&work->coded, work->linears, sizeof *work->coded, err));
     for (size_t i = 0; i < l->nmatrices; i++) {
         const struct learn_matrix *m = &l->matrices[i];
-        size_t count = m->packed.n * m->packed.k;
-        if (m->learns && count > size[m->index])
-            size[m->index] = count;
-        largest = m->learns && count > largest ? count : largest;
+        const size_t count = m->coded ? learn_coded_scales(m) : m->packed.n * m->packed.k;
+        if (!m->learns)
+            continue;
+        size[m->index] = qt_max_size(size[m->index], count);
+        largest = m->coded ? largest : qt_max_size(largest, count);
     }
     for (size_t i = 0; i < l->nnorms; i++)
         norm_size = qt_max_size(norm_size, l->run->plan.items[l->norms[i].item].tensor->count);
@@ -117,6 +124,7 @@ void learn_work_close(struct qt_learner *l)
     qt_free(work->linear_at);
     qt_free(work->memory.p);
     qt_free(work->wanted);
+    qt_free(work->coded);
     qt_free(work->hidden);
     qt_free(work->kept);
     qt_free(work->asked);
@@ -196,10 +204,14 @@ static int load_layer(struct qt_learner *l, const struct qt_weights *weights, si
 {
     struct learn_work *work = l->work;
     int rc = qt_run_check_interrupted(l->run, err);
-    if (rc < 0)
+    if (rc < 0 || (weights == &l->student && work->loaded == layer))
         return rc;
-    return work->layer ? qt_layer_load(work->layer, layer, weights, err)
-                       : qt_layer_open(&work->layer, l->model, layer, weights, l->be, err);
+    work->loaded = weights == &l->student ? layer : NONE;
+    l->be->same_weights = false;
+    rc = work->layer ? qt_layer_load(work->layer, layer, weights, err)
+                     : qt_layer_open(&work->layer, l->model, layer, weights, l->be, err);
+    l->be->same_weights = true;
+    return rc;
 }
 
 /* On this rank's blocks. */
@@ -286,8 +298,9 @@ int learn_work_open(struct qt_learner *l, struct qt_err *err)
 {
     int rc;
     QT_TRY(qt_array_new(&l->work, 1, sizeof *l->work, err));
-    QT_TRY(new_buffers(l, err));
+    l->work->loaded = NONE;
     QT_TRY(learn_coded_open(l, err));
+    QT_TRY(new_buffers(l, err));
     if (l->opt.scope == QT_LEARN_BLOCK) {
         QT_TRY(embed_all(&l->work->all_student, l, &l->student, err));
         QT_TRY(embed_all(&l->work->all_out, l, &l->source, err));
@@ -343,13 +356,17 @@ static size_t gradient_count(const struct qt_learner *l, size_t layer)
 static struct qt_layer_grads gradients_in(float *dw, struct qt_learner *l, size_t layer)
 {
     struct learn_work *work = l->work;
-    struct qt_layer_grads wanted = {.linear = work->wanted};
-    for (size_t i = 0; i < work->linears; i++)
+    struct qt_layer_grads wanted = {.linear = work->wanted, .coded = work->coded};
+    for (size_t i = 0; i < work->linears; i++) {
         work->wanted[i] = NULL;
+        work->coded[i] = NULL;
+    }
     for (size_t i = 0; dw && i < l->nmatrices; i++) {
         const struct learn_matrix *m = &l->matrices[i];
-        if (m->learns && m->layer == layer)
-            wanted.linear[m->index] = dw + work->linear_at[m->index];
+        if (!m->learns || m->layer != layer)
+            continue;
+        wanted.linear[m->index] = dw + work->linear_at[m->index];
+        wanted.coded[m->index] = m->coded ? learn_coded_of(m) : NULL;
     }
     for (size_t i = 0; dw && i < l->nnorms; i++)
         if (l->norms[i].layer == layer)
@@ -391,7 +408,7 @@ static int sum_blocks(struct pass *p, size_t count,
     return rc == QT_OK && count ? qt_sums_run(&sums, err) : rc;
 }
 
-/* Adds the gradients of a matrix to params.grad, of this rank's strips. */
+/* Adds the gradients of a matrix that is not coded to params.grad, of this rank's strips. */
 static int add_matrix(struct qt_learner *l, const struct learn_matrix *m, const float *dw,
                       struct qt_err *err)
 {
@@ -402,8 +419,6 @@ static int add_matrix(struct qt_learner *l, const struct learn_matrix *m, const 
     const size_t row = first * QT_FRAG_ROWS, rows = qt_min_size(end * QT_FRAG_ROWS, m->packed.n);
     if (first == end)
         return QT_OK;
-    if (m->coded)
-        return learn_coded_grad(l, m, dw, first, end, err);
     int rc =
         l->be->download(l->be, l->work->host, dw + row * k, (rows - row) * k * sizeof *dw, err);
     return rc < 0 ? rc : learn_params_grad(l, m, l->work->host, first, end, err);
@@ -415,7 +430,7 @@ static int join_matrix(struct qt_learner *l, const struct learn_matrix *m, struc
     const size_t ranks = qt_comm_size(comm_of(l));
     const size_t strips = qt_ceil_div(m->packed.n, QT_FRAG_ROWS);
     size_t *end = NULL, first;
-    if (ranks == 1)
+    if (ranks == 1 || m->coded)
         return QT_OK;
     int rc = qt_comm_meet(comm_of(l), qt_array_new(&end, ranks, sizeof *end, err), err);
     for (size_t r = 0; r < ranks && rc == QT_OK; r++)
@@ -426,7 +441,7 @@ static int join_matrix(struct qt_learner *l, const struct learn_matrix *m, struc
     return rc;
 }
 
-/* Adds the gradients in work->dw to params.grad. */
+/* Takes the gradients in work->dw as those of the step. */
 static int end_gradients(struct qt_learner *l, size_t layer, struct qt_err *err)
 {
     struct learn_work *work = l->work;
@@ -435,7 +450,7 @@ static int end_gradients(struct qt_learner *l, size_t layer, struct qt_err *err)
     for (size_t i = 0; i < l->nmatrices && rc == QT_OK; i++) {
         const struct learn_matrix *m = &l->matrices[i];
         if (m->learns && m->layer == layer)
-            rc = add_matrix(l, m, wanted.linear[m->index], err);
+            rc = (m->coded ? learn_coded_grad : add_matrix)(l, m, wanted.linear[m->index], err);
     }
     for (size_t i = 0; i < l->nnorms && rc == QT_OK; i++) {
         const struct learn_norm *norm = &l->norms[i];
@@ -558,6 +573,7 @@ int learn_model_loss(double *loss, struct qt_learner *l, const size_t *windows, 
     const struct qt_objective o = {.ref = work->ref_head, .weight = 1 / (float)scored};
     float *last;
     int rc = QT_OK;
+    work->loaded = NONE; /* parameters may have changed */
     gather_ids(l, windows, n);
     if (kl)
         QT_TRY(gather(work->ref, l, work->all_ref, windows, n, err));
@@ -580,6 +596,7 @@ int learn_layer_enter(struct qt_learner *l, struct qt_err *err)
     const struct blocks all = blocks_of(l, l->data->samples);
     struct learn_work *work = l->work;
     int rc = QT_OK;
+    work->loaded = NONE;
     for (; work->inputs_of < l->at.layer; work->inputs_of++)
         QT_TRY(run_layer(l, &l->student, work->inputs_of, work->all_student, &all, err));
     for (; work->outputs_of <= l->at.layer; work->outputs_of++)
@@ -610,6 +627,7 @@ int learn_layer_loss(double *loss, struct qt_learner *l, const size_t *windows, 
     size_t tokens = n * l->data->seqlen, count = tokens * l->info.hidden;
     double sum[QT_SUM_BLOCKS];
     int rc;
+    work->loaded = NONE; /* parameters may have changed */
     QT_TRY(gather(work->hidden[0], l, work->all_student, windows, n, err));
     QT_TRY(gather(work->ref, l, work->all_out, windows, n, err));
     QT_TRY(run_and_keep(l, l->at.layer, work->hidden[1], work->hidden[0], &b, err));

@@ -149,10 +149,12 @@ static int grad_strip(void *ctx, size_t item, int thread, struct qt_err *err)
 static int apply_matrix(struct qt_learner *l, struct learn_matrix *m, struct qt_err *err)
 {
     const struct qt_tensor *t = l->run->plan.items[m->item].tensor;
-    struct strips s;
+    struct strips s = {0};
     struct qt_blob blob = {0};
     struct qt_matrix w;
     int rc;
+    if (m->coded)
+        QT_TRY(learn_coded_fetch(l, m, err));
     QT_TRY(strips_open(&s, l, m, err));
     if (l->opt.mode == QT_LEARN_STE) {
         QT_TRY(qt_ckpt_read(&blob, l->run->ckpt, t, err));
@@ -168,14 +170,17 @@ done:
     return rc;
 }
 
+static bool learns_in(const struct learn_matrix *m, size_t first, size_t end)
+{
+    return m->learns && m->first >= first && m->first < end;
+}
+
 int learn_params_apply(struct qt_learner *l, size_t first, size_t end, struct qt_err *err)
 {
     int rc = QT_OK;
-    for (size_t i = 0; i < l->nmatrices && rc == QT_OK; i++) {
-        struct learn_matrix *m = &l->matrices[i];
-        if (m->learns && m->first >= first && m->first < end)
-            rc = apply_matrix(l, m, err);
-    }
+    for (size_t i = 0; i < l->nmatrices && rc == QT_OK; i++)
+        if (learns_in(&l->matrices[i], first, end))
+            rc = apply_matrix(l, &l->matrices[i], err);
     return rc;
 }
 
@@ -250,65 +255,144 @@ int learn_params_read(struct qt_learner *l, struct qt_err *err)
     return rc;
 }
 
+/* Sets [*at, result) to the parameters of a matrix or a norm, i < nmatrices + nnorms, that are in
+ * [first, end) and change in host memory; nothing if there are none. */
+static size_t host_range(size_t *at, const struct qt_learner *l, size_t i, size_t first, size_t end)
+{
+    const struct learn_matrix *m = &l->matrices[i];
+    const struct learn_norm *norm = &l->norms[i - l->nmatrices];
+    *at = 0;
+    if (i < l->nmatrices) {
+        if (m->coded || !learns_in(m, first, end))
+            return 0;
+        *at = m->first;
+        return m->first + strip_count(m) * m->per_strip;
+    }
+    if (norm->first < first || norm->first >= end)
+        return 0;
+    *at = norm->first;
+    return norm->first + l->run->plan.items[norm->item].tensor->count;
+}
+
+void learn_params_clear(struct qt_learner *l, size_t first, size_t end)
+{
+    size_t at;
+    for (size_t i = 0; i < l->nmatrices + l->nnorms; i++) {
+        const size_t to = host_range(&at, l, i, first, end);
+        memset(l->params.grad + at, 0, (to - at) * sizeof *l->params.grad);
+    }
+}
+
+bool learn_params_finite(const struct qt_learner *l, size_t first, size_t end)
+{
+    size_t at;
+    for (size_t i = 0; i < l->nmatrices + l->nnorms; i++) {
+        const size_t to = host_range(&at, l, i, first, end);
+        if (qt_find_nonfinite(l->params.grad + at, to - at) < to - at)
+            return false;
+    }
+    return true;
+}
+
+int learn_params_fetch(struct qt_learner *l, size_t first, size_t end, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; i < l->nmatrices && rc == QT_OK; i++)
+        if (l->matrices[i].coded && learns_in(&l->matrices[i], first, end))
+            rc = learn_coded_fetch(l, &l->matrices[i], err);
+    return rc;
+}
+
+int learn_params_keep(struct qt_learner *l, size_t first, size_t end, struct qt_err *err)
+{
+    size_t at;
+    int rc = QT_OK;
+    for (size_t i = 0; i < l->nmatrices + l->nnorms; i++) {
+        const size_t to = host_range(&at, l, i, first, end);
+        memcpy(l->params.best + at, l->params.delta + at, (to - at) * sizeof(float));
+    }
+    for (size_t i = 0; i < l->nmatrices && rc == QT_OK; i++)
+        if (l->matrices[i].coded && learns_in(&l->matrices[i], first, end))
+            rc = learn_coded_keep(l, &l->matrices[i], err);
+    return rc;
+}
+
 /* A step of Adam on the parameters [first, end). */
 struct adam {
     struct learn_params *p;
     size_t first, end;
-    double fix1, fix2, lr;
+    struct qt_adam step;
 };
 enum { ADAM_ITEM = 1 << 14 };
 
 static void adam_item(void *ctx, size_t item)
 {
     const struct adam *a = ctx;
+    const struct qt_adam *s = &a->step;
     struct learn_params *p = a->p;
     const size_t from = a->first + item * ADAM_ITEM, end = qt_min_size(from + ADAM_ITEM, a->end);
     for (size_t i = from; i < end; i++) {
         double g = (double)p->grad[i] * (double)p->unit[i];
-        double m = beta1 * (double)p->m[i] + (1 - beta1) * g;
-        double v = beta2 * (double)p->v[i] + (1 - beta2) * g * g;
+        double m = s->beta1 * (double)p->m[i] + (1 - s->beta1) * g;
+        double v = s->beta2 * (double)p->v[i] + (1 - s->beta2) * g * g;
         p->m[i] = (float)m;
         p->v[i] = (float)v;
-        p->delta[i] -= (float)(a->lr * (m / a->fix1) / (sqrt(v / a->fix2) + eps));
+        p->delta[i] -= (float)(s->lr * (m / s->fix1) / (sqrt(v / s->fix2) + s->eps));
     }
 }
 
-void learn_params_step(struct qt_learner *l, size_t first, size_t end, size_t t, double lr)
+int learn_params_step(struct qt_learner *l, size_t first, size_t end, size_t t, double lr,
+                      struct qt_err *err)
 {
     struct adam a = {.p = &l->params,
-                     .first = first,
-                     .end = end,
-                     .fix1 = 1 - pow(beta1, (double)t),
-                     .fix2 = 1 - pow(beta2, (double)t),
-                     .lr = lr};
-    qt_parallel_for(qt_ceil_div(end - first, ADAM_ITEM), adam_item, &a);
+                     .step = {.beta1 = beta1,
+                              .beta2 = beta2,
+                              .eps = eps,
+                              .fix1 = 1 - pow(beta1, (double)t),
+                              .fix2 = 1 - pow(beta2, (double)t),
+                              .lr = lr}};
+    int rc = QT_OK;
+    for (size_t i = 0; i < l->nmatrices + l->nnorms; i++) {
+        a.end = host_range(&a.first, l, i, first, end);
+        qt_parallel_for(qt_ceil_div(a.end - a.first, ADAM_ITEM), adam_item, &a);
+    }
+    for (size_t i = 0; i < l->nmatrices && rc == QT_OK; i++) {
+        struct learn_matrix *m = &l->matrices[i];
+        if (!learns_in(m, first, end))
+            continue;
+        if (m->coded)
+            rc = learn_coded_step(l, m, &a.step, err);
+        if (rc == QT_OK && (!m->coded || l->opt.mode == QT_LEARN_STE))
+            rc = apply_matrix(l, m, err);
+    }
+    return rc;
 }
 
 /* ---- progress ------------------------------------------------------------------------------- */
 
-enum { SAVED = 6 };
-
-/* Returns the arrays that are saved, in file order. */
-static void saved_arrays(float *arrays[SAVED], const struct learn_params *p)
+void learn_params_state(float *arrays[LEARN_STATES], const struct learn_params *p)
 {
-    float *const list[SAVED] = {p->start, p->unit, p->delta, p->m, p->v, p->best};
+    float *const list[LEARN_STATES] = {
+        [LEARN_START] = p->start, [LEARN_UNIT] = p->unit, [LEARN_DELTA] = p->delta,
+        [LEARN_M] = p->m,         [LEARN_V] = p->v,       [LEARN_BEST] = p->best};
     memcpy(arrays, list, sizeof list);
 }
 
 int learn_params_save(struct qt_learner *l, struct qt_err *err)
 {
     size_t array = l->params.count * sizeof(float), curve = l->at.points * sizeof *l->points;
-    size_t size = sizeof l->at + SAVED * array + curve;
-    float *arrays[SAVED];
+    size_t size = sizeof l->at + LEARN_STATES * array + curve;
+    float *arrays[LEARN_STATES];
     unsigned char *data = NULL, *to;
     int rc;
+    QT_TRY(learn_params_fetch(l, 0, l->params.count, err));
     QT_TRY(qt_array_new(&data, size, 1, err));
     memcpy(l->at.magic, magic, sizeof magic);
     l->at.params = l->params.count;
     memcpy(data, &l->at, sizeof l->at);
     to = data + sizeof l->at;
-    saved_arrays(arrays, &l->params);
-    for (size_t i = 0; i < SAVED; i++, to += array)
+    learn_params_state(arrays, &l->params);
+    for (size_t i = 0; i < LEARN_STATES; i++, to += array)
         memcpy(to, arrays[i], array);
     memcpy(to, l->points, curve);
     rc = qt_writer_save(l->run->writer, QT_PROGRESS_LEARNING, data, size, err);
@@ -322,7 +406,7 @@ int learn_params_load(bool *found, struct qt_learner *l, struct qt_err *err)
 {
     size_t array = l->params.count * sizeof(float), size;
     struct learn_progress at;
-    float *arrays[SAVED];
+    float *arrays[LEARN_STATES];
     unsigned char *data;
     int rc;
     *found = false;
@@ -331,20 +415,20 @@ int learn_params_load(bool *found, struct qt_learner *l, struct qt_err *err)
         return QT_OK;
     if (size >= sizeof at)
         memcpy(&at, data, sizeof at);
-    if (size < sizeof at + SAVED * array || memcmp(at.magic, magic, sizeof magic) != 0 ||
+    if (size < sizeof at + LEARN_STATES * array || memcmp(at.magic, magic, sizeof magic) != 0 ||
         at.params != l->params.count || at.layer > l->info.layers ||
-        at.points > (size - sizeof at - SAVED * array) / sizeof *l->points ||
-        size != sizeof at + SAVED * array + at.points * sizeof *l->points) {
+        at.points > (size - sizeof at - LEARN_STATES * array) / sizeof *l->points ||
+        size != sizeof at + LEARN_STATES * array + at.points * sizeof *l->points) {
         rc = qt_fail(err, QT_E_RESUME, l->run->opt->out_dir, NULL,
                      "cannot resume: the saved learning progress does not belong to this run");
         goto done;
     }
     QT_TRY(qt_array_grow(&l->points, &l->points_capacity, at.points + 1, sizeof *l->points, err));
     l->at = at;
-    saved_arrays(arrays, &l->params);
-    for (size_t i = 0; i < SAVED; i++)
+    learn_params_state(arrays, &l->params);
+    for (size_t i = 0; i < LEARN_STATES; i++)
         memcpy(arrays[i], data + sizeof at + i * array, array);
-    memcpy(l->points, data + sizeof at + SAVED * array, at.points * sizeof *l->points);
+    memcpy(l->points, data + sizeof at + LEARN_STATES * array, at.points * sizeof *l->points);
     *found = true;
 done:
     qt_free(data);

@@ -56,16 +56,15 @@ static int step(struct qt_learner *l, const size_t *windows, size_t first, size_
     size_t at = l->at.step % steps_per_pass(l) * l->opt.batch;
     double value;
     int rc;
-    memset(l->params.grad + first, 0, (end - first) * sizeof *l->params.grad);
+    learn_params_clear(l, first, end);
     QT_TRY(save_if_interrupted(
         l, loss(&value, l, windows + at, qt_min_size(l->opt.batch, l->ntrain - at), true, err),
         err));
-    if (!isfinite(value) || qt_find_nonfinite(l->params.grad + first, end - first) < end - first)
+    if (!isfinite(value) || !learn_params_finite(l, first, end))
         return qt_fail(err, QT_E_INPUT, l->source.dir, NULL,
                        "learning: loss or gradient is not finite at step %zu; try a lower lr",
                        (size_t)l->at.step);
-    learn_params_step(l, first, end, l->at.step + 1, rate(l, l->at.step));
-    QT_TRY(learn_params_apply(l, first, end, err));
+    QT_TRY(learn_params_step(l, first, end, l->at.step + 1, rate(l, l->at.step), err));
     l->at.loss_sum += value;
     l->at.loss_steps++;
     l->at.step++;
@@ -113,7 +112,7 @@ static int evaluate(struct qt_learner *l, size_t first, size_t end, learn_loss_f
         at->best_loss = value;
         at->best_step = at->step;
         at->stale = 0;
-        memcpy(l->params.best + first, l->params.delta + first, (end - first) * sizeof(float));
+        QT_TRY(learn_params_keep(l, first, end, err));
     }
     /* Ranks save together. */
     if (qt_comm_size(l->run->opt->comm) > 1 || qt_clock() - l->saved_at >= SAVE_SECONDS)
@@ -132,7 +131,8 @@ static bool is_due(const struct qt_learner *l)
  * matrices are read back from disk: with mode=ste, applying delta = 0 chooses new codes. */
 static int restore_best(struct qt_learner *l, size_t first, size_t end, struct qt_err *err)
 {
-    int rc = QT_OK;
+    int rc;
+    QT_TRY(learn_params_fetch(l, first, end, err));
     memcpy(l->params.delta + first, l->params.best + first, (end - first) * sizeof(float));
     if (l->at.best_step)
         return learn_params_apply(l, first, end, err);
@@ -144,6 +144,7 @@ static int restore_best(struct qt_learner *l, size_t first, size_t end, struct q
         m->new_codes = m->new_scales = true;
         rc = qt_run_read_back(&m->packed, l->run, m->item, err);
     }
+done:
     return rc;
 }
 

@@ -152,7 +152,7 @@ static void test_linear(size_t m, size_t n, size_t k)
     BOTH(CALL);
 #undef CALL
     compare(&dx, 1e-5, "linear_grad_x");
-#define CALL(be) be->linear_grad_w(be, dw.be, y.be, x.be, m, n, k, &err)
+#define CALL(be) be->linear_grad_w(be, dw.be, y.be, x.be, true, m, n, k, &err)
     BOTH(CALL);
 #undef CALL
     compare(&dw, 1e-5, "linear_grad_w");
@@ -328,7 +328,7 @@ static void test_half_products(size_t m, size_t n, size_t k, float scale)
 #define CALL(be) be->gram(be, h.be, z.be, m, k, &err)
         BOTH(CALL);
 #undef CALL
-#define CALL(be) be->linear_grad_w(be, dw.be, y.be, z.be, m, n, k, &err)
+#define CALL(be) be->linear_grad_w(be, dw.be, y.be, z.be, true, m, n, k, &err)
         BOTH(CALL);
 #undef CALL
         compare(&dw, 2e-3, "sum of products in FP16");
@@ -706,15 +706,71 @@ static void test_coded(size_t n, size_t k, size_t group, bool zeros_too)
             want[e] = s[at] * x;
             sum += (double)(d[e] * x);
         }
-        sums[at] = (float)sum;
+        sums[at] = 2 * (float)sum; /* both calls add to the gradient */
     }
     must(gpu->decode(gpu, w.gpu, &on, &err), &err, "decode");
-    must(gpu->decode_grad(gpu, dscale.gpu, &on, dw.gpu, &err), &err, "decode_grad");
+    for (int i = 0; i < 2; i++)
+        must(gpu->decode_grad(gpu, dscale.gpu, &on, dw.gpu, &err), &err, "decode_grad");
     compare(&w, 0, "decode");
     compare(&dscale, 1e-6, "decode_grad");
     array_free(&w), array_free(&dw), array_free(&scale), array_free(&value), array_free(&dscale);
     array_free(&codes), array_free(&points);
     free(code), free(zero);
+}
+
+/* Steps of Adam on scales; the reference is a loop on the host. */
+static void test_tune(size_t n)
+{
+    enum { DELTA, M, V, SCALE, STATES };
+    static const struct qt_adam first = {0.9, 0.99, 1e-12, 0.1, 0.01, 1e-2},
+                                later = {0.9, 0.99, 1e-12, 0.19, 0.0199, 3};
+    struct array start, unit, grad = floats(n, 1e-3f), state[STATES];
+    float *from = malloc(n * sizeof *from), *by = malloc(n * sizeof *by), *x[STATES];
+    const struct qt_adam *step = &first;
+    struct qt_err err = {0};
+    for (size_t i = 0; i < n; i++) {
+        from[i] = i % 7 ? qt_f16_to_f32(qt_f32_to_f16(random_float())) : 0;
+        by[i] = fabsf(from[i]);
+    }
+    start = array_of(from, n * sizeof *from);
+    unit = array_of(by, n * sizeof *by);
+    for (int i = 0; i < STATES; i++) {
+        state[i] = zeros(n * sizeof(float));
+        x[i] = state[i].cpu;
+    }
+    const struct qt_tuned t = {n,
+                               -3,
+                               start.gpu,
+                               unit.gpu,
+                               grad.gpu,
+                               state[DELTA].gpu,
+                               state[M].gpu,
+                               state[V].gpu,
+                               state[SCALE].gpu};
+    for (; step; step = step == &first ? &later : NULL) {
+        must(gpu->tune(gpu, &t, step, &err), &err, "tune");
+        for (size_t i = 0; i < n; i++) {
+            const double g = (double)ldexpf(((float *)grad.cpu)[i], -3) * (double)by[i];
+            const double m = step->beta1 * (double)x[M][i] + (1 - step->beta1) * g;
+            const double v = step->beta2 * (double)x[V][i] + (1 - step->beta2) * g * g;
+            x[M][i] = (float)m;
+            x[V][i] = (float)v;
+            x[DELTA][i] -=
+                (float)(step->lr * (m / step->fix1) / (sqrt(v / step->fix2) + step->eps));
+            const float value = from[i] + by[i] * x[DELTA][i];
+            const float size = fminf(fmaxf(from[i] < 0 ? -value : value, 0x1p-24f), 65504);
+            const float scale = copysignf(qt_f16_to_f32(qt_f32_to_f16(size)), from[i]);
+            x[SCALE][i] = from[i] == 0 ? 0 : ldexpf(scale, -3);
+        }
+        compare(&state[M], 1e-6, "tune: first moments");
+        compare(&state[V], 1e-6, "tune: second moments");
+        compare(&state[DELTA], 1e-6, "tune: changes");
+        compare(&state[SCALE], 1e-3, "tune: scales"); /* may be rounded to the neighbour */
+    }
+    for (int i = 0; i < STATES; i++)
+        array_free(&state[i]);
+    array_free(&start), array_free(&unit), array_free(&grad);
+    free(from), free(by);
 }
 
 static void test_statistics(size_t m, size_t k)
@@ -990,6 +1046,8 @@ int main(int argc, char **argv)
         test_norm(1 + random_below(40), n);
     test_norm(1, 1);
     test_norm(1024 + random_below(3000), 30 + random_below(70)); /* several runs of rows */
+    test_tune(1);
+    test_tune(100000);
     for (int zeros_too = 0; zeros_too < 2; zeros_too++) {
         test_coded(1, 1, 1, zeros_too);
         test_coded(1 + random_below(40), 300 + random_below(300), 128, zeros_too);

@@ -79,11 +79,11 @@ static void linear_case(struct qt_backend *be, size_t m, size_t n, size_t k)
     float *dx = random_floats(m * k, 1), *dw = random_floats(n * k, 0);
     const float *in[INPUTS] = {x, w}, *got[INPUTS] = {dx, dw};
     assert_int_equal(be->linear_grad_x(be, dx, dy, w, false, m, n, k, NULL), QT_OK);
-    assert_int_equal(be->linear_grad_w(be, dw, dy, x, m, n, k, NULL), QT_OK);
+    assert_int_equal(be->linear_grad_w(be, dw, dy, x, true, m, n, k, NULL), QT_OK);
     check("linear", &op, in, dy, got, 2e-5);
     /* Both calls add to the gradient, which doubles. */
     assert_int_equal(be->linear_grad_x(be, dx, dy, w, true, m, n, k, NULL), QT_OK);
-    assert_int_equal(be->linear_grad_w(be, dw, dy, x, m, n, k, NULL), QT_OK);
+    assert_int_equal(be->linear_grad_w(be, dw, dy, x, true, m, n, k, NULL), QT_OK);
     be->scale(be, dx, 0.5f, m * k, NULL);
     be->scale(be, dw, 0.5f, n * k, NULL);
     check("linear, added", &op, in, dy, got, 2e-5);
@@ -474,7 +474,7 @@ static void all_operations(struct qt_backend *be, float *out, float *const *in)
     for (size_t i = 0; i < M; i++)
         targets[i] = (uint32_t)(i % N);
     be->linear_grad_x(be, dx, in[0], in[1], false, M, N, K, NULL);
-    be->linear_grad_w(be, dw, in[0], in[2], M, N, K, NULL);
+    be->linear_grad_w(be, dw, in[0], in[2], true, M, N, K, NULL);
     be->norm_grad(be, dx, dn, dx, in[2], in[1], QT_NORM_LAYER, 1e-5f, M, K, NULL);
     be->attention_grad(be, dq, dk, dv, dx, in[2], in[0], in[1], M, &a, NULL);
     be->activate_grad(be, dx, dq, dx, in[2], dq, QT_ACT_SILU, M * K, NULL);

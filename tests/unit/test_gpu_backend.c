@@ -527,8 +527,8 @@ static void gradients_case(size_t m, size_t n, size_t k)
     assert_int_equal(cpu->linear_grad_x(cpu, dx, dy, w, true, m, n, k, NULL), QT_OK);
     assert_int_equal(be->linear_grad_x(be, dx2, dy, w, true, m, n, k, NULL), QT_OK);
     compare(dx, dx2, m * k, 1e-5);
-    assert_int_equal(cpu->linear_grad_w(cpu, dw, dy, x, m, n, k, NULL), QT_OK);
-    assert_int_equal(be->linear_grad_w(be, dw2, dy, x, m, n, k, NULL), QT_OK);
+    assert_int_equal(cpu->linear_grad_w(cpu, dw, dy, x, true, m, n, k, NULL), QT_OK);
+    assert_int_equal(be->linear_grad_w(be, dw2, dy, x, true, m, n, k, NULL), QT_OK);
     compare(dw, dw2, n * k, 1e-5);
     float *const all[] = {x, w, dy, dx, dx2, dw, dw2};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -566,8 +566,8 @@ static void half_case(size_t m, size_t n, size_t k, double scale)
     assert_int_equal(cpu->linear(cpu, want, x, w, NULL, m, n, k, NULL), QT_OK);
     assert_int_equal(be->linear(be, y, x, w, NULL, m, n, k, NULL), QT_OK);
     compare(want, y, m * n, 1e-3);
-    assert_int_equal(cpu->linear_grad_w(cpu, dw, want, x, m, n, k, NULL), QT_OK);
-    assert_int_equal(be->linear_grad_w(be, dw2, want, x, m, n, k, NULL), QT_OK);
+    assert_int_equal(cpu->linear_grad_w(cpu, dw, want, x, true, m, n, k, NULL), QT_OK);
+    assert_int_equal(be->linear_grad_w(be, dw2, want, x, true, m, n, k, NULL), QT_OK);
     compare(dw, dw2, n * k, 1e-3);
     assert_int_equal(cpu->gram(cpu, h, x, m, k, NULL), QT_OK);
     assert_int_equal(be->gram(be, g, x, m, k, NULL), QT_OK);
@@ -599,7 +599,7 @@ static void shared_factors(void **state)
     assert_int_equal(be->linear(be, x[2], x[0], x[1], NULL, N, N, N, NULL), QT_OK);
     assert_int_equal(halved, 2);
     assert_int_equal(be->linear(be, x[4], x[0], x[3], NULL, N, N, N, NULL), QT_OK);
-    assert_int_equal(be->linear_grad_w(be, x[6], x[0], x[3], N, N, N, NULL), QT_OK);
+    assert_int_equal(be->linear_grad_w(be, x[6], x[0], x[3], true, N, N, N, NULL), QT_OK);
     assert_int_equal(halved, 3);
     assert_int_equal(be->linear(be, x[3], x[0], x[1], NULL, N, N, N, NULL), QT_OK);
     assert_int_equal(halved, 3);
@@ -625,6 +625,8 @@ static void shared_factors(void **state)
         assert_int_equal(be->gather_rows(be, x[2], x[4], NULL, &one, 1, 1, NULL), QT_OK);
     }
     assert_int_equal(halved, before + 1 + 4);
+    assert_int_equal(be->linear_grad_x(be, x[6], x[0], x[5], false, N, N, N, NULL), QT_OK);
+    assert_int_equal(halved, before + 1 + 5);
     be->same_weights = false;
     assert_int_equal(be->linear(be, x[6], x[0], x[5], NULL, N, N, N, NULL), QT_OK);
     assert_int_equal(halved, before + 1 + 6);
