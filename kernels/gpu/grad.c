@@ -5,7 +5,7 @@
  *   P = softmax(scale Q K^T), dS = P (dY V^T - row sums of P dY V^T)
  *   dQ = scale dS K;  dK += scale dS^T Q;  dV += P^T dY
  *
- * The query heads of a key head add to the same dK and dV, so they take turns.
+ * The query heads of a key head attend to the same keys: their queries are copied to one matrix.
  */
 #include "kernels/gpu/product.h"
 
@@ -106,63 +106,56 @@ static int panel_products(struct gpu_products *g, float **of, const struct gpu_g
                           const struct qt_attention *a, const struct gpu_panel *part,
                           struct qt_err *err)
 {
-    const size_t group = heads->group, batch = heads->batch, each = batch / group;
-    const float *sinks = a->sinks ? a->sinks + part->h0 * group : NULL;
-    const size_t lo = gpu_first_key(a, part->r0), keys = part->r1 - lo, rows = part->r1 - part->r0;
-    const int wide = (int)(a->heads * a->head_dim), narrow = (int)(a->kv_heads * a->head_dim);
-    const struct gpu_product scores = {.m = (int)rows,
-                                       .n = (int)keys,
-                                       .k = (int)a->head_dim,
+    const size_t parts = heads->parts;
+    const float *sinks = a->sinks ? a->sinks + part->h0 * heads->group : NULL;
+    const int rows = (int)(heads->rows * heads->group), keys = (int)heads->keys;
+    const int dim = (int)heads->dim, narrow = (int)(a->kv_heads * heads->dim);
+    const struct gpu_product scores = {.m = rows,
+                                       .n = keys,
+                                       .k = dim,
                                        .alpha = a->scale,
                                        .b_transposed = true,
-                                       .lda = wide,
+                                       .lda = dim,
                                        .ldb = narrow,
-                                       .ldc = (int)keys,
-                                       .as = of + GPU_GRAD_Q * batch,
-                                       .bs = of + GPU_GRAD_K * batch,
-                                       .cs = of + GPU_GRAD_P * batch,
-                                       .count = (int)batch};
-    struct gpu_product changes = scores, queries = scores, p_values = scores;
+                                       .ldc = keys,
+                                       .as = of + GPU_GRAD_Q * parts,
+                                       .bs = of + GPU_GRAD_K * parts,
+                                       .cs = of + GPU_GRAD_P * parts,
+                                       .count = (int)parts};
+    struct gpu_product changes = scores, queries = scores, values = scores, from_keys;
     int rc;
     changes.alpha = 1;
-    changes.as = of + GPU_GRAD_DY * batch;
-    changes.bs = of + GPU_GRAD_V * batch;
-    changes.cs = of + GPU_GRAD_DS * batch;
-    queries.n = (int)a->head_dim;
-    queries.k = (int)keys;
+    changes.as = of + GPU_GRAD_DY * parts;
+    changes.bs = of + GPU_GRAD_V * parts;
+    changes.cs = of + GPU_GRAD_DS * parts;
+    queries.n = queries.ldc = dim;
+    queries.k = queries.lda = keys;
     queries.b_transposed = false;
-    queries.lda = (int)keys;
-    queries.ldc = wide;
     queries.as = changes.cs;
-    queries.cs = of + GPU_GRAD_DQ * batch;
-    p_values.m = (int)keys;
-    p_values.n = (int)a->head_dim;
-    p_values.k = (int)rows;
-    p_values.alpha = p_values.beta = 1;
-    p_values.a_transposed = true;
-    p_values.b_transposed = false;
-    p_values.lda = (int)keys;
-    p_values.ldb = wide;
-    p_values.ldc = narrow;
-    p_values.count = (int)each;
+    queries.cs = of + GPU_GRAD_DQ * parts;
+    values.m = values.lda = keys;
+    values.n = values.ldb = dim;
+    values.k = rows;
+    values.ldc = narrow;
+    values.alpha = values.beta = 1;
+    values.a_transposed = true;
+    values.b_transposed = false;
+    values.as = of + GPU_GRAD_P * parts;
+    values.bs = of + GPU_GRAD_DY * parts;
+    values.cs = of + GPU_GRAD_DV * parts;
+    from_keys = values;
+    from_keys.alpha = a->scale;
+    from_keys.as = of + GPU_GRAD_DS * parts;
+    from_keys.bs = of + GPU_GRAD_Q * parts;
+    from_keys.cs = of + GPU_GRAD_DK * parts;
     QT_TRY(gpu_product(g, &scores, err));
     QT_TRY(gpu_product(g, &changes, err));
-    QT_TRY(launched(gpu_grad_softmax(heads, rows, keys, part->r0, lo, a->window, a->softcap, sinks,
-                                     gpu_stream_of(g->gpu)),
+    QT_TRY(launched(gpu_grad_softmax(heads, part->r0, gpu_first_key(a, part->r0), a->window,
+                                     a->softcap, sinks, gpu_stream_of(g->gpu)),
                     err));
     QT_TRY(gpu_product(g, &queries, err));
-    for (size_t at = 0; at < batch; at += each) {
-        struct gpu_product dv = p_values, dk = p_values;
-        dv.as = of + GPU_GRAD_P * batch + at;
-        dv.bs = of + GPU_GRAD_DY * batch + at;
-        dv.cs = of + GPU_GRAD_DV * batch + at;
-        dk.alpha = a->scale;
-        dk.as = of + GPU_GRAD_DS * batch + at;
-        dk.bs = of + GPU_GRAD_Q * batch + at;
-        dk.cs = of + GPU_GRAD_DK * batch + at;
-        QT_TRY(gpu_product(g, &dv, err));
-        QT_TRY(gpu_product(g, &dk, err));
-    }
+    QT_TRY(gpu_product(g, &values, err));
+    QT_TRY(gpu_product(g, &from_keys, err));
 done:
     return rc;
 }
@@ -172,34 +165,39 @@ static int panel_grad(void *ctx, const struct gpu_panel *part, struct qt_err *er
     const struct arrays *x = ctx;
     const struct qt_attention *a = x->a;
     struct gpu_products *g = x->g;
+    void *stream = gpu_stream_of(g->gpu);
     const size_t group = a->heads / a->kv_heads, dim = a->head_dim, wide = a->heads * dim,
                  narrow = a->kv_heads * dim, lo = gpu_first_key(a, part->r0);
-    const size_t cells = (part->r1 - part->r0) * (part->r1 - lo);
     const size_t query = (part->s0 * a->seqlen + part->r0) * wide + part->h0 * group * dim;
     const size_t key = (part->s0 * a->seqlen + lo) * narrow + part->h0 * dim;
-    const size_t batch = part->sequences * part->heads * group;
+    const size_t parts = part->sequences * part->heads, rows = part->r1 - part->r0,
+                 keys = part->r1 - lo, stack = parts * rows * group;
     int rc;
-    QT_TRY(gpu_scratch_need(&g->scores, g->gpu, batch * cells, 2 * sizeof(float), err));
-    QT_TRY(gpu_scratch_need(&g->rows, g->gpu, batch, GPU_GRAD_ARRAYS * sizeof(float *), err));
-    float *p = g->scores.p;
-    const struct gpu_grad_heads heads = {.q = x->q + query,
-                                         .k = x->k + key,
+    QT_TRY(gpu_scratch_need(&g->scores, g->gpu, stack, (2 * keys + 3 * dim) * sizeof(float), err));
+    QT_TRY(gpu_scratch_need(&g->rows, g->gpu, parts, GPU_GRAD_ARRAYS * sizeof(float *), err));
+    float *p = g->scores.p, *q = p + stack * 2 * keys;
+    const struct gpu_grad_heads heads = {.k = x->k + key,
                                          .v = x->v + key,
-                                         .dy = x->dy + query,
-                                         .dq = x->dq + query,
                                          .dk = x->dk + key,
                                          .dv = x->dv + key,
+                                         .q = q,
+                                         .dy = q + stack * dim,
+                                         .dq = q + 2 * stack * dim,
                                          .p = p,
-                                         .ds = p + batch * cells,
-                                         .kv_heads = part->heads,
+                                         .ds = p + stack * keys,
+                                         .parts = parts,
+                                         .heads = part->heads,
+                                         .rows = rows,
                                          .group = group,
+                                         .keys = keys,
                                          .dim = dim,
-                                         .cells = cells,
                                          .query_step = a->seqlen * wide,
-                                         .key_step = a->seqlen * narrow,
-                                         .batch = batch};
-    QT_TRY(launched(gpu_grad_pointers(g->rows.p, &heads, gpu_stream_of(g->gpu)), err));
+                                         .key_step = a->seqlen * narrow};
+    QT_TRY(launched(gpu_grad_pointers(g->rows.p, &heads, stream), err));
+    QT_TRY(launched(gpu_grad_stack(heads.q, x->q + query, &heads, wide, stream), err));
+    QT_TRY(launched(gpu_grad_stack(heads.dy, x->dy + query, &heads, wide, stream), err));
     QT_TRY(panel_products(g, g->rows.p, &heads, a, part, err));
+    QT_TRY(launched(gpu_grad_unstack(x->dq + query, heads.dq, &heads, wide, stream), err));
 done:
     return rc;
 }

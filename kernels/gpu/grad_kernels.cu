@@ -161,53 +161,79 @@ static __global__ void activate_grad_kernel(float *dgate, float *dup, const floa
 
 static __global__ void grad_pointers_kernel(float **to, struct gpu_grad_heads a)
 {
-    FOR_ELEMENTS(i, a.batch)
+    FOR_ELEMENTS(i, a.parts)
     {
-        const size_t part = i % (a.batch / a.group), sequence = part / a.kv_heads;
-        const size_t head = part % a.kv_heads, g = i / (a.batch / a.group);
-        const size_t query = sequence * a.query_step + (head * a.group + g) * a.dim;
-        const size_t key = sequence * a.key_step + head * a.dim;
-        to[GPU_GRAD_Q * a.batch + i] = (float *)a.q + query;
-        to[GPU_GRAD_K * a.batch + i] = (float *)a.k + key;
-        to[GPU_GRAD_V * a.batch + i] = (float *)a.v + key;
-        to[GPU_GRAD_DY * a.batch + i] = (float *)a.dy + query;
-        to[GPU_GRAD_DQ * a.batch + i] = a.dq + query;
-        to[GPU_GRAD_DK * a.batch + i] = a.dk + key;
-        to[GPU_GRAD_DV * a.batch + i] = a.dv + key;
-        to[GPU_GRAD_P * a.batch + i] = a.p + i * a.cells;
-        to[GPU_GRAD_DS * a.batch + i] = a.ds + i * a.cells;
+        const size_t key = i / a.heads * a.key_step + i % a.heads * a.dim;
+        const size_t query = i * a.rows * a.group * a.dim, cell = i * a.rows * a.group * a.keys;
+        to[GPU_GRAD_Q * a.parts + i] = a.q + query;
+        to[GPU_GRAD_K * a.parts + i] = (float *)a.k + key;
+        to[GPU_GRAD_V * a.parts + i] = (float *)a.v + key;
+        to[GPU_GRAD_DY * a.parts + i] = a.dy + query;
+        to[GPU_GRAD_DQ * a.parts + i] = a.dq + query;
+        to[GPU_GRAD_DK * a.parts + i] = a.dk + key;
+        to[GPU_GRAD_DV * a.parts + i] = a.dv + key;
+        to[GPU_GRAD_P * a.parts + i] = a.p + cell;
+        to[GPU_GRAD_DS * a.parts + i] = a.ds + cell;
     }
 }
 
-/* One thread block per row: the softmax of math.cu, and its gradient. */
-static __global__ void softmax_grad_kernel(struct gpu_grad_heads a, size_t rows, size_t keys,
-                                           size_t r0, size_t lo, size_t window, float softcap,
-                                           const float *sinks)
+template <bool BACK>
+static __global__ void stack_kernel(float *to, const float *from, struct gpu_grad_heads a,
+                                    size_t width)
 {
-    float *s = a.p + blockIdx.x * keys, *d = a.ds + blockIdx.x * keys;
-    const size_t element = blockIdx.x / rows, each = a.batch / a.group;
-    const size_t head = element % each % a.kv_heads * a.group + element / each;
-    const float sink = sinks ? sinks[head] : -INFINITY;
-    const size_t i = r0 + blockIdx.x % rows, first = window && i >= window ? i - window + 1 : 0;
+    const size_t line = a.group * a.dim;
+    FOR_ELEMENTS(e, a.parts * a.rows * line)
+    {
+        const size_t row = e / line % a.rows, part = e / line / a.rows;
+        const size_t x = part / a.heads * a.query_step + row * width + part % a.heads * line;
+        if (BACK)
+            to[x + e % line] = from[e];
+        else
+            to[e] = from[x + e % line];
+    }
+}
+
+static __device__ __forceinline__ double warp_sum(double x)
+{
+    for (int mask = 16; mask; mask /= 2)
+        x += __shfl_xor_sync(~0u, x, mask);
+    return x;
+}
+
+/* One warp per row: the softmax of math.cu, and its gradient. */
+static __global__ void softmax_grad_kernel(struct gpu_grad_heads a, size_t r0, size_t lo,
+                                           size_t window, float softcap, const float *sinks)
+{
+    const size_t at = blockIdx.x * (size_t)WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const size_t row = at / a.group % a.rows, part = at / a.group / a.rows;
+    if (part >= a.parts)
+        return;
+    float *s = a.p + at * a.keys, *d = a.ds + at * a.keys;
+    const float sink = sinks ? sinks[part % a.heads * a.group + at % a.group] : -INFINITY;
+    const size_t i = r0 + row, first = window && i >= window ? i - window + 1 : 0;
     const size_t from = first > lo ? first - lo : 0, end = i - lo + 1;
-    largest top = {-INFINITY, 0};
+    float top = -INFINITY;
     double sum = 0, dot = 0;
-    for (size_t j = from + threadIdx.x; j < end; j += THREADS)
-        top.value = fmaxf(top.value, capped(s[j], softcap));
-    top = block_join(top);
-    for (size_t j = from + threadIdx.x; j < end; j += THREADS) {
-        const float e = expf(capped(s[j], softcap) - top.value);
+    for (size_t j = from + lane; j < end; j += 32)
+        top = fmaxf(top, capped(s[j], softcap));
+    for (int mask = 16; mask; mask /= 2)
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, mask));
+    for (size_t j = from + lane; j < end; j += 32) {
+        const float e = expf(capped(s[j], softcap) - top);
         sum += (double)e;
         dot += (double)e * (double)d[j];
     }
-    sum = block_join(sum) + exp((double)sink - (double)top.value);
-    const float factor = (float)(1 / sum), mean = (float)(block_join(dot) / sum);
-    for (size_t j = threadIdx.x; j < keys; j += THREADS) {
-        const bool visible = j >= from && j < end;
-        const float c = capped(s[j], softcap), t = softcap > 0 ? c / softcap : 0;
-        const float probability = visible ? expf(c - top.value) * factor : 0;
+    sum = warp_sum(sum) + exp((double)sink - (double)top);
+    const float factor = (float)(1 / sum), mean = (float)(warp_sum(dot) / sum);
+    for (size_t j = lane; j < a.keys; j += 32) {
+        float probability = 0, change = 0;
+        if (j >= from && j < end) {
+            const float c = capped(s[j], softcap), t = softcap > 0 ? c / softcap : 0;
+            probability = expf(c - top) * factor;
+            change = probability * (d[j] - mean) * (1.0f - t * t);
+        }
         s[j] = probability;
-        d[j] = visible ? probability * (d[j] - mean) * (1.0f - t * t) : 0;
+        d[j] = change;
     }
 }
 
@@ -375,14 +401,29 @@ int gpu_grad_activate(float *dgate, float *dup, const float *dy, const float *ga
 
 int gpu_grad_pointers(void *pointers, const struct gpu_grad_heads *a, void *stream)
 {
-    return LAUNCH(grad_pointers_kernel, blocks_for(a->batch), THREADS, stream, (float **)pointers,
+    return LAUNCH(grad_pointers_kernel, blocks_for(a->parts), THREADS, stream, (float **)pointers,
                   *a);
 }
 
-int gpu_grad_softmax(const struct gpu_grad_heads *a, size_t rows, size_t keys, size_t r0, size_t lo,
-                     size_t window, float softcap, const float *sinks, void *stream)
+int gpu_grad_stack(float *stacked, const float *x, const struct gpu_grad_heads *a, size_t width,
+                   void *stream)
 {
-    return LAUNCH(softmax_grad_kernel, (unsigned)(a->batch * rows), THREADS, stream, *a, rows, keys,
+    return LAUNCH(stack_kernel<false>, blocks_for(a->parts * a->rows * a->group * a->dim), THREADS,
+                  stream, stacked, x, *a, width);
+}
+
+int gpu_grad_unstack(float *x, const float *stacked, const struct gpu_grad_heads *a, size_t width,
+                     void *stream)
+{
+    return LAUNCH(stack_kernel<true>, blocks_for(a->parts * a->rows * a->group * a->dim), THREADS,
+                  stream, x, stacked, *a, width);
+}
+
+int gpu_grad_softmax(const struct gpu_grad_heads *a, size_t r0, size_t lo, size_t window,
+                     float softcap, const float *sinks, void *stream)
+{
+    const size_t rows = a->parts * a->rows * a->group;
+    return LAUNCH(softmax_grad_kernel, (unsigned)((rows + WARPS - 1) / WARPS), THREADS, stream, *a,
                   r0, lo, window, softcap, sinks);
 }
 

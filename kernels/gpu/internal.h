@@ -312,9 +312,11 @@ int gpu_grad_norm_inputs(float *dx, const struct gpu_norm_row *rows, const float
                          const float *x, const float *w, size_t m, size_t n, void *stream);
 int gpu_grad_activate(float *dgate, float *dup, const float *dy, const float *gate, const float *up,
                       enum gpu_act kind, size_t count, void *stream);
-/* The heads of the gradient of an attention, as struct gpu_heads. Element i is query head i / (batch
- * / group) of its key head, so that those of different key heads, whose dk and dv are different
- * arrays, follow each other. */
+/*
+ * A panel of the gradient of an attention. A part is a key head of a sequence; its query heads are
+ * stacked, [rows][group]: they attend to the same keys. `query` and `key` are the floats from one
+ * sequence to the next.
+ */
 enum {
     GPU_GRAD_Q,
     GPU_GRAD_K,
@@ -328,15 +330,24 @@ enum {
     GPU_GRAD_ARRAYS
 };
 struct gpu_grad_heads {
-    const float *q, *k, *v, *dy;
-    float *dq, *dk, *dv, *p, *ds;
-    size_t kv_heads, group, dim, cells, query_step, key_step, batch;
+    const float *k, *v; /* of the first key head, as the backend has them */
+    float *dk, *dv;
+    float *q, *dy, *dq;  /* [parts][rows][group][dim] */
+    float *p, *ds;       /* [parts][rows][group][keys] */
+    size_t parts, heads; /* key heads: of all sequences, of one */
+    size_t rows, group, keys, dim, query_step, key_step;
 };
 int gpu_grad_pointers(void *pointers, const struct gpu_grad_heads *a, void *stream);
-/* Replaces the scores a->p[batch][rows][keys] by probabilities, as gpu_math_softmax, and their
- * gradient a->ds by that of the scores. sinks: NULL, or those of the query heads of all key heads. */
-int gpu_grad_softmax(const struct gpu_grad_heads *a, size_t rows, size_t keys, size_t r0, size_t lo,
-                     size_t window, float softcap, const float *sinks, void *stream);
+/* Copies between stacked query heads and x, their place in the first sequence; rows of x are `width`
+ * floats apart. */
+int gpu_grad_stack(float *stacked, const float *x, const struct gpu_grad_heads *a, size_t width,
+                   void *stream);
+int gpu_grad_unstack(float *x, const float *stacked, const struct gpu_grad_heads *a, size_t width,
+                     void *stream);
+/* Replaces the scores a->p by probabilities, as gpu_math_softmax, and their gradient a->ds by that of
+ * the scores. sinks: NULL, or those of the query heads of all key heads. */
+int gpu_grad_softmax(const struct gpu_grad_heads *a, size_t r0, size_t lo, size_t window,
+                     float softcap, const float *sinks, void *stream);
 /* losses: device memory. Targets must be below vocab, or GPU_NO_TARGET. */
 #define GPU_NO_TARGET UINT32_MAX
 int gpu_grad_loss(double *losses, float *dlogits, const float *logits, const float *ref,

@@ -374,42 +374,66 @@ int gpu_math_softmax(float *s, size_t batch, size_t rows, size_t keys, size_t r0
 int gpu_grad_pointers(void *pointers, const struct gpu_grad_heads *a, void *stream)
 {
     float **to = pointers;
-    const size_t each = a->batch / a->group;
+    const size_t rows = a->rows * a->group;
     (void)stream;
-    for (size_t i = 0; i < a->batch; i++) {
-        const size_t sequence = i % each / a->kv_heads, head = i % each % a->kv_heads;
-        const size_t query = sequence * a->query_step + (head * a->group + i / each) * a->dim;
-        const size_t key = sequence * a->key_step + head * a->dim;
-        to[GPU_GRAD_Q * a->batch + i] = (float *)(uintptr_t)(a->q + query);
-        to[GPU_GRAD_K * a->batch + i] = (float *)(uintptr_t)(a->k + key);
-        to[GPU_GRAD_V * a->batch + i] = (float *)(uintptr_t)(a->v + key);
-        to[GPU_GRAD_DY * a->batch + i] = (float *)(uintptr_t)(a->dy + query);
-        to[GPU_GRAD_DQ * a->batch + i] = a->dq + query;
-        to[GPU_GRAD_DK * a->batch + i] = a->dk + key;
-        to[GPU_GRAD_DV * a->batch + i] = a->dv + key;
-        to[GPU_GRAD_P * a->batch + i] = a->p + i * a->cells;
-        to[GPU_GRAD_DS * a->batch + i] = a->ds + i * a->cells;
+    for (size_t i = 0; i < a->parts; i++) {
+        const size_t key = i / a->heads * a->key_step + i % a->heads * a->dim;
+        to[GPU_GRAD_Q * a->parts + i] = a->q + i * rows * a->dim;
+        to[GPU_GRAD_K * a->parts + i] = (float *)(uintptr_t)(a->k + key);
+        to[GPU_GRAD_V * a->parts + i] = (float *)(uintptr_t)(a->v + key);
+        to[GPU_GRAD_DY * a->parts + i] = a->dy + i * rows * a->dim;
+        to[GPU_GRAD_DQ * a->parts + i] = a->dq + i * rows * a->dim;
+        to[GPU_GRAD_DK * a->parts + i] = a->dk + key;
+        to[GPU_GRAD_DV * a->parts + i] = a->dv + key;
+        to[GPU_GRAD_P * a->parts + i] = a->p + i * rows * a->keys;
+        to[GPU_GRAD_DS * a->parts + i] = a->ds + i * rows * a->keys;
     }
     return 0;
 }
 
-int gpu_grad_softmax(const struct gpu_grad_heads *a, size_t rows, size_t keys, size_t r0, size_t lo,
-                     size_t window, float softcap, const float *sinks, void *stream)
+/* Copies a query head of a row at a time. */
+static int stack(float *to, const float *from, const struct gpu_grad_heads *a, size_t width,
+                 bool back)
 {
-    const size_t cells = rows * keys, each = a->batch / a->group;
-    for (size_t b = 0; b < a->batch; b++) {
-        float *p = a->p + b * cells, *ds = a->ds + b * cells, *caps = copy_floats(p, cells);
-        const size_t head = b % each % a->kv_heads * a->group + b / each;
-        gpu_math_softmax(p, 1, rows, keys, r0, lo, window, softcap, sinks ? sinks + head : NULL, 1,
-                         stream);
-        for (size_t row = 0; row < cells; row += keys) {
-            float mean = 0;
-            for (size_t i = row; i < row + keys; i++)
-                mean += p[i] * ds[i];
-            for (size_t i = row; i < row + keys; i++) {
-                const float cap = softcap > 0 ? tanhf(caps[i] / softcap) : 0;
-                ds[i] = p[i] * (ds[i] - mean) * (1 - cap * cap);
+    for (size_t part = 0; part < a->parts; part++)
+        for (size_t row = 0; row < a->rows; row++)
+            for (size_t g = 0; g < a->group; g++) {
+                const size_t head = part % a->heads * a->group + g;
+                const size_t x = part / a->heads * a->query_step + row * width + head * a->dim;
+                const size_t e = ((part * a->rows + row) * a->group + g) * a->dim;
+                memcpy(to + (back ? x : e), from + (back ? e : x), a->dim * sizeof *to);
             }
+    return 0;
+}
+
+int gpu_grad_stack(float *stacked, const float *x, const struct gpu_grad_heads *a, size_t width,
+                   void *stream)
+{
+    (void)stream;
+    return stack(stacked, x, a, width, false);
+}
+
+int gpu_grad_unstack(float *x, const float *stacked, const struct gpu_grad_heads *a, size_t width,
+                     void *stream)
+{
+    (void)stream;
+    return stack(x, stacked, a, width, true);
+}
+
+int gpu_grad_softmax(const struct gpu_grad_heads *a, size_t r0, size_t lo, size_t window,
+                     float softcap, const float *sinks, void *stream)
+{
+    for (size_t i = 0; i < a->parts * a->rows * a->group; i++) {
+        float *p = a->p + i * a->keys, *ds = a->ds + i * a->keys, *caps = copy_floats(p, a->keys);
+        const size_t head = i / a->group / a->rows % a->heads * a->group + i % a->group;
+        float mean = 0;
+        gpu_math_softmax(p, 1, 1, a->keys, r0 + i / a->group % a->rows, lo, window, softcap,
+                         sinks ? sinks + head : NULL, 1, stream);
+        for (size_t j = 0; j < a->keys; j++)
+            mean += p[j] * ds[j];
+        for (size_t j = 0; j < a->keys; j++) {
+            const float cap = softcap > 0 ? tanhf(caps[j] / softcap) : 0;
+            ds[j] = p[j] * (ds[j] - mean) * (1 - cap * cap);
         }
         qt_free(caps);
     }
