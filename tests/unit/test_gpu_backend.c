@@ -6,6 +6,7 @@
  * kernels.
  */
 #include "backend_fixture.h"
+#include "coded_fixture.h"
 #include "fixture.h"
 #include "ranks_fixture.h"
 
@@ -1289,10 +1290,14 @@ static int quantize_as_rank(struct qt_comm *c, void *ctx, struct qt_err *err)
     apart.link = apart_link;
     apart.shift = apart_shift;
     apart.broadcast = apart_broadcast;
+    coded_functions(&apart);
     const struct qt_calibration data = {
         .ids = r->ids, .samples = RANK_SAMPLES, .seqlen = RANK_SEQLEN, .backend = &apart};
+    struct qt_learn_options learn;
+    QT_TRY(qt_learn_parse(&learn, "passes=1,lr=1e-2", err));
     const struct qt_quantize_options opt = {.plan = {.scheme = r->scheme, .calibrated = true},
                                             .calibration = &data,
+                                            .learn = strstr(r->scheme, "learn") ? &learn : NULL,
                                             .backend = &apart,
                                             .comm = c,
                                             .out_dir = r->out};
@@ -1324,10 +1329,10 @@ static void expect_same_checksums(const char *dir, const char *a, const char *b)
 }
 
 /* Ranks whose GPUs are connected, or not, make the bytes of one process. fit=minmax is rounded on
- * the host, so that packed matrices are sent. */
+ * the host, so that packed matrices are sent; the scales of learn=1 are in backend memory. */
 static void ranks_share_calibration(void **state)
 {
-    static const char *const schemes[] = {"nf4:g=32", "mix24:fit=minmax"};
+    static const char *const schemes[] = {"nf4:g=32", "mix24:fit=minmax", "nf4:g=32,learn=1"};
     struct rank_run *r = calloc(1, sizeof *r);
     char *dir = fixture_dir();
     struct world w;
@@ -1340,7 +1345,9 @@ static void ranks_share_calibration(void **state)
         struct qt_err err;
         r->scheme = schemes[s];
         snprintf(r->out, sizeof r->out, "%s/one", dir);
+        times_tuned = 0;
         expect_ok("one", quantize_as_rank(NULL, r, &err), &err);
+        assert_int_equal(times_tuned > 0, strstr(r->scheme, "learn") != NULL);
         for (int starts = 0; starts < 2; starts++) {
             nccl_starts = starts;
             nccl_calls = 0;
