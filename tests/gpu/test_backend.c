@@ -346,6 +346,36 @@ static void test_half_products(size_t m, size_t n, size_t k, float scale)
     array_free(&h), array_free(&most), array_free(&sum2), array_free(&weight);
 }
 
+/* Gradients replace a factor that is stored in FP16. */
+static void test_new_factors(size_t m, size_t k)
+{
+    const size_t heads = k / 64;
+    const struct qt_attention a = {
+        .seqlen = m, .heads = heads, .kv_heads = heads, .head_dim = 64, .scale = 0.1f};
+    struct array x = floats(m * k, 1), z = floats(m * k, 1), w = floats(k * k, 1);
+    struct array y = zeros(m * k * 4), other = zeros(m * k * 4), more = zeros(m * k * 4);
+    double sum;
+    gpu->half = gpu->same_weights = true;
+    for (int i = 0; i < 5; i++) {
+#define CALL(be)                                                                                   \
+    i == 0   ? QT_OK                                                                               \
+    : i == 1 ? be->norm_grad(be, z.be, NULL, x.be, x.be, w.be, QT_NORM_RMS, 1e-5f, m, k, &err)     \
+    : i == 2 ? be->activate_grad(be, other.be, z.be, x.be, x.be, x.be, QT_ACT_SILU, m *k, &err)    \
+    : i == 3                                                                                       \
+        ? be->square_grad(be, &sum, z.be, x.be, w.be, 1, m *k, &err)                               \
+        : be->attention_grad(be, other.be, z.be, more.be, x.be, x.be, x.be, x.be, m, &a, &err)
+        BOTH(CALL);
+#undef CALL
+#define CALL(be) be->linear(be, y.be, z.be, w.be, NULL, m, k, k, &err)
+        BOTH(CALL);
+#undef CALL
+        compare(&y, 5e-3, "product with a gradient in FP16");
+    }
+    gpu->half = gpu->same_weights = false;
+    array_free(&x), array_free(&z), array_free(&w), array_free(&y);
+    array_free(&other), array_free(&more);
+}
+
 /* Keys of a 4-bit cache: as FP16 can hold them, and rounded as the cache does (k: any numbers). */
 static void test_cached_keys(size_t sequences, struct qt_attention a)
 {
@@ -1072,6 +1102,7 @@ int main(int argc, char **argv)
         {2100, 2, 1, 128, 0.1f, 0, 700, NULL, NULL, 0, NULL, 0, false}};
     for (size_t i = 0; i < COUNT(fast) - (quick ? 1 : 0); i++)
         test_half_attention(1 + random_below(3), &fast[i], i % 2 ? 3000 : 0.01f);
+    test_new_factors(256, 256);
     test_half_products(256, 256, 256, 1);
     test_half_products(400 + random_below(100), 300 + random_below(100), 257 + random_below(99),
                        1e6f);
