@@ -338,14 +338,14 @@ struct gpu_grad_heads {
     size_t rows, group, keys, dim, query_step, key_step;
 };
 int gpu_grad_pointers(void *pointers, const struct gpu_grad_heads *a, void *stream);
-/* Copies between stacked query heads and x, their place in the first sequence; rows of x are `width`
- * floats apart. */
+/* Copies between stacked query heads and x, their place in the first sequence; rows of x are
+ * `width` floats apart. */
 int gpu_grad_stack(float *stacked, const float *x, const struct gpu_grad_heads *a, size_t width,
                    void *stream);
 int gpu_grad_unstack(float *x, const float *stacked, const struct gpu_grad_heads *a, size_t width,
                      void *stream);
-/* Replaces the scores a->p by probabilities, as gpu_math_softmax, and their gradient a->ds by that of
- * the scores. sinks: NULL, or those of the query heads of all key heads. */
+/* Replaces the scores a->p by probabilities, as gpu_math_softmax, and their gradient a->ds by that
+ * of the scores. sinks: NULL, or those of the query heads of all key heads. */
 int gpu_grad_softmax(const struct gpu_grad_heads *a, size_t r0, size_t lo, size_t window,
                      float softcap, const float *sinks, void *stream);
 /* losses: device memory. Targets must be below vocab, or GPU_NO_TARGET. */

@@ -1,6 +1,7 @@
 /*
- * Matrices whose codes stay in backend memory: the backend decodes them for a forward pass, sums the
- * gradients of their scales and tunes them, so that neither weights nor parameters pass the host.
+ * Matrices whose codes stay in backend memory: the backend decodes them for a forward pass, sums
+ * the gradients of their scales and tunes them, so that neither weights nor parameters pass the
+ * host.
  */
 #include "pack/learn/learn.h"
 

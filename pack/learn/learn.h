@@ -126,7 +126,8 @@ int learn_params_read(struct qt_learner *l, struct qt_err *err);
 /* The following work on parameters [first, end). clear: params.grad = 0. finite: of params.grad. */
 void learn_params_clear(struct qt_learner *l, size_t first, size_t end);
 bool learn_params_finite(const struct qt_learner *l, size_t first, size_t end);
-/* Makes one step of Adam; t = 1, 2, ... is its number. The matrices then have the new parameters. */
+/* Makes one step of Adam; t = 1, 2, ... is its number. The matrices then have the new
+ * parameters. */
 int learn_params_step(struct qt_learner *l, size_t first, size_t end, size_t t, double lr,
                       struct qt_err *err);
 /* best = delta */

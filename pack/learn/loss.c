@@ -26,8 +26,8 @@ struct learn_work {
     struct qt_embed_head *head, *ref_head;
     struct qt_layer *layer; /* shared by all layers, because its working memory is large */
     size_t loaded; /* the layer whose student weights it has, or NONE if it may have others */
-    /* Gradients of a layer, backend memory: of norms, then of linears or, if they are coded, of their
-     * scales; room for those of any layer. */
+    /* Gradients of a layer, backend memory: of norms, then of linears or, if they are coded, of
+     * their scales; room for those of any layer. */
     float *dw;
     size_t norm_at[QT_LAYER_NORMS], *linear_at; /* where each begins */
     size_t norms_end, dw_count;
