@@ -126,7 +126,7 @@ deps deps-dev:
 demo: $(B)/qtool
 	examples/demo.sh $(B)/qtool $(B)/demo
 
-# The charts and generated tables of docs/kernels_speed.md, from docs/*.tsv.
+# The charts and generated tables of docs/kernels_speed.md and quantize_speed.md, from docs/*.tsv.
 charts:
 	$(PYTHON) docs/charts.py
 

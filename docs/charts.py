@@ -1,10 +1,11 @@
-"""Charts and key tables of docs/kernels_speed.md.
+"""Charts and key tables of docs/kernels_speed.md and docs/quantize_speed.md.
 
 usage: python3 docs/charts.py
 
-Reads docs/kernels_h200.tsv (one line per measurement of tests/bench/kernels.sh) and
-docs/kv4_h200.tsv. Writes docs/kernels_cublas.svg, docs/kernels_floor.svg and docs/kernels_kv4.svg,
-and the tables between the marks of docs/kernels_speed.md. The output depends on the input alone.
+Reads docs/kernels_h200.tsv (one line per measurement of tests/bench/kernels.sh),
+docs/kv4_h200.tsv and docs/quantize_h200.tsv (tests/bench/quantize_time.py). Writes
+docs/kernels_cublas.svg, docs/kernels_floor.svg, docs/kernels_kv4.svg, docs/quantize_time.svg, and
+the tables between the marks of both pages. The output depends on the input alone.
 """
 import csv
 import math
@@ -164,6 +165,37 @@ def kv4_chart(rows):
     svg.save("kernels_kv4.svg")
 
 
+PARTS = ["products", "tf32", "factors", "rounding", "other", "copies", "idle", "outside"]
+LAYER_FLOOR = 0.27  # seconds: docs/quantize_speed.md
+
+
+def quantize_chart(rows):
+    """A bar for each scheme: the parts of the command's time, and the floor of its layers."""
+    svg = Svg(980, 110 + 40 * len(rows), "Quantizing four decoder layers of an 8B model (one H200)")
+    left, top, width, most = 80, 50, 860, 12
+    at = lambda seconds: left + width * seconds / most
+    bottom = top + 40 * len(rows)
+    for seconds in range(0, most + 1, 2):
+        svg.line(at(seconds), top, at(seconds), bottom, "grid")
+        svg.text(at(seconds), bottom + 16, str(seconds))
+    for i, row in enumerate(rows):
+        y, before = top + 40 * i + 6, 0
+        svg.text(left - 8, y + 18, row["scheme"], "end")
+        for color, part in zip(COLORS, PARTS):
+            svg.bar(at(before), y, at(float(row[part])) - left, 28, color)
+            before += float(row[part])
+    floor = at(LAYER_FLOOR * int(rows[0]["layers"]))
+    svg.line(floor, top, floor, bottom, "one")
+    svg.text(left + width / 2, bottom + 34, "seconds; dashed: floor of the layers")
+    svg.legend(130, bottom + 54, PARTS, 100)
+    svg.save("quantize_time.svg")
+
+
+def quantize_table(rows):
+    lines = [[f"`{r['scheme']}`", r["seconds"]] + [r[part] for part in PARTS] for r in rows]
+    return table(["scheme", "seconds"] + PARTS, lines)
+
+
 def table(head, lines):
     return "\n".join("| " + " | ".join(line) + " |"
                      for line in [head, ["---"] * len(head)] + lines) + "\n"
@@ -195,25 +227,31 @@ def kv4_table(rows):
     return table(["query heads", "sequences", "tokens", "FP16", "4 bits", "4 bits, pages"], lines)
 
 
-def main():
-    every = read("kernels_h200.tsv")
-    rows = [r for r in every if r["launch"] == "plain"]
-    caches = read("kv4_h200.tsv")
-    cublas_chart(rows)
-    floor_chart(rows)
-    kv4_chart(caches)
-    tables = {"products": products_table(rows), "kv4": kv4_table(caches)}
-    path = os.path.join(DOCS, "kernels_speed.md")
+def write_tables(name, tables):
+    """Puts the tables between their marks in a page."""
+    path = os.path.join(DOCS, name)
     with open(path) as f:
         page = f.read()
-    for name, text in tables.items():
-        page, count = re.subn(f"(<!-- {name} begins -->\n).*?(<!-- {name} ends -->)",
+    for mark, text in tables.items():
+        page, count = re.subn(f"(<!-- {mark} begins -->\n).*?(<!-- {mark} ends -->)",
                               lambda m, text=text: m[1] + "\n" + text + "\n" + m[2], page,
                               flags=re.S)
         if count != 1:
-            raise SystemExit(f"kernels_speed.md: no marks for the table {name}")
+            raise SystemExit(f"{name}: no marks for the table {mark}")
     with open(path, "w") as f:
         f.write(page)
+
+
+def main():
+    every = read("kernels_h200.tsv")
+    rows = [r for r in every if r["launch"] == "plain"]
+    caches, quantizing = read("kv4_h200.tsv"), read("quantize_h200.tsv")
+    cublas_chart(rows)
+    floor_chart(rows)
+    kv4_chart(caches)
+    quantize_chart(quantizing)
+    write_tables("kernels_speed.md", {"products": products_table(rows), "kv4": kv4_table(caches)})
+    write_tables("quantize_speed.md", {"quantizing": quantize_table(quantizing)})
 
 
 if __name__ == "__main__":
