@@ -15,9 +15,11 @@ enum {
     OP_N = 0,
     OP_T = 1,
     R_32F = 0,
+    R_64F = 1,
     R_16F = 2,
     R_16BF = 14,
     COMPUTE_32F = 68,
+    COMPUTE_64F = 70,
     COMPUTE_TF32 = 77,
     ALGO_DEFAULT = -1
 };
@@ -214,17 +216,24 @@ int gpu_cublas_solve_upper(struct gpu_cublas *c, float *x, const float *v, bool 
                     x, ld);
 }
 
-/* In column-major order the lower triangles of L11 and A22 are upper triangles of their transposes.
- * Computes L21^T = L11^-1 A21^T, then A22 -= L21 L21^T. */
-int gpu_cublas_cholesky_step(struct gpu_cublas *c, double *a, int k, int p, int n)
+/* In column-major order lower triangles are upper triangles of their transposes: L21^T = L11^-1
+ * A21^T. */
+int gpu_cublas_cholesky_solve(struct gpu_cublas *c, double *a, int k, int p, int n)
+{
+    const double one = 1;
+    const size_t width = (size_t)k;
+    return c->dtrsm(c->handle, LEFT, UPPER, OP_T, NON_UNIT, n, k - p - n, &one,
+                    a + (size_t)p * (width + 1), k, a + (size_t)(p + n) * width + p, k);
+}
+
+/* Up to the last column only the triangle is computed. */
+int gpu_cublas_cholesky_update(struct gpu_cublas *c, double *a, int k, int p, int n, int from,
+                               int to)
 {
     const double one = 1, minus = -1;
-    const int below = k - p - n;
-    const size_t row = (size_t)(p + n) * (size_t)k;
-    const double *l11 = a + (size_t)p * (size_t)k + p;
-    double *l21 = a + row + p;
-    int status = c->dtrsm(c->handle, LEFT, UPPER, OP_T, NON_UNIT, n, below, &one, l11, k, l21, k);
-    return status ? status
-                  : c->dsyrk(c->handle, UPPER, OP_T, below, n, &minus, l21, k, &one,
-                             a + row + p + n, k);
+    const double *l = a + (size_t)from * (size_t)k + p;
+    double *at = a + (size_t)from * ((size_t)k + 1);
+    return to == k ? c->dsyrk(c->handle, UPPER, OP_T, k - from, n, &minus, l, k, &one, at, k)
+                   : c->gemm(c->handle, OP_T, OP_N, to - from, k - from, n, &minus, l, R_64F, k, l,
+                             R_64F, k, &one, at, R_64F, k, COMPUTE_64F, ALGO_DEFAULT);
 }

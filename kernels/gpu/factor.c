@@ -3,6 +3,7 @@
 
 enum {
     TILE = 128,  /* columns that a kernel factors at a time */
+    WIDE = 1024, /* columns that contribute to the others at a time: many tiles are few products */
     BLOCK = 256, /* columns that cuBLAS solves at a time; products do the rest */
 };
 
@@ -34,15 +35,25 @@ static int cholesky(bool *positive, struct gpu_products *g, double *a, int *fail
                     struct qt_err *err)
 {
     struct qt_gpu *gpu = g->gpu;
+    struct gpu_cublas *cublas = gpu_cublas_of(gpu);
     int any, rc;
     QT_TRY(gpu->fill(gpu, failed, 0, sizeof *failed, err));
     for (size_t p = 0; p < k; p += TILE) {
-        const size_t n = qt_min_size(TILE, k - p);
+        const size_t n = qt_min_size(TILE, k - p), next = p + n;
+        const size_t wide = p / WIDE * WIDE, end = qt_min_size(wide + WIDE, k);
         QT_TRY(launched(
             gpu_math_cholesky_tile(a + p * k + p, (int)n, k, failed, gpu_stream_of(gpu)), err));
-        if (p + n < k)
+        if (next < k)
+            QT_TRY(gpu_check_cublas(gpu_cublas_cholesky_solve(cublas, a, (int)k, (int)p, (int)n),
+                                    err));
+        if (next < end)
             QT_TRY(gpu_check_cublas(
-                gpu_cublas_cholesky_step(gpu_cublas_of(gpu), a, (int)k, (int)p, (int)n), err));
+                gpu_cublas_cholesky_update(cublas, a, (int)k, (int)p, (int)n, (int)next, (int)end),
+                err));
+        else if (next < k)
+            QT_TRY(gpu_check_cublas(gpu_cublas_cholesky_update(cublas, a, (int)k, (int)wide,
+                                                               (int)(end - wide), (int)end, (int)k),
+                                    err));
     }
     QT_TRY(gpu->download(gpu, &any, failed, sizeof any, err));
     *positive = !any;

@@ -76,10 +76,14 @@ int gpu_cublas_product_half(struct gpu_cublas *c, const struct gpu_product *p, c
  * ld: floats from row to row of x and v. */
 int gpu_cublas_solve_upper(struct gpu_cublas *c, float *x, const float *v, bool transposed, int m,
                            int n, int ld);
-/* One step of a blocked Cholesky factorization of the lower triangle of a[k][k], row-major. The
- * diagonal tile [p, p + n) is already factored. Solves the rows below the tile in its columns, and
- * subtracts their product from the trailing square. */
-int gpu_cublas_cholesky_step(struct gpu_cublas *c, double *a, int k, int p, int n);
+/* Steps of a blocked Cholesky factorization of the lower triangle of a[k][k], row-major. The rows
+ * in front of p + n of columns [p, p + n) are already factored.
+ * cholesky_solve: solves the rows below, in a tile of these columns.
+ * cholesky_update: subtracts what columns [p, p + n) contribute to columns [from, to) from there on
+ * downwards. */
+int gpu_cublas_cholesky_solve(struct gpu_cublas *c, double *a, int k, int p, int n);
+int gpu_cublas_cholesky_update(struct gpu_cublas *c, double *a, int k, int p, int n, int from,
+                               int to);
 
 /* ---- energy.c ------------------------------------------------------------------------------- */
 
@@ -127,6 +131,7 @@ struct gpu_input {
     int scales;
     bool rotate;
     float clip, clip_by_7; /* clip_by_7: clip / 7, divided in FP64 */
+    uint32_t *largest;     /* of y, NULL: not wanted (gpu_math_largest) */
 };
 int gpu_round_inputs(const struct gpu_input *a, void *stream);
 /* For the function arrange_inputs; bits and clips are not used. */

@@ -114,14 +114,22 @@ int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)
     return 0;
 }
 
-int gpu_cublas_cholesky_step(struct gpu_cublas *c, double *a, int k, int p, int n)
+int gpu_cublas_cholesky_solve(struct gpu_cublas *c, double *a, int k, int p, int n)
 {
-    const size_t width = (size_t)k, rest = (size_t)(p + n);
+    const size_t width = (size_t)k;
     (void)c;
     cblas_dtrsm(CblasRowMajor, CblasRight, CblasLower, CblasTrans, CblasNonUnit, k - p - n, n, 1,
-                a + (size_t)p * (width + 1), k, a + rest * width + p, k);
-    cblas_dsyrk(CblasRowMajor, CblasLower, CblasNoTrans, k - p - n, n, -1, a + rest * width + p, k,
-                1, a + rest * (width + 1), k);
+                a + (size_t)p * (width + 1), k, a + (size_t)(p + n) * width + p, k);
+    return 0;
+}
+
+int gpu_cublas_cholesky_update(struct gpu_cublas *c, double *a, int k, int p, int n, int from,
+                               int to)
+{
+    const double *l = a + (size_t)from * (size_t)k + p;
+    (void)c;
+    cblas_dgemm(CblasRowMajor, CblasNoTrans, CblasTrans, k - from, to - from, n, -1, l, k, l, k, 1,
+                a + (size_t)from * ((size_t)k + 1), k);
     return 0;
 }
 
