@@ -1,20 +1,19 @@
 /*
- * Simulated quantization of activations (base/act.h), bit for bit as pack/activations/act.c: a warp
- * per token. A lane has the channels lane + 32 i of a channel block. Products that the host rounds
+ * Simulated quantization of activations (base/act.h), bit for bit as pack/activations/act.c. A warp
+ * has a channel block, a lane of it the channels lane + 32 i. Products that the host rounds
  * are not contracted with sums.
  */
+#include "kernels/gpu/block.cuh"
 #include "kernels/gpu/internal.h"
 
-#include <cuda_runtime.h>
-
-enum { THREADS = 256, BLOCK = 128, PER_LANE = BLOCK / 32 };
+enum { BLOCK = 128, PER_LANE = BLOCK / 32 };
 
 struct channel_block {
     float v[PER_LANE];
 };
 
 /* NaN if either is NaN. */
-static __device__ __forceinline__ float larger(float a, float b)
+static __device__ __forceinline__ float larger_of(float a, float b)
 {
     return isnan(a) || b <= a ? a : b;
 }
@@ -24,9 +23,9 @@ static __device__ __forceinline__ float absmax(const channel_block &x)
     float top = 0;
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++)
-        top = larger(top, fabsf(x.v[i]));
+        top = larger_of(top, fabsf(x.v[i]));
     for (int mask = 16; mask; mask /= 2)
-        top = larger(top, __shfl_xor_sync(~0u, top, mask));
+        top = larger_of(top, __shfl_xor_sync(~0u, top, mask));
     return top;
 }
 
@@ -119,25 +118,44 @@ static __device__ __forceinline__ channel_block rounded(const channel_block &x, 
     return out;
 }
 
-/* Absmax of the token, which scales of blocks do not need. */
-static __device__ __forceinline__ float top_of(const gpu_input &a, const float *x)
+/* Copies the row from[k] to shared memory: gathering and scattering its channels would be many
+ * small accesses to global memory. */
+static __device__ __forceinline__ void load_row(float *row, const float *from, size_t k)
 {
-    float top = 0;
-    for (size_t at = 0; a.scales && at < a.k; at += BLOCK)
-        top = larger(top, absmax(load(a, x, at)));
+    for (size_t i = threadIdx.x; i < k; i += THREADS)
+        row[i] = from[i];
+    __syncthreads();
+}
+
+/* The largest of the warps' values. */
+static __device__ __forceinline__ float top_of_warps(float top)
+{
+    __shared__ float tops[WARPS];
+    tops[threadIdx.x / 32] = top;
+    __syncthreads();
+    for (int i = 0; i < WARPS; i++)
+        top = larger_of(top, tops[i]);
     return top;
 }
 
+/* A thread block per token. STAGED: the token fits shared memory, where its channels are rounded in
+ * place. */
+template <bool STAGED>
 static __global__ void __launch_bounds__(THREADS) round_inputs_kernel(gpu_input a)
 {
-    const size_t token = blockIdx.x * (size_t)(THREADS / 32) + threadIdx.x / 32;
-    const int lane = (int)threadIdx.x % 32;
-    if (token >= a.m)
-        return;
-    const float *x = a.x + token * a.k;
-    float *y = a.y + token * a.k;
-    const float token_top = top_of(a, x);
-    for (size_t at = 0; at < a.k; at += BLOCK) {
+    extern __shared__ float row[];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const float *from = a.x + blockIdx.x * a.k, *x = STAGED ? row : from;
+    float *to = a.y + blockIdx.x * a.k, *y = STAGED ? row : to, token_top = 0;
+    uint32_t most = 0;
+    if (STAGED)
+        load_row(row, from, a.k);
+    if (a.scales) { /* scales of blocks do not need it */
+        for (size_t at = warp * BLOCK; at < a.k; at += WARPS * BLOCK)
+            token_top = larger_of(token_top, absmax(load(a, x, at)));
+        token_top = top_of_warps(token_top);
+    }
+    for (size_t at = warp * BLOCK; at < a.k; at += WARPS * BLOCK) {
         channel_block v = load(a, x, at);
         const rounding how = {a.bits[at / BLOCK] == 4, a.clip, a.clip_by_7};
         v = rounded(v, scale_of(a.scales, how, absmax(v), token_top), how.narrow);
@@ -146,27 +164,48 @@ static __global__ void __launch_bounds__(THREADS) round_inputs_kernel(gpu_input 
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
             const size_t p = at + 32 * i + lane;
-            if (p < a.k)
-                y[a.order[p]] = __fdiv_rn(v.v[i], a.factor[p]);
+            if (p < a.k) {
+                const float out = __fdiv_rn(v.v[i], a.factor[p]);
+                y[a.order[p]] = out;
+                most = larger(most, out);
+            }
         }
     }
+    note_largest(a.largest, most);
+    __syncthreads();
+    for (size_t i = threadIdx.x; STAGED && i < a.k; i += THREADS)
+        to[i] = row[i];
 }
 
+template <bool STAGED>
 static __global__ void __launch_bounds__(THREADS) arrange_inputs_kernel(gpu_input a)
 {
-    const size_t token = blockIdx.x * (size_t)(THREADS / 32) + threadIdx.x / 32;
-    const int lane = (int)threadIdx.x % 32;
-    if (token >= a.m)
-        return;
-    for (size_t at = 0; at < a.k; at += BLOCK) {
-        const channel_block v = load(a, a.x + token * a.k, at);
+    extern __shared__ float row[];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const float *from = a.x + blockIdx.x * a.k;
+    uint32_t most = 0;
+    if (STAGED)
+        load_row(row, from, a.k);
+    for (size_t at = warp * BLOCK; at < a.k; at += WARPS * BLOCK) {
+        const channel_block v = load(a, STAGED ? row : from, at);
 #pragma unroll
         for (int i = 0; i < PER_LANE; i++) {
             const size_t p = at + 32 * i + lane;
             if (p < a.k)
-                a.y[token * a.k + p] = v.v[i];
+                a.y[blockIdx.x * a.k + p] = v.v[i];
+            most = larger(most, v.v[i]);
         }
     }
+    note_largest(a.largest, most);
+}
+
+/* Absmax of the token, which scales of blocks do not need. */
+static __device__ __forceinline__ float top_of(const gpu_input &a, const float *x)
+{
+    float top = 0;
+    for (size_t at = 0; a.scales && at < a.k; at += BLOCK)
+        top = larger_of(top, absmax(load(a, x, at)));
+    return top;
 }
 
 /* e g e^T: this lane's terms. */
@@ -194,7 +233,7 @@ static __device__ __forceinline__ float form(const channel_block &e, const float
 static __global__ void __launch_bounds__(THREADS) input_errors_kernel(struct gpu_input_errors a)
 {
     extern __shared__ float g[]; /* [BLOCK][BLOCK] */
-    __shared__ double part[THREADS / 32][GPU_ROUNDINGS];
+    __shared__ double part[WARPS][GPU_ROUNDINGS];
     const size_t block = blockIdx.y, at = block * BLOCK, first = blockIdx.x * GPU_ERROR_TOKENS;
     const size_t end = min(first + GPU_ERROR_TOKENS, a.in.m);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -202,7 +241,7 @@ static __global__ void __launch_bounds__(THREADS) input_errors_kernel(struct gpu
     for (int i = (int)threadIdx.x; i < BLOCK * BLOCK; i += THREADS)
         g[i] = a.g[block * BLOCK * BLOCK + i];
     __syncthreads();
-    for (size_t token = first + warp; token < end; token += THREADS / 32) {
+    for (size_t token = first + warp; token < end; token += WARPS) {
         const float *x = a.in.x + token * a.in.k;
         const float token_top = top_of(a.in, x);
         const channel_block v = load(a.in, x, at);
@@ -230,26 +269,37 @@ static __global__ void __launch_bounds__(THREADS) input_errors_kernel(struct gpu
     if ((int)threadIdx.x >= a.count)
         return;
     double all = 0;
-    for (int i = 0; i < THREADS / 32; i++)
+    for (int i = 0; i < WARPS; i++)
         all += part[i][threadIdx.x];
     a.part[(threadIdx.x * gridDim.y + block) * gridDim.x + blockIdx.x] = all;
 }
 
-static unsigned blocks_of(const gpu_input *a)
+/* Launches `staged` if a token fits shared memory, else `direct`. */
+static int launch_tokens(const struct gpu_input *a, void (*staged)(struct gpu_input),
+                         void (*direct)(struct gpu_input), cudaStream_t stream)
 {
-    return (unsigned)((a->m + THREADS / 32 - 1) / (THREADS / 32));
+    enum { MOST = 160 << 10 }; /* less on some GPUs */
+    const size_t bytes = a->k * sizeof(float);
+    if (bytes <= MOST && cudaFuncSetAttribute(staged, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                              (int)bytes) == cudaSuccess) {
+        staged<<<(unsigned)a->m, THREADS, bytes, stream>>>(*a);
+        return cudaGetLastError();
+    }
+    cudaGetLastError(); /* that of the attribute */
+    direct<<<(unsigned)a->m, THREADS, 0, stream>>>(*a);
+    return cudaGetLastError();
 }
 
 int gpu_round_inputs(const struct gpu_input *a, void *stream)
 {
-    round_inputs_kernel<<<blocks_of(a), THREADS, 0, (cudaStream_t)stream>>>(*a);
-    return cudaGetLastError();
+    return launch_tokens(a, round_inputs_kernel<true>, round_inputs_kernel<false>,
+                         (cudaStream_t)stream);
 }
 
 int gpu_arrange_inputs(const struct gpu_input *a, void *stream)
 {
-    arrange_inputs_kernel<<<blocks_of(a), THREADS, 0, (cudaStream_t)stream>>>(*a);
-    return cudaGetLastError();
+    return launch_tokens(a, arrange_inputs_kernel<true>, arrange_inputs_kernel<false>,
+                         (cudaStream_t)stream);
 }
 
 int gpu_input_errors(const struct gpu_input_errors *a, void *stream)

@@ -494,7 +494,7 @@ static float by_7(float clip)
 static int inputs_new(struct gpu_input *a, struct qt_backend *be, float *y, const float *x,
                       size_t m, const struct qt_act *act, size_t before, struct qt_err *err)
 {
-    struct cuda *g = self(be);
+    struct cuda *g = writing(be, y, y ? m * act->k * sizeof *y : 0);
     const size_t k = act->k, blocks = qt_ceil_div(k, QT_ACT_BLOCK);
     uint32_t *order;
     float *factor;
@@ -534,7 +534,8 @@ static int launch_inputs(struct qt_backend *be, float *y, const float *x, size_t
     if (m == 0 || act->k == 0)
         return QT_OK;
     QT_TRY(inputs_new(&a, be, y, x, m, act, 0, err));
-    QT_TRY(gpu_check_launch(launch(&a, self(be)->stream), "quantizer", err));
+    QT_TRY(writing_largest(&a.largest, be, y, m * act->k, err));
+    QT_TRY(gpu_check_launch(launch(&a, ((struct cuda *)be->ctx)->stream), "quantizer", err));
 done:
     return rc;
 }

@@ -1115,6 +1115,7 @@ int main(int argc, char **argv)
     for (size_t k = 1; k < 5000; k = 2 * k + random_below(30))
         test_round_inputs(1 + random_below(40), k);
     test_round_inputs(100, 576);
+    test_round_inputs(2, 50000); /* too many channels for shared memory */
     for (size_t k = 1; k < 2000; k = 3 * k + random_below(30))
         test_input_errors(1 + random_below(100), k);
     test_upload_narrow(1 + random_below(300000));
