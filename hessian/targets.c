@@ -176,8 +176,10 @@ int qt_factor_targets_on_backend(float *w, size_t n, const struct qt_factor *f, 
 {
     struct qt_backend *be = f->backend;
     const size_t k = f->k, bytes = n * k * sizeof *w;
+    const bool half = be->half;
     float *from = NULL;
     int rc = QT_OK;
+    be->half = true; /* the correction is small, and its rounding errors are far smaller */
     if (f->input_correction) {
         QT_TRY(be->alloc(be, &from, bytes, err));
         QT_TRY(be->copy(be, from, w, bytes, err));
@@ -186,6 +188,7 @@ int qt_factor_targets_on_backend(float *w, size_t n, const struct qt_factor *f, 
     if (f->output_correction)
         QT_TRY(be->add(be, w, f->output_correction, n * k, err));
 done:
+    be->half = half;
     be->free(be, from);
     return rc;
 }

@@ -332,10 +332,12 @@ done:
     return rc;
 }
 
-/* out[n][k] = x h, for the symmetric h; with the factors cut off to TF32 if `rough`. */
-static int times_h(struct rounding *s, float *out, const float *x, bool rough, struct qt_err *err)
+/* out[n][k] = x h, for the symmetric h. The factors are rounded to FP16: the error of g is 2^-12 of
+ * it and random, that of the objective, a sum over all weights, is far smaller. */
+static int times_h(struct rounding *s, float *out, const float *x, struct qt_err *err)
 {
     const int k = (int)s->r.k;
+    const bool half = s->products->half;
     const struct gpu_product p = {.m = (int)s->r.n,
                                   .n = k,
                                   .k = k,
@@ -344,13 +346,14 @@ static int times_h(struct rounding *s, float *out, const float *x, bool rough, s
                                   .b = s->job->h,
                                   .c = out,
                                   .b_transposed = true,
-                                  .tf32 = rough,
                                   .lda = k,
                                   .ldb = k,
                                   .ldc = k,
                                   .count = 1};
-    return rough ? gpu_check_cublas(gpu_cublas_product(gpu_cublas_of(s->gpu), &p), err)
-                 : gpu_product(s->products, &p, err);
+    s->products->half = true;
+    const int rc = gpu_product(s->products, &p, err);
+    s->products->half = half;
+    return rc;
 }
 
 /* error[panel] = sum over the rows of the panel. Returns the total. */
@@ -368,13 +371,13 @@ static int download_sums(double *total, struct rounding *s, struct qt_err *err)
     return rc;
 }
 
-/* Computes g = H (w - q) and the objective. rough: as for times_h. */
-static int start_sums(double *total, struct rounding *s, bool rough, struct qt_err *err)
+/* Computes g = H (w - q) and the objective. */
+static int start_sums(double *total, struct rounding *s, struct qt_err *err)
 {
     void *stream = gpu_stream_of(s->gpu);
     int rc;
     QT_TRY(launched(gpu_round_errors(&s->r, stream), err));
-    QT_TRY(times_h(s, s->r.g, s->r.d, rough, err));
+    QT_TRY(times_h(s, s->r.g, s->r.d, err));
     QT_TRY(launched(gpu_round_objective(&s->r, stream), err));
     QT_TRY(download_sums(total, s, err));
 done:
@@ -404,7 +407,7 @@ static int measure_before(struct rounding *s, struct qt_err *err)
         QT_TRY(fit(s, s->job->h, false, err));
         QT_TRY(launched(gpu_round_assign(&s->r, stream), err));
     }
-    QT_TRY(start_sums(&s->job->before, s, true, err));
+    QT_TRY(start_sums(&s->job->before, s, err));
 done:
     return rc;
 }
@@ -460,10 +463,10 @@ static int solve(struct rounding *s, struct qt_err *err)
     if (job->descent_rounds > 0) {
         QT_TRY(s->gpu->fill(s->gpu, s->r.skip, 0, job->n, err));
         if (s->r.hw)
-            QT_TRY(times_h(s, s->r.hw, s->r.w, false, err));
+            QT_TRY(times_h(s, s->r.hw, s->r.w, err));
         if (job->mix24)
             QT_TRY(launched(gpu_mix24_factor(&s->r, job->h, gpu_stream_of(s->gpu)), err));
-        QT_TRY(start_sums(&job->after_descent, s, false, err));
+        QT_TRY(start_sums(&job->after_descent, s, err));
     }
     for (int round = 0; round < job->descent_rounds && active; round++) {
         QT_TRY(qt_stop_check(err));
