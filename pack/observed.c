@@ -13,7 +13,7 @@ static double error_energy(const struct qt_observed *seen)
 int qt_observed_factor(struct qt_factor *f, const struct qt_observed *seen,
                        const struct qt_packed *p, struct qt_backend *be, struct qt_err *err)
 {
-    const struct qt_factor_options opt = {.damp = 0.01,
+    const struct qt_factor_options opt = {.damp = QT_OBSERVED_DAMP,
                                           .group = qt_packed_group(p),
                                           .backend = be,
                                           .sums_on_backend = seen->on_backend};
@@ -29,5 +29,39 @@ int qt_observed_factor(struct qt_factor *f, const struct qt_observed *seen,
                    : qt_factor_correct_input_error(f, seen->cross, error_energy(seen), seen->tokens,
                                                    err));
 done:
+    return rc;
+}
+
+int qt_token_factors(float *factor, struct qt_backend *be, const float *hidden, size_t m, size_t n,
+                     struct qt_err *err)
+{
+    enum { TOKENS = 4096 };
+    const size_t most = qt_min_size(TOKENS, m);
+    const bool half = be->half;
+    float *squares = NULL, *sums = NULL, *ones = NULL, *host = NULL;
+    int rc;
+    be->half = false;
+    QT_TRY(qt_array_new(&host, n, sizeof *host, err));
+    for (size_t i = 0; i < n; i++)
+        host[i] = 1;
+    QT_TRY(be->alloc(be, &ones, n * sizeof *ones, err));
+    QT_TRY(be->upload(be, ones, host, n * sizeof *ones, err));
+    QT_TRY(be->alloc(be, &sums, most * sizeof *sums, err));
+    QT_TRY(qt_backend_floats(&squares, be, most, n, err));
+    for (size_t at = 0, count; at < m; at += count) {
+        const float *x = hidden + at * n;
+        count = qt_min_size(most, m - at);
+        QT_TRY(be->activate(be, squares, x, x, QT_ACT_NONE, count * n, err));
+        QT_TRY(be->linear(be, sums, squares, ones, NULL, count, 1, n, err));
+        QT_TRY(be->download(be, factor + at, sums, count * sizeof *sums, err));
+    }
+    for (size_t i = 0; i < m; i++)
+        factor[i] = factor[i] > 0 && isfinite(factor[i]) ? 1 / sqrtf(factor[i] / (float)n) : 1;
+done:
+    be->half = half;
+    qt_free(host);
+    be->free(be, ones);
+    be->free(be, sums);
+    be->free(be, squares);
     return rc;
 }

@@ -47,7 +47,9 @@ struct qt_sequential {
         size_t reference_tokens, quantized_tokens; /* tokens of the chunk so far */
         float *weighted; /* backend, [chunk][k]: inputs of an expert times routing weights; else
                           * NULL */
-        float *arranged; /* backend, [chunk][k]: inputs as `act` arranges them; else NULL */
+        /* Backend, [chunk][k]: inputs as `act` arranges them, times token_factor; NULL: neither. */
+        float *arranged;
+        float *token_factor; /* [chunk], of outputs that are added to hidden states; else NULL */
         size_t routed_tokens;
         double square, fourth; /* sums of powers of routing weights */
     } sums;
@@ -167,6 +169,7 @@ static void sums_free(struct qt_sequential *s)
 {
     sums_release(s);
     qt_free(s->sums.h);
+    qt_free(s->sums.token_factor);
     qt_channels_free(&s->sums.inputs_on_host);
     qt_free(s->sums.errors.cross);
     qt_free(s->sums.errors.square);
@@ -341,6 +344,12 @@ static int hook_quantized(void *ctx, int input, const float *x, size_t m, size_t
     }
     if (!e->weight)
         QT_TRY(find_errors(&d, e, be, x, hidden, at, m, k, err));
+    if (u->token_factor) {
+        const float *factor = u->token_factor + at;
+        QT_TRY(be->gather_rows(be, e->output, e->output, NULL, factor, m, e->n, err));
+        QT_TRY(be->gather_rows(be, u->arranged, x, NULL, factor, m, k, err));
+        x = u->arranged;
+    }
     QT_TRY(be->channels(be, &e->channels, d, m, e->n, err));
     QT_TRY(be->gram(be, u->gram, x, m, k, err));
     QT_TRY(be->linear_grad_w(be, e->cross_sum, d, x, true, m, e->n, k, err));
@@ -416,7 +425,9 @@ static int sums_new(struct qt_sequential *s, const struct qt_linear *linear,
     QT_TRY(errors_new(&u->errors, s, k, err));
     if (qt_model_expert(s->model, s->layer, linear->input) >= 0)
         QT_TRY(s->be->alloc(s->be, &u->weighted, chunk_tokens(s) * k * sizeof *u->weighted, err));
-    if (act)
+    if (u->errors.state && s->reference_done)
+        QT_TRY(qt_array_new(&u->token_factor, chunk_tokens(s), sizeof *u->token_factor, err));
+    if (act || u->token_factor)
         QT_TRY(s->be->alloc(s->be, &u->arranged, chunk_tokens(s) * k * sizeof *u->arranged, err));
 done:
     return rc;
@@ -573,6 +584,8 @@ static int observe_chunk(struct qt_sequential *s, int input, size_t at, size_t m
                                                      seqlen, &reference_hook, err)
                              : qt_layer_run_to(s->reference_layer, input, reference, m, seqlen,
                                                tokens, &reference_hook, err));
+    if (u->token_factor)
+        QT_TRY(qt_token_factors(u->token_factor, s->be, reference, m, s->width, err));
     QT_TRY(qt_layer_run_to(s->quantized_layer, input, hidden, m, seqlen, tokens, &quantized_hook,
                            err));
 done:
@@ -649,12 +662,12 @@ static void keep_last_input(struct qt_sequential *s, int input)
 int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int input,
                           const struct qt_act *act, bool on_backend, struct qt_err *err)
 {
+    const int expert = qt_model_expert(s->model, s->layer, input);
     int rc;
+    s->reference_done = expert < 0 && qt_model_ends_sublayer(s->model, s->layer, input);
     QT_TRY(sums_new(s, linear_with(s, input), act, err));
     if (s->sums.weighted)
-        QT_TRY(list_tokens(s, (size_t)qt_model_expert(s->model, s->layer, input), err));
-    s->reference_done = !s->sums.weighted && !is_final(s, input) &&
-                        qt_model_ends_sublayer(s->model, s->layer, input);
+        QT_TRY(list_tokens(s, (size_t)expert, err));
     keep_last_input(s, input);
     run_windows(s->be, true);
     rc = observe_all(s, err);

@@ -60,6 +60,12 @@ const struct qt_linear *qt_sequential_linear_of_errors(const struct qt_model *mo
  * call. */
 int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int input,
                           const struct qt_act *act, bool on_backend, struct qt_err *err);
+/* observed.c: factor[m] (host memory) = 1 / RMS of each row of the hidden states [m][n] behind a
+ * sublayer, in backend memory: an error at a token counts relative to what it is added to, because
+ * the norms that follow divide by that. 1 for rows of zeros. */
+int qt_token_factors(float *factor, struct qt_backend *be, const float *hidden, size_t m, size_t n,
+                     struct qt_err *err);
+#define QT_OBSERVED_DAMP 0.01 /* damping of H */
 /* Factors H for a linear with this input that is quantized as p describes, and corrects the targets
  * (observed.c). f: zeros, or the factor of another linear with this input, which is kept if the
  * group size is the same. QT_E_UNSUPPORTED as qt_factor_new. */

@@ -59,10 +59,10 @@ static bool unchanged(void *ctx, const char *name)
     return !is_changed(ctx, name);
 }
 
-/* Activations of a whole run through a layer: inputs, and hidden states in front of both
- * sublayers. */
+/* Activations of a whole run through a layer: inputs, and hidden states in front of both sublayers
+ * and behind the second. */
 struct seen {
-    float *x[QT_INPUTS], *states[2];
+    float *x[QT_INPUTS], *states[3];
     size_t k[QT_INPUTS], at[QT_INPUTS];
 };
 
@@ -103,6 +103,8 @@ static void watch(struct seen *out, struct fixture *f, float *hidden, size_t lay
                   qt_layer_run_sublayer(block, 2 * i, hidden, TOKENS, SEQLEN, NULL, &f->err),
                   &f->err);
     }
+    out->states[2] = malloc(bytes);
+    memcpy(out->states[2], hidden, bytes);
     float *again = malloc(bytes);
     memcpy(again, out->states[0], bytes);
     expect_ok("run",
@@ -116,8 +118,8 @@ static void forget(struct seen *s)
 {
     for (int i = 0; i < QT_INPUTS; i++)
         free(s->x[i]);
-    free(s->states[0]);
-    free(s->states[1]);
+    for (int i = 0; i < 3; i++)
+        free(s->states[i]);
 }
 
 /* ---- comparison ----------------------------------------------------------------------------- */
@@ -187,13 +189,30 @@ static float *outputs_of(struct fixture *f, size_t layer, int input, const struc
     return y;
 }
 
+/* x[TOKENS][n] with each token divided by the RMS of its hidden states[TOKENS][width]; NULL: by
+ * 1. */
+static float *relative(const float *x, size_t n, const float *states, size_t width)
+{
+    float *y = malloc(TOKENS * n * sizeof *y);
+    for (size_t t = 0; t < TOKENS; t++) {
+        double sum = 0;
+        for (size_t c = 0; c < width && states; c++)
+            sum += (double)states[t * width + c] * (double)states[t * width + c];
+        for (size_t j = 0; j < n; j++)
+            y[t * n + j] =
+                states ? (float)((double)x[t * n + j] / sqrt(sum / (double)width)) : x[t * n + j];
+    }
+    return y;
+}
+
 static void compare(const struct qt_observed *got, struct fixture *f, size_t layer, int input,
                     const struct seen *now, const struct seen *exact)
 {
     const size_t k = now->k[input];
     const double scale = (double)qt_model_output_scale(f->model, layer, input);
     const bool last = input % 2, of_outputs = last && (scale > 0 || f->width < k);
-    const float *x = now->x[input];
+    const float *behind = last && scale > 0 ? exact->states[input / 2 + 1] : NULL;
+    float *x = relative(now->x[input], k, behind, f->width);
     double unit;
     assert_int_equal(got->tokens, TOKENS);
     assert_int_equal(got->k, k);
@@ -205,13 +224,18 @@ static void compare(const struct qt_observed *got, struct fixture *f, size_t lay
     assert_true(got->of_outputs == of_outputs);
     assert_int_equal(got->errors, of_outputs ? f->width : k);
     if (of_outputs) {
-        float *z = outputs_of(f, layer, input, exact, scale);
-        float *y = outputs_of(f, layer, input, now, scale);
+        float *outputs[] = {outputs_of(f, layer, input, exact, scale),
+                            outputs_of(f, layer, input, now, scale)};
+        float *z = relative(outputs[0], f->width, behind, f->width);
+        float *y = relative(outputs[1], f->width, behind, f->width);
         compare_errors("outputs", got, z, y, x);
+        free(outputs[0]);
+        free(outputs[1]);
         free(z);
         free(y);
     } else
         compare_errors("inputs", got, exact->x[input], x, x);
+    free(x);
 }
 
 /* ---- cases ---------------------------------------------------------------------------------- */
