@@ -15,6 +15,7 @@ enum {
     HEAD_TOKENS = 512,
     STAT_WINDOWS = 32,
     ACT_SAMPLES = 512,
+    ACT_ROWS = 192,
     ACT_LOGITS = 256
 };
 
@@ -35,6 +36,7 @@ struct shapes {
     uint64_t backward; /* of a backward pass, besides */
     uint64_t solving;  /* bytes for the linear input that needs most, without layers */
     uint64_t widest_k; /* channels of the widest linear input */
+    uint64_t squares;  /* sum of k^2 over the linear inputs of a layer; experts share two */
 };
 
 /* What the calibrated phases share. Bytes. */
@@ -89,7 +91,7 @@ static uint64_t solving_bytes(const struct phases *p, const struct qt_plan *plan
 {
     const uint64_t square = k * k;
     const uint64_t chunk =
-        qt_min_size(p->tokens, qt_max_size(CHUNK_TOKENS, p->opt->seqlen)) * (k + 2 * errors);
+        qt_min_size(p->tokens, qt_max_size(CHUNK_TOKENS, p->opt->seqlen)) * 2 * (k + errors);
     const uint64_t cross = p->opt->file ? 0 : 4 * errors * k;
     const uint64_t depth = tree_depth(p->blocks);
     /* Sums of other ranks: a subtree of its own and its share of theirs, of 3 ranks one more. */
@@ -111,10 +113,11 @@ static uint64_t layer_shapes(struct phases *p, const struct qt_plan *plan,
 {
     const struct qt_linear *linear;
     const size_t count = qt_model_linears(&linear, model, layer);
-    uint64_t weights = 0, outputs = 0;
+    uint64_t weights = 0, outputs = 0, square[QT_INPUTS] = {0}, squares = 0;
     for (size_t i = 0; i < count; i++) {
         const uint64_t n = linear[i].n, k = linear[i].k;
         weights += n * k;
+        square[qt_act_pooled(linear[i].input)] = k * k;
         p->s.linear = max_u64(p->s.linear, n * k);
         p->s.widest_k = max_u64(p->s.widest_k, k);
         const struct qt_linear *only =
@@ -123,6 +126,9 @@ static uint64_t layer_shapes(struct phases *p, const struct qt_plan *plan,
         if (linear[i].input == qt_model_mlp_input(model, layer)) /* gate and up */
             outputs += n;
     }
+    for (size_t i = 0; i < QT_INPUTS; i++)
+        squares += square[i];
+    p->s.squares = max_u64(p->s.squares, squares);
     p->s.layer = max_u64(p->s.layer, weights);
     return outputs;
 }
@@ -153,16 +159,18 @@ static void find_phases(struct phases *p, const struct qt_plan *plan, const stru
     p->head = (uint64_t)qt_model_outer_floats(model) * 4;
 }
 
-/* The choice of activation precisions: statistics of the inputs with a sample of each, three more
- * copies of one sample, its Gram matrices and a linear before and after rounding; then a window in
- * as many variants as there are inputs. */
+/* The choice of activation precisions: the hidden states in front of a layer and behind it,
+ * statistics of the inputs with a sample of each, three more copies of one sample and its Gram
+ * matrices; the Hessians of the inputs, one of them factored, and a sample of rows; then a window
+ * in as many variants as there are inputs. */
 static uint64_t acts_bytes(const struct phases *p)
 {
     const struct qt_model_info *info = p->info;
     const uint64_t window = (uint64_t)p->opt->seqlen * info->state * 4;
-    const uint64_t statistics = qt_min_size(p->opt->samples, STAT_WINDOWS) * window +
-                                ((QT_INPUTS + 3) * ACT_SAMPLES + QT_ACT_BLOCK) * p->s.widest_k * 4 +
-                                2 * p->s.linear * 4;
+    const uint64_t k = p->s.widest_k, tokens = (QT_INPUTS + 3) * ACT_SAMPLES + QT_ACT_BLOCK;
+    const uint64_t statistics = 2 * qt_min_size(p->opt->samples, STAT_WINDOWS) * window +
+                                (tokens + 5 * ACT_ROWS) * k * 4 + p->s.squares * 8 +
+                                k * k * (2 * 4 + 8 + 2 * 4 + 8);
     const uint64_t variants = (1 + (uint64_t)info->layers * QT_INPUTS) * window + p->head +
                               2 * ACT_LOGITS * (uint64_t)info->vocab * 4;
     return p->layer + p->s.linear * 4 + max_u64(statistics, variants);

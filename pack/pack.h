@@ -268,6 +268,7 @@ struct qt_place {
     const float *w;    /* the source weights; if they are finite, those of the host are not read */
     float *rounded;    /* receives the weights that qt_packed_weights would return */
     bool only_rounded; /* nothing else is wanted: the result has no codes */
+    bool only_compensated; /* no coordinate descent follows error compensation */
 };
 /* Some rows of a matrix. */
 struct qt_packed_part {

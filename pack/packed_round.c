@@ -283,9 +283,11 @@ static int scale_on_backend(struct qt_backend *be, float *t, size_t count, int e
     return rc;
 }
 
-static int descent_rounds(const struct qt_spec *spec)
+static int descent_rounds(const struct qt_spec *spec, const struct qt_place *place)
 {
-    return spec->scheme->descent_rounds ? spec->scheme->descent_rounds(spec) : 6;
+    return place && place->only_compensated ? 0
+           : spec->scheme->descent_rounds   ? spec->scheme->descent_rounds(spec)
+                                            : 6;
 }
 
 /* The factor may be NULL. Leaves the codes in out->codes. */
@@ -319,7 +321,7 @@ static int round_on_backend(struct qt_packed *out, struct walk *walk, struct qt_
         job.v = factor->backend_v;
         job.order = factor->order;
         job.group_at = factor->group;
-        job.descent_rounds = descent_rounds(&out->spec);
+        job.descent_rounds = descent_rounds(&out->spec, place);
         job.min_gain = QT_SOLVE_MIN_GAIN;
     }
     QT_TRY(out->spec.scheme->round_on(out, be, factor, &job, err));
@@ -441,12 +443,12 @@ static int fetch_factor(struct qt_factor *f, const struct qt_spec *spec, const s
 }
 
 static int solve_on_host(struct qt_packed *out, struct walk *walk, const struct qt_factor *factor,
-                         const struct qt_packed_part *part, struct qt_solve_report *report,
-                         struct qt_err *err)
+                         const struct qt_place *place, const struct qt_packed_part *part,
+                         struct qt_solve_report *report, struct qt_err *err)
 {
     const struct qt_matrix *w = walk->w;
     const size_t first = part->first, own = part->end - first;
-    const struct qt_solve_options opt = {.descent_rounds = descent_rounds(&out->spec),
+    const struct qt_solve_options opt = {.descent_rounds = descent_rounds(&out->spec, place),
                                          .panels = part->panels + first / QT_PANEL_ROWS};
     struct qt_packed rows_of;
     struct qt_matrix targets = *w;
@@ -498,7 +500,7 @@ static int solve(struct qt_packed *out, const struct qt_spec *spec, const struct
     QT_TRY(quantize_begin(&walk, out, spec, w, importance, false, err));
     QT_TRY(qt_packed_rounds_on(out, factor->backend)
                ? round_on_backend(out, &walk, factor->backend, factor, place, report, err)
-               : solve_on_host(out, &walk, factor, part, report, err));
+               : solve_on_host(out, &walk, factor, place, part, report, err));
     report_unscale(report, out->scale_exp2);
     for (size_t i = part->first / QT_PANEL_ROWS; i < qt_ceil_div(part->end, QT_PANEL_ROWS); i++)
         report_unscale(&part->panels[i], out->scale_exp2);

@@ -79,7 +79,7 @@ static int sample_factor(struct qt_factor *f, const struct qt_observed *seen,
                          const struct qt_linear *linear, const struct qt_packed *p, size_t k,
                          size_t rows, struct qt_err *err)
 {
-    const struct qt_factor_options opt = {.damp = 0.01, .group = qt_packed_group(p)};
+    const struct qt_factor_options opt = {.damp = QT_OBSERVED_DAMP, .group = qt_packed_group(p)};
     double *h = NULL;
     float *cross = NULL;
     const size_t errors = seen->of_outputs ? rows : k;
@@ -296,6 +296,23 @@ done:
     return rc;
 }
 
+/* Seconds for the errors of a layer's arrangements after compensation: a factor and some rows for
+ * each, and one more factor. */
+static double comparing(const struct sample *s, const struct qt_spec *spec)
+{
+    const bool mixed = qt_act_precision(spec) == QT_ACT_MIXED && qt_spec_value(spec, "order") != 0;
+    const double factors = qt_spec_value(spec, "smooth") > 0 ? 2 : 1;
+    const double compared = mixed ? 2 * factors + 1 : factors;
+    double rows = 0;
+    for (size_t i = 0; i < s->linears; i++) {
+        double all = 0;
+        for (size_t j = 0; j < s->linears; j++)
+            all += s->linear[j].input == s->linear[i].input ? (double)s->linear[j].n : 0;
+        rows += s->rounding[i] * fmin(1, QT_ACT_JUDGE_ROWS / all);
+    }
+    return compared > 1 ? s->factoring + compared * (s->factoring + rows) : 0;
+}
+
 /* Seconds for the choice of activation precisions. forward: of a token in a layer. */
 static int choosing(double *seconds, const struct sample *s, double forward, struct qt_err *err)
 {
@@ -311,8 +328,8 @@ static int choosing(double *seconds, const struct sample *s, double forward, str
     if (rc == QT_OK && p.spec)
         rc = time_choice(&choice, &p, err);
     if (rc == QT_OK && p.spec)
-        *seconds = (double)out.layers * choice +
-                   forward * ((double)out.layers * (double)data.seqlen *
+        *seconds = (double)out.layers * (choice + comparing(s, p.spec)) +
+                   forward * (2 * (double)out.layers * (double)data.seqlen *
                                   (double)qt_min_size(data.samples, STAT_WINDOWS) +
                               qt_act_sensitivity_tokens(&p) + head * qt_act_scored_tokens(&p));
     qt_act_plan_free(&out);

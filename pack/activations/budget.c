@@ -268,7 +268,7 @@ static void rearrange(struct qt_act_planner *p, size_t v)
     struct qt_act_input *in = &p->inputs[v];
     struct qt_act *act = &p->out->act[v];
     if (!in->even.act.k || memchr(act->bits, 8, qt_ceil_div(in->k, QT_ACT_BLOCK)) ||
-        in->even.total4 + in->even.weights >= in->chosen.total4 + in->chosen.weights)
+        in->even.error >= in->chosen.error4)
         return;
     const struct qt_act worse = *act;
     *act = in->even.act;

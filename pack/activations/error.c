@@ -1,13 +1,18 @@
 /*
  * Chooses the arrangement of an input's channels (order.c) and the clip ratio of its 4-bit channel
- * blocks: those with the least error at the outputs of the linears, on a sample of tokens.
+ * blocks.
  *
- * Both errors are those of the matrices as they are stored: rotated, if blocks are.
+ * The clip ratio is that with the least sum of the errors of all channel blocks at the outputs of
+ * the linears, on a sample of tokens, with the matrices as they are stored (rotated, if blocks
+ * are):
  *
  *   D[b]   error of channel block b at 4 or 8 bits:
  *          sum over tokens and linears of |(x - Q(x))_b W_b^T|^2
- *   R      error of the weights, rounded to nearest in the same arrangement:
- *          sum over tokens and linears of |x (W - Q(W))^T|^2
+ *
+ * The arrangement is that with the least error of the linears after error compensation
+ * (compensated.c). It depends on
+ *
+ *   E[b]   rounding error of channel block b: sum over tokens of |(x - Q(x))_b|^2
  */
 #include "pack/activations/planner.h"
 
@@ -15,7 +20,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { BLOCK2 = QT_ACT_BLOCK * QT_ACT_BLOCK, WEIGHT_TOKENS = 128 };
+enum { BLOCK2 = QT_ACT_BLOCK * QT_ACT_BLOCK };
 
 /* The roundings that are compared: 8 bits, and 4 bits with each clip ratio. */
 static const struct qt_act_rounding roundings[] = {{8, 1},    {4, 1},     {4, 0.95f},
@@ -33,22 +38,23 @@ struct arranger {
     enum qt_act_precision precision;
     size_t layer, k, blocks, m;
     int i;
-    const struct qt_layer *on; /* holds the weights of the linears, and its backend rounds them; or
+    const struct qt_layer *on;  /* holds the weights of the linears, and its backend rounds them; or
                                 * NULL */
-    double *weights2;          /* [k] sums of squared weights over the linears */
-    double *d;                 /* [ROUNDINGS][blocks] errors of the activations */
+    double *weights2;           /* [k] sums of squared weights over the linears */
+    double *d;                  /* [ROUNDINGS][blocks] D */
+    double *e2;                 /* [ROUNDINGS][blocks] E */
+    struct qt_act_judge *judge; /* NULL: there is nothing to compare */
     /* On the host: */
     float *x;       /* [m][k] sampled tokens */
     float *g;       /* [blocks][128][128] Gram matrices of the stored weights, lower triangles */
     float *stored;  /* [m][k] x in packed order, scale and rotation */
     float *e;       /* [m][k] its rounding errors */
-    float *scratch; /* [threads][scratch_floats] */
-    size_t scratch_floats;
+    float *scratch; /* [threads][BLOCK2] */
 };
 
 static float *scratch_of(const struct arranger *a, int thread)
 {
-    return a->scratch + (size_t)thread * a->scratch_floats;
+    return a->scratch + (size_t)thread * BLOCK2;
 }
 
 static const struct qt_linear *next_linear(const struct arranger *a, size_t *at)
@@ -215,10 +221,11 @@ static int make_grams(struct arranger *a, const struct qt_act *act, struct qt_er
 
 struct error_job {
     const struct arranger *a;
-    double *d; /* [blocks] */
+    double *d, *e2; /* [blocks] */
 };
 
-/* d[b] = sum over tokens of e G[b] e^T = sum of G[b] E^T E, e: rounding errors of the block. */
+/* d[b] = sum over tokens of e G[b] e^T = sum of G[b] E^T E, e: rounding errors of the block. e2[b]
+ * = trace(E^T E). */
 static int error_block(void *ctx, size_t b, int thread, struct qt_err *err)
 {
     const struct error_job *job = ctx;
@@ -226,7 +233,7 @@ static int error_block(void *ctx, size_t b, int thread, struct qt_err *err)
     const size_t at = b * QT_ACT_BLOCK, width = qt_min_size(QT_ACT_BLOCK, a->k - at);
     const float *g = a->g + b * BLOCK2;
     float *ee = scratch_of(a, thread);
-    double sum = 0;
+    double sum = 0, trace = 0;
     (void)err;
     for (size_t t = 0; t < a->m; t++) /* from rounded values to errors */
         for (size_t j = t * a->k + at; j < t * a->k + at + width; j++)
@@ -234,10 +241,13 @@ static int error_block(void *ctx, size_t b, int thread, struct qt_err *err)
     cblas_ssyrk(CblasRowMajor, CblasLower, CblasTrans, (int)width, (int)a->m, 1, a->e + at,
                 (int)a->k, 0, ee, QT_ACT_BLOCK);
     for (size_t i = 0; i < width; i++)
+        trace += (double)ee[i * QT_ACT_BLOCK + i];
+    for (size_t i = 0; i < width; i++)
         for (size_t j = 0; j <= i; j++)
             sum += (i == j ? 1 : 2) * (double)g[i * QT_ACT_BLOCK + j] *
                    (double)ee[i * QT_ACT_BLOCK + j];
     job->d[b] = sum;
+    job->e2[b] = trace;
     return QT_OK;
 }
 
@@ -247,7 +257,7 @@ static void set_rounding(struct qt_act *act, struct qt_act_rounding how)
     act->clip = how.clip;
 }
 
-/* Sets a->d of roundings [from, end). */
+/* Sets a->d and a->e2 of roundings [from, end). */
 static int measure(struct arranger *a, struct qt_act *act, size_t from, size_t end,
                    struct qt_err *err)
 {
@@ -257,10 +267,29 @@ static int measure(struct arranger *a, struct qt_act *act, size_t from, size_t e
     for (size_t i = from; i < end; i++) {
         set_rounding(act, roundings[i]);
         QT_TRY(qt_act_round(a->e, a->stored, a->m, act, err));
-        QT_TRY(
-            qt_parallel(a->blocks, error_block, &(struct error_job){a, a->d + i * a->blocks}, err));
+        struct error_job job = {a, a->d + i * a->blocks, a->e2 + i * a->blocks};
+        QT_TRY(qt_parallel(a->blocks, error_block, &job, err));
     }
 done:
+    return rc;
+}
+
+/* g[blocks][128][128] in backend memory = the unit matrix in each block. */
+static int unit_grams_on(float *g, const struct arranger *a, struct qt_err *err)
+{
+    struct qt_backend *be = a->p->be;
+    float one[QT_ACT_BLOCK], *ones = NULL;
+    int rc;
+    for (size_t i = 0; i < QT_ACT_BLOCK; i++)
+        one[i] = 1;
+    QT_TRY(be->alloc(be, &ones, sizeof one, err));
+    QT_TRY(be->upload(be, ones, one, sizeof one, err));
+    QT_TRY(be->zero(be, g, a->blocks * BLOCK2 * sizeof *g, err));
+    for (size_t b = 0, at = 0; at < a->k; b++, at += QT_ACT_BLOCK)
+        QT_TRY(be->copy_columns(be, g + b * BLOCK2, QT_ACT_BLOCK + 1, ones, 1, 1,
+                                qt_min_size(QT_ACT_BLOCK, a->k - at), err));
+done:
+    be->free(be, ones);
     return rc;
 }
 
@@ -274,136 +303,11 @@ static int measure_on(struct arranger *a, const struct qt_act *act, size_t from,
     QT_TRY(grams_on(&g, a, act, err));
     QT_TRY(be->input_errors(be, a->d + from * a->blocks, a->p->sample[a->i], g, a->m, act,
                             roundings + from, end - from, err));
+    QT_TRY(unit_grams_on(g, a, err));
+    QT_TRY(be->input_errors(be, a->e2 + from * a->blocks, a->p->sample[a->i], g, a->m, act,
+                            roundings + from, end - from, err));
 done:
     be->free(be, g);
-    return rc;
-}
-
-/* ---- error of the weights ------------------------------------------------------------------- */
-
-struct product_job {
-    const struct arranger *a;
-    const float *w; /* [n][k] */
-    float *q;       /* [n][k] rounded weights, then their errors */
-    size_t n, m;
-    double *part; /* per piece */
-};
-
-enum { PIECE_ROWS = 64 };
-
-/* part = sum over tokens and rows of the piece of |x (W - Q(W))^T|^2. */
-static int product_piece(void *ctx, size_t item, int thread, struct qt_err *err)
-{
-    const struct product_job *job = ctx;
-    const size_t k = job->a->k, r0 = item * PIECE_ROWS, n = qt_min_size(PIECE_ROWS, job->n - r0);
-    float *y = scratch_of(job->a, thread);
-    (void)err;
-    for (size_t j = r0 * k; j < (r0 + n) * k; j++)
-        job->q[j] -= job->w[j];
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)job->m, (int)n, (int)k, 1, job->a->x,
-                (int)k, job->q + r0 * k, (int)k, 0, y, (int)n);
-    for (size_t j = 0; j < job->m * n; j++)
-        job->part[item] += (double)y[j] * (double)y[j];
-    return QT_OK;
-}
-
-static int add_weight_error(double *sum, const struct arranger *a, const struct qt_act *act,
-                            const struct qt_linear *linear, struct qt_err *err)
-{
-    const size_t n = linear->n, k = a->k, pieces = qt_ceil_div(n, PIECE_ROWS);
-    const struct qt_arrange arrange = {.input = act};
-    struct qt_spec spec = *a->p->spec;
-    struct product_job job = {.a = a, .n = n, .m = qt_min_size(a->m, WEIGHT_TOKENS)};
-    struct qt_packed packed = {0};
-    float *w = NULL, *q = NULL;
-    int rc = QT_OK;
-    qt_spec_set_method(&spec, QT_METHOD_RTN);
-    spec.arrange = &arrange;
-    QT_TRY(load_weights(&w, a, linear, err));
-    QT_TRY(qt_array_new(&q, n, k * sizeof *q, err));
-    QT_TRY(qt_array_new(&job.part, pieces, sizeof *job.part, err));
-    const struct qt_matrix matrix = {.data = w,
-                                     .dtype = QT_F32,
-                                     .n = n,
-                                     .k = k,
-                                     .file = a->p->source.dir,
-                                     .name = linear->weight};
-    QT_TRY(qt_packed_quantize(&packed, &spec, &matrix, NULL, NULL, err));
-    QT_TRY(qt_packed_decode(q, &packed, 0, n, err)); /* rows are in source order */
-    job.w = w;
-    job.q = q;
-    QT_TRY(qt_parallel(pieces, product_piece, &job, err));
-    for (size_t i = 0; i < pieces; i++)
-        *sum += job.part[i] * (double)a->m / (double)job.m;
-done:
-    qt_packed_free(&packed);
-    qt_free(job.part);
-    qt_free(w);
-    qt_free(q);
-    return rc;
-}
-
-/* *sum += the squares of y[m][n], backend memory. */
-static int add_squares_on(double *sum, struct qt_backend *be, const float *y, size_t m, size_t n,
-                          struct qt_err *err)
-{
-    struct qt_channels c = {0};
-    double *host = NULL;
-    int rc;
-    QT_TRY(be->alloc(be, &c.absmax, n * sizeof *c.absmax, err));
-    QT_TRY(be->alloc(be, &c.sum2, n * sizeof *c.sum2, err));
-    QT_TRY(be->channels(be, &c, y, m, n, err));
-    QT_TRY(qt_array_new(&host, n, sizeof *host, err));
-    QT_TRY(be->download(be, host, c.sum2, n * sizeof *host, err));
-    for (size_t i = 0; i < n; i++)
-        *sum += host[i];
-done:
-    qt_backend_channels_free(&c, be);
-    qt_free(host);
-    return rc;
-}
-
-/* The same where the weights are. */
-static int add_weight_error_on(double *sum, const struct arranger *a, const struct qt_act *act,
-                               const struct qt_linear *linear, struct qt_err *err)
-{
-    struct qt_backend *be = a->p->be;
-    const size_t n = linear->n, k = a->k, m = qt_min_size(a->m, WEIGHT_TOKENS);
-    const struct qt_arrange arrange = {.input = act};
-    const struct qt_matrix matrix = {
-        .dtype = QT_F32, .n = n, .k = k, .file = a->p->source.dir, .name = linear->weight};
-    struct qt_place place = {.w = qt_layer_weight(a->on, linear->weight), .only_rounded = true};
-    struct qt_spec spec = *a->p->spec;
-    struct qt_packed packed = {0};
-    float *y = NULL;
-    double part = 0;
-    int rc;
-    qt_spec_set_method(&spec, QT_METHOD_RTN);
-    spec.arrange = &arrange;
-    QT_TRY(qt_backend_floats(&place.rounded, be, n, k, err));
-    QT_TRY(qt_packed_round(&packed, &spec, &matrix, NULL, be, &place, NULL, NULL, err));
-    QT_TRY(be->scale(be, place.rounded, -1, n * k, err));
-    QT_TRY(be->add(be, place.rounded, place.w, n * k, err));
-    QT_TRY(qt_backend_floats(&y, be, m, n, err));
-    QT_TRY(be->linear(be, y, a->p->sample[a->i], place.rounded, NULL, m, n, k, err));
-    QT_TRY(add_squares_on(&part, be, y, m, n, err));
-    *sum += part * (double)a->m / (double)m;
-done:
-    be->free(be, place.rounded);
-    be->free(be, y);
-    qt_packed_free(&packed);
-    return rc;
-}
-
-static int weight_error(double *sum, const struct arranger *a, const struct qt_act *act,
-                        struct qt_err *err)
-{
-    const struct qt_linear *linear;
-    int rc = QT_OK;
-    *sum = 0;
-    for (size_t l = 0; rc == QT_OK && (linear = next_linear(a, &l));)
-        rc = a->on ? add_weight_error_on(sum, a, act, linear, err)
-                   : add_weight_error(sum, a, act, linear, err);
     return rc;
 }
 
@@ -414,6 +318,8 @@ void qt_act_candidate_free(struct qt_act_candidate *c)
     qt_act_free(&c->act);
     qt_free(c->d4);
     qt_free(c->d8);
+    qt_free(c->e4);
+    qt_free(c->e8);
     *c = (struct qt_act_candidate){0};
 }
 
@@ -425,14 +331,38 @@ static double total_error(const struct arranger *a, size_t rounding)
     return total;
 }
 
-/* Copies the errors of a rounding; returns their sum. */
-static double take_errors(double *d, const struct arranger *a, size_t rounding)
+/* Copies the errors of a rounding. */
+static void take_errors(double *d, double *e2, const struct arranger *a, size_t rounding)
 {
     memcpy(d, a->d + rounding * a->blocks, a->blocks * sizeof *d);
-    return total_error(a, rounding);
+    memcpy(e2, a->e2 + rounding * a->blocks, a->blocks * sizeof *e2);
 }
 
-/* Sets the errors, and the clip ratio with the least error of 4-bit blocks. */
+/* The error after compensation with all channel blocks at 4 or 8 bits, or with the block that gains
+ * most at 8 bits and the others at 4. */
+static int judge(double *error, const struct qt_act_candidate *c, const struct arranger *a,
+                 enum qt_act_precision precision, struct qt_err *err)
+{
+    double *e2 = NULL;
+    size_t most = 0;
+    int rc;
+    *error = 0;
+    if (!a->judge)
+        return QT_OK;
+    QT_TRY(qt_array_new(&e2, a->blocks, sizeof *e2, err));
+    for (size_t b = 1; b < a->blocks && precision == QT_ACT_MIXED; b++)
+        most = c->d4[b] - c->d8[b] > c->d4[most] - c->d8[most] ? b : most;
+    for (size_t b = 0; b < a->blocks; b++) {
+        const bool eight = precision == QT_ACT_ALL_8 || (precision == QT_ACT_MIXED && b == most);
+        e2[b] = (eight ? c->e8[b] : c->e4[b]) / (double)a->m;
+    }
+    QT_TRY(qt_act_judge_error(error, a->judge, &c->act, e2, err));
+done:
+    qt_free(e2);
+    return rc;
+}
+
+/* Sets the errors, and the clip ratio with the least error D of 4-bit blocks. */
 static int measure_candidate(struct qt_act_candidate *c, struct arranger *a, struct qt_err *err)
 {
     const size_t from = a->precision == QT_ACT_ALL_4 ? FOUR : EIGHT,
@@ -441,15 +371,16 @@ static int measure_candidate(struct qt_act_candidate *c, struct arranger *a, str
     int rc;
     QT_TRY(a->on ? measure_on(a, &c->act, from, end, err) : measure(a, &c->act, from, end, err));
     if (from == EIGHT)
-        c->total8 = take_errors(c->d8, a, EIGHT);
+        take_errors(c->d8, c->e8, a, EIGHT);
     if (end > FOUR) {
         best = FOUR;
         for (size_t i = FOUR + 1; i < end; i++)
             best = total_error(a, i) < total_error(a, best) ? i : best;
-        c->total4 = take_errors(c->d4, a, best);
+        take_errors(c->d4, c->e4, a, best);
+        c->total4 = total_error(a, best);
     }
     set_rounding(&c->act, roundings[best]);
-    QT_TRY(weight_error(&c->weights, a, &c->act, err));
+    QT_TRY(judge(&c->error, c, a, a->precision, err));
 done:
     return rc;
 }
@@ -463,24 +394,14 @@ static int candidate_new(struct qt_act_candidate *out, struct arranger *a, bool 
     qt_act_set_spec(&out->act, a->p->spec);
     QT_TRY(qt_array_new(&out->d4, a->blocks, sizeof *out->d4, err));
     QT_TRY(qt_array_new(&out->d8, a->blocks, sizeof *out->d8, err));
+    QT_TRY(qt_array_new(&out->e4, a->blocks, sizeof *out->e4, err));
+    QT_TRY(qt_array_new(&out->e8, a->blocks, sizeof *out->e8, err));
     QT_TRY(qt_act_order(&out->act, a->p, a->layer, a->i, a->weights2, sorted, smoothed, err));
     QT_TRY(measure_candidate(out, a, err));
 done:
     if (rc < 0)
         qt_act_candidate_free(out);
     return rc;
-}
-
-/* Error at the outputs with all channel blocks at 4 or 8 bits, or with the block that gains most at
- * 8 bits and the others at 4. */
-static double score(const struct qt_act_candidate *c, enum qt_act_precision precision)
-{
-    if (precision != QT_ACT_MIXED)
-        return c->weights + (precision == QT_ACT_ALL_8 ? c->total8 : c->total4);
-    double gain = 0;
-    for (size_t b = 0; b < qt_ceil_div(c->act.k, QT_ACT_BLOCK); b++)
-        gain = fmax(gain, c->d4[b] - c->d8[b]);
-    return c->weights + c->total4 - gain;
 }
 
 /* Sets *best to the better of the arrangements with and without factors. */
@@ -496,7 +417,7 @@ static int choose(struct qt_act_candidate *best, struct arranger *a, bool sorted
     rc = candidate_new(&smoothed, a, sorted, true, err);
     if (rc < 0)
         return rc;
-    if (score(&smoothed, precision) < CLEARLY * score(best, precision)) {
+    if (smoothed.error < CLEARLY * best->error) {
         const struct qt_act_candidate worse = *best;
         *best = smoothed;
         smoothed = worse;
@@ -528,8 +449,7 @@ static int arranger_on_host(struct arranger *a, struct qt_err *err)
     QT_TRY(be->download(be, a->x, a->p->sample[a->i], a->m * bytes, err));
     QT_TRY(qt_array_new(&a->stored, a->m, bytes, err));
     QT_TRY(qt_array_new(&a->e, a->m, bytes, err));
-    QT_TRY(qt_array_new(&a->scratch, (size_t)qt_threads(), a->scratch_floats * sizeof *a->scratch,
-                        err));
+    QT_TRY(qt_array_new(&a->scratch, (size_t)qt_threads(), BLOCK2 * sizeof *a->scratch, err));
 done:
     return rc;
 }
@@ -538,15 +458,12 @@ int qt_act_choose(struct qt_act_planner *p, size_t layer, int i, const struct qt
                   struct qt_err *err)
 {
     struct qt_act_input *in = qt_act_input_at(p, layer, i);
-    struct arranger a = {
-        .p = p,
-        .layer = layer,
-        .i = i,
-        .k = in->k,
-        .m = p->sampled[i],
-        .blocks = qt_ceil_div(in->k, QT_ACT_BLOCK),
-        .scratch_floats =
-            qt_max_size(BLOCK2, qt_min_size(p->sampled[i], WEIGHT_TOKENS) * (size_t)PIECE_ROWS)};
+    struct arranger a = {.p = p,
+                         .layer = layer,
+                         .i = i,
+                         .k = in->k,
+                         .m = p->sampled[i],
+                         .blocks = qt_ceil_div(in->k, QT_ACT_BLOCK)};
     const enum qt_act_precision precision = qt_act_precision(p->spec);
     const bool sorts = in->reorder && qt_spec_value(p->spec, "order") != 0;
     int rc = QT_OK;
@@ -554,12 +471,17 @@ int qt_act_choose(struct qt_act_planner *p, size_t layer, int i, const struct qt
     a.on = rounds_there(&a) ? handle : NULL;
     QT_TRY(qt_array_new(&a.weights2, a.k, sizeof *a.weights2, err));
     QT_TRY(qt_array_new(&a.d, ROUNDINGS, a.blocks * sizeof *a.d, err));
+    QT_TRY(qt_array_new(&a.e2, ROUNDINGS, a.blocks * sizeof *a.e2, err));
     if (!a.on)
         QT_TRY(arranger_on_host(&a, err));
     QT_TRY(sum_weights2(&a, err));
+    if (p->gram[i])
+        QT_TRY(qt_act_judge_new(&a.judge, p, layer, i, handle, err));
     QT_TRY(choose(&in->chosen, &a, sorts && precision == QT_ACT_MIXED, precision, err));
-    if (sorts && precision == QT_ACT_MIXED)
+    if (sorts && precision == QT_ACT_MIXED) {
+        QT_TRY(judge(&in->chosen.error4, &in->chosen, &a, QT_ACT_ALL_4, err));
         QT_TRY(choose(&in->even, &a, false, QT_ACT_ALL_4, err));
+    }
 done:
     qt_free(a.weights2);
     qt_free(a.g);
@@ -567,6 +489,8 @@ done:
     qt_free(a.stored);
     qt_free(a.e);
     qt_free(a.d);
+    qt_free(a.e2);
+    qt_act_judge_free(a.judge);
     qt_free(a.scratch);
     return rc;
 }

@@ -13,8 +13,8 @@
  * x[c] is the RMS of the activations and w[c] that of the weights, channel c is divided by the
  * power of two nearest to s[c], and its weights are multiplied by it (SmoothQuant, arXiv
  * 2211.10438, with alpha = 1/2). Channels with s[c] between 1 / smooth and smooth keep the factor
- * 1. With rotated blocks this lowers the rounding errors of activations and of weights alike: both
- * grow with the product of the block's sum of x^2 and its sum of w^2.
+ * 1. With rotated blocks this lowers the errors of activations and of weights that are rounded to
+ * nearest: both grow with the product of the block's sum of x^2 and its sum of w^2.
  */
 #include "pack/activations/planner.h"
 

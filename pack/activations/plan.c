@@ -1,6 +1,7 @@
 /* Makes and applies the activation plan (plan.h): finds the linear inputs, runs calibration windows
  * through the unquantized model layer by layer, and calls the steps of planner.h. */
 #include "pack/activations/planner.h"
+#include "pack/sequential.h"
 
 #include <string.h>
 
@@ -130,8 +131,20 @@ static void observe_end(struct qt_act_planner *p)
         struct qt_channels *c = &p->channels[i];
         qt_backend_channels_free(c, p->be);
         p->be->free(p->be, p->sample[i]);
+        p->be->free(p->be, p->gram[i]);
+        qt_free(p->token_factor[i]);
         p->sample[i] = NULL;
+        p->gram[i] = NULL;
+        p->token_factor[i] = NULL;
     }
+}
+
+/* True if there are several arrangements of the input. */
+static bool compares(const struct qt_act_planner *p, const struct qt_act_input *in)
+{
+    return (in->scale && qt_spec_value(p->spec, "smooth") != 0) ||
+           (in->reorder && qt_spec_value(p->spec, "order") != 0 &&
+            qt_act_precision(p->spec) == QT_ACT_MIXED);
 }
 
 static int observe_begin(struct qt_act_planner *p, size_t layer, struct qt_err *err)
@@ -145,6 +158,8 @@ static int observe_begin(struct qt_act_planner *p, size_t layer, struct qt_err *
             continue;
         QT_TRY(qt_backend_channels(c, p->be, k, err));
         QT_TRY(qt_backend_floats(&p->sample[i], p->be, SAMPLES, k, err));
+        if (compares(p, qt_act_input_at(p, layer, i)))
+            QT_TRY(p->be->alloc(p->be, &p->gram[i], k * k * sizeof *p->gram[i], err));
     }
 done:
     return rc;
@@ -172,8 +187,14 @@ static int observe_expert(struct qt_act_planner *p, int i, const float *x, size_
     struct qt_model_details d;
     qt_model_details(&d, p->model);
     const size_t used = d.top_k + qt_model_info(p->model)->experts - d.routed;
-    const int rc = p->be->channels(p->be, &p->channels[i], x, half, k, err);
-    return rc < 0 ? rc : add_sample(p, i, x, half, m, k, p->stride * used, err);
+    int rc;
+    if (p->gram[i])
+        QT_TRY(p->be->gram(p->be, p->gram[i], x, m, k, err));
+    p->seen[i] += m;
+    QT_TRY(p->be->channels(p->be, &p->channels[i], x, half, k, err));
+    QT_TRY(add_sample(p, i, x, half, m, k, p->stride * used, err));
+done:
+    return rc;
 }
 
 /* Hook: adds x[m][k] to the statistics of input i up to token p->held_out, and every stride-th
@@ -186,11 +207,20 @@ static int observe_input(void *ctx, int input, const float *x, size_t m, size_t 
     const int i = qt_act_pooled(input);
     const size_t seen = p->seen[i];
     const size_t observed = seen < p->held_out ? qt_min_size(p->held_out - seen, m) : 0;
+    const float *factor = p->token_factor[i];
+    float *scaled = NULL;
     int rc = QT_OK;
     if (!p->sample[i] || m == 0)
         return QT_OK;
     if (qt_model_expert(p->model, p->layer, input) >= 0)
         return observe_expert(p, i, x, m, k, err);
+    if (factor) {
+        QT_TRY(qt_backend_floats(&scaled, p->be, m, k, err));
+        QT_TRY(p->be->gather_rows(p->be, scaled, x, NULL, factor + seen, m, k, err));
+        x = scaled;
+    }
+    if (p->gram[i])
+        QT_TRY(p->be->gram(p->be, p->gram[i], x, m, k, err));
     if (observed)
         QT_TRY(p->be->channels(p->be, &p->channels[i], x, observed, k, err));
     const size_t past = seen + observed - p->held_out; /* used if m > observed */
@@ -198,6 +228,7 @@ static int observe_input(void *ctx, int input, const float *x, size_t m, size_t 
     QT_TRY(add_sample(p, i, x, first, m, k, p->stride, err));
     p->seen[i] += m;
 done:
+    p->be->free(p->be, scaled);
     return rc;
 }
 
@@ -206,6 +237,31 @@ done:
 static size_t stat_tokens(const struct qt_act_planner *p)
 {
     return qt_min_size(p->data->samples, STAT_WINDOWS) * p->data->seqlen;
+}
+
+/* Sets the tokens' factors of inputs whose outputs are added to hidden states. These are in front
+ * of the layer, and stay there. */
+static int weigh_tokens(struct qt_act_planner *p, struct qt_layer *handle, const float *hidden,
+                        size_t tokens, struct qt_err *err)
+{
+    const size_t width = qt_model_info(p->model)->state;
+    float *ahead = NULL;
+    int rc;
+    QT_TRY(qt_backend_floats(&ahead, p->be, tokens, width, err));
+    QT_TRY(p->be->copy(p->be, ahead, hidden, tokens * width * sizeof *ahead, err));
+    const int inputs = (int)qt_min_size(qt_model_inputs(p->model, p->layer), QT_INPUTS);
+    for (int i = 0; i < inputs; i++) {
+        if (!qt_model_ends_sublayer(p->model, p->layer, i))
+            continue;
+        QT_TRY(qt_layer_run_sublayer(handle, i, ahead, tokens, p->data->seqlen, NULL, err));
+        if (!(qt_model_output_scale(p->model, p->layer, i) > 0) || !p->sample[i])
+            continue;
+        QT_TRY(qt_array_new(&p->token_factor[i], tokens, sizeof *p->token_factor[i], err));
+        QT_TRY(qt_token_factors(p->token_factor[i], p->be, ahead, tokens, width, err));
+    }
+done:
+    p->be->free(p->be, ahead);
+    return rc;
 }
 
 static int plan_layer(struct qt_act_planner *p, size_t layer, float *hidden, size_t tokens,
@@ -218,7 +274,9 @@ static int plan_layer(struct qt_act_planner *p, size_t layer, float *hidden, siz
     QT_TRY(observe_begin(p, layer, err));
     QT_TRY(qt_layer_open(&handle, p->model, layer, &p->source, p->be, err));
     p->be->half = true;
-    rc = qt_layer_run(handle, hidden, tokens, p->data->seqlen, &hook, err);
+    rc = weigh_tokens(p, handle, hidden, tokens, err);
+    if (rc == QT_OK)
+        rc = qt_layer_run(handle, hidden, tokens, p->data->seqlen, &hook, err);
     p->be->half = false;
     if (rc < 0)
         goto done;

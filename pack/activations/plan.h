@@ -4,8 +4,8 @@
  * through the unquantized model. For each linear input the planner decides:
  *
  *   1. an arrangement (order.c): the channel order and the powers of two that channels are divided
- *      by, and the clip ratio of 4-bit channel blocks: those with the least error at the outputs of
- *      the linears, rounding of the weights included (error.c);
+ *      by: those with the least error at the outputs of the linears after error compensation
+ *      (compensated.c), and the clip ratio of 4-bit channel blocks (error.c);
  *   2. block precisions (budget.c), over the whole model: 8 bits for the channel blocks that reduce
  *      the KL divergence of the logits most per multiply-accumulate, 4 bits for all others.
  *

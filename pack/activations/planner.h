@@ -13,12 +13,17 @@
 enum qt_act_precision { QT_ACT_ALL_4, QT_ACT_MIXED, QT_ACT_ALL_8 };
 enum qt_act_precision qt_act_precision(const struct qt_spec *spec);
 
-/* An arrangement of an input's channels with its errors at the outputs of the linears (error.c). */
+/* An arrangement of an input's channels with its errors (error.c). */
 struct qt_act_candidate {
     struct qt_act act;
-    double *d4, *d8;       /* [channel blocks] error at 4 and 8 bits; 0: not measured */
-    double total4, total8; /* their sums */
-    double weights;        /* error of the rounded weights */
+    /* [channel blocks] errors at the outputs of the linears, and squared rounding errors, at 4 and
+     * 8 bits; 0: not measured */
+    double *d4, *d8, *e4, *e8;
+    double total4; /* sum of d4 */
+    /* After error compensation: at the precision that the spec allows, with QT_ACT_MIXED one block
+     * at 8 bits; and with all blocks at 4 bits, if the candidate is not chosen for that. 0: there
+     * is nothing to compare, or no usable Hessian. */
+    double error, error4;
 };
 void qt_act_candidate_free(struct qt_act_candidate *c);
 
@@ -46,6 +51,9 @@ struct qt_act_planner {
      * of every stride-th token from there on. */
     struct qt_channels channels[QT_INPUTS]; /* backend memory */
     float *sample[QT_INPUTS];               /* backend memory, [sampled][k] */
+    double *gram[QT_INPUTS];        /* backend memory, [k][k] sum of x^T x of all tokens, lower
+                                    * triangle; NULL: there is only one arrangement */
+    float *token_factor[QT_INPUTS]; /* [tokens] by which x is multiplied; NULL: all are 1 */
     size_t sampled[QT_INPUTS], seen[QT_INPUTS], held_out, stride;
     size_t layer;       /* that is observed */
     int active;         /* input at 4 bits while its sensitivity is measured; -1: none */
@@ -86,6 +94,19 @@ static inline struct qt_act *qt_act_planned(const struct qt_act_planner *p, size
  * factors; else all are 1. */
 int qt_act_order(struct qt_act *act, const struct qt_act_planner *p, size_t layer, int i,
                  const double *weights2, bool sorted, bool smoothed, struct qt_err *err);
+
+enum { QT_ACT_JUDGE_ROWS = 192 }; /* sampled of the linears with an input, at most */
+
+/* compensated.c: what the estimates of errors after compensation need of input i; *out is NULL if
+ * its Hessian cannot be used. handle: the layer in the backend's memory. */
+struct qt_act_judge;
+int qt_act_judge_new(struct qt_act_judge **out, const struct qt_act_planner *p, size_t layer, int i,
+                     const struct qt_layer *handle, struct qt_err *err);
+void qt_act_judge_free(struct qt_act_judge *j);
+/* *error = estimate for an arrangement of the input. energy[channel blocks]: mean over the tokens
+ * of the squared rounding errors of each block. */
+int qt_act_judge_error(double *error, const struct qt_act_judge *j, const struct qt_act *act,
+                       const double *energy, struct qt_err *err);
 
 /* error.c: sets in->chosen and in->even of input i from the sampled tokens. handle: the layer in
  * the backend's memory. */

@@ -7,7 +7,6 @@
 #include "pack/activations/plan.h"
 #include "pack/schemes/scheme.h"
 #include "random.h"
-#include "tests/input_errors.h"
 #include "tests/rotate.h"
 
 static float random_float(void) /* heavy tails */
@@ -462,81 +461,6 @@ static int arrange_inputs(struct qt_backend *be, float *y, const float *x, size_
     return qt_act_arrange(y, x, m, act, err);
 }
 
-static float group_top(const float *w, size_t from, size_t end)
-{
-    float top = 0;
-    for (size_t c = from; c < end; c++)
-        top = fmaxf(top, fabsf(w[c]));
-    return top;
-}
-
-/* Rounds to nearest, with scales that bring the largest weight of a group to the largest value. */
-static int round_plainly(struct qt_backend *be, struct qt_round *job, struct qt_err *err)
-{
-    const struct qt_round_values *v = job->values;
-    (void)be;
-    (void)err;
-    for (size_t row = 0; row < job->n; row++)
-        for (size_t at = 0; at < job->k; at += job->group) {
-            const float *x = job->w + row * job->k;
-            const size_t end = qt_min_size(at + job->group, job->k);
-            const float top = group_top(x, at, end);
-            const float scale =
-                top > 0 ? qt_f16_to_f32(qt_f32_to_f16(top / v->largest)) : v->first_scale;
-            for (size_t c = at; c < end; c++) {
-                unsigned best = 0;
-                for (unsigned i = 1; i < v->count; i++)
-                    if (fabsf(x[c] - scale * v->value[i]) < fabsf(x[c] - scale * v->value[best]))
-                        best = i;
-                job->rounded[row * job->k + c] = ldexpf(scale * v->value[best], job->exp2);
-            }
-        }
-    return QT_OK;
-}
-
-static int range_of(struct qt_backend *be, float *largest, float *smallest, const float *w,
-                    size_t n, size_t k, size_t group, struct qt_err *err)
-{
-    (void)be;
-    (void)err;
-    *largest = 0;
-    *smallest = INFINITY;
-    for (size_t row = 0; row < n; row++)
-        for (size_t at = 0; at < k; at += group) {
-            const float top = group_top(w + row * k, at, qt_min_size(at + group, k));
-            *largest = fmaxf(*largest, top);
-            *smallest = top > 0 ? fminf(*smallest, top) : *smallest;
-        }
-    return QT_OK;
-}
-
-/* The plan is the same where weights are measured in the memory of a backend. */
-static void plan_on_a_backend(void **state)
-{
-    struct world w;
-    struct qt_act_plan acts;
-    (void)state;
-    world_open(&w, "tests/golden/models/llama", "w4ax");
-    struct qt_backend apart = *w.be;
-    apart.host = false;
-    apart.arrange_inputs = arrange_inputs;
-    apart.input_errors = input_errors_by_definition;
-    apart.round = round_plainly;
-    apart.group_range = range_of;
-    w.data.backend = &apart;
-    expect_ok("plan", qt_act_plan_new(&acts, &w.plan, w.model, &w.source, &w.opt, &w.err), &w.err);
-    for (size_t v = 0; v < acts.layers * QT_INPUTS; v++) {
-        const struct qt_act *a = &w.acts.act[v], *b = &acts.act[v];
-        assert_int_equal(a->k, b->k);
-        assert_memory_equal(a->order, b->order, a->k * sizeof *a->order);
-        assert_memory_equal(a->factor, b->factor, a->k * sizeof *a->factor);
-        assert_memory_equal(a->bits, b->bits, qt_ceil_div(a->k, QT_ACT_BLOCK));
-        assert_true(a->clip == b->clip);
-    }
-    qt_act_plan_free(&acts);
-    world_close(&w);
-}
-
 static void inconsistent_schemes_are_refused(void **state)
 {
     static const struct {
@@ -757,7 +681,6 @@ int main(void)
         cmocka_unit_test(budget_is_kept),
         cmocka_unit_test(outliers_share_blocks),
         cmocka_unit_test(outliers_are_scaled),
-        cmocka_unit_test(plan_on_a_backend),
         cmocka_unit_test(inconsistent_schemes_are_refused),
         cmocka_unit_test(allocation_failures),
         cmocka_unit_test(hostile_sections_are_refused),

@@ -1242,6 +1242,33 @@ static int apart_group_range(struct qt_backend *be, float *largest, float *small
     return cuda->group_range(cuda, largest, smallest, w, n, k, group, err);
 }
 
+static int apart_arrange_inputs(struct qt_backend *be, float *y, const float *x, size_t m,
+                                const struct qt_act *act, struct qt_err *err)
+{
+    (void)be;
+    return cuda->arrange_inputs(cuda, y, x, m, act, err);
+}
+
+static int apart_input_errors(struct qt_backend *be, double *d, const float *x, const float *g,
+                              size_t m, const struct qt_act *act, const struct qt_act_rounding *how,
+                              size_t count, struct qt_err *err)
+{
+    (void)be;
+    return cuda->input_errors(cuda, d, x, g, m, act, how, count, err);
+}
+
+static void apart_open(struct qt_backend *apart, const struct qt_backend *cpu)
+{
+    *apart = *cpu;
+    apart->host = false;
+    apart->factor = apart_factor;
+    apart->regress = apart_regress;
+    apart->round = apart_round;
+    apart->group_range = apart_group_range;
+    apart->arrange_inputs = apart_arrange_inputs;
+    apart->input_errors = apart_input_errors;
+}
+
 static int apart_link(struct qt_backend *be, struct qt_comm *comm, char *text, size_t size,
                       struct qt_err *err)
 {
@@ -1288,12 +1315,7 @@ static int quantize_as_rank(struct qt_comm *c, void *ctx, struct qt_err *err)
     int rc;
     QT_TRY(qt_backend_cpu_open(&cpu, err));
     QT_TRY(qt_backend_cuda_open(&cuda, 0, err));
-    apart = *cpu;
-    apart.host = false;
-    apart.factor = apart_factor;
-    apart.regress = apart_regress;
-    apart.round = apart_round;
-    apart.group_range = apart_group_range;
+    apart_open(&apart, cpu);
     apart.room = apart_room;
     apart.link = apart_link;
     apart.shift = apart_shift;
@@ -1373,6 +1395,86 @@ static void ranks_share_calibration(void **state)
     free(r);
 }
 
+/* Weights with activation outliers that do not change the model: every seventh weight of the norms
+ * in front of sublayers is multiplied by 64, and the columns that read it are divided by that. */
+static int outlier_load(void *ctx, const char *name, float *dst, struct qt_err *err)
+{
+    static const char *const readers[] = {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"};
+    struct qt_weights plain = qt_weights_of_ckpt(ctx);
+    size_t shape[QT_MAX_DIMS];
+    int rc = plain.load(plain.ctx, name, dst, err), ndim;
+    bool reads = false;
+    for (size_t i = 0; i < sizeof readers / sizeof *readers; i++)
+        reads |= strstr(name, readers[i]) != NULL;
+    plain.shape(plain.ctx, name, &ndim, shape);
+    for (size_t i = 3; rc == QT_OK && strstr(name, "layernorm.weight") && i < shape[0]; i += 7)
+        dst[i] *= 64;
+    for (size_t i = 0; rc == QT_OK && reads && i < shape[0] * shape[1]; i++)
+        dst[i] /= i % shape[1] % 7 == 3 ? 64 : 1;
+    return rc;
+}
+
+static bool outlier_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
+{
+    struct qt_weights plain = qt_weights_of_ckpt(ctx);
+    return plain.shape(plain.ctx, name, ndim, shape);
+}
+
+/* The activation plan is the same where weights and tokens are in the memory of a backend. */
+static void activation_plans(void **state)
+{
+    enum { SAMPLES = 8, SEQLEN = 48 };
+    static const char *const schemes[] = {"w4ax", "w4ax:a8max=0", "w4ax:scales=row"};
+    struct qt_backend *cpu, apart;
+    uint32_t ids[SAMPLES * SEQLEN];
+    struct qt_ckpt *ckpt;
+    struct qt_model *model;
+    struct qt_err err;
+    (void)state;
+    with_cublas = true;
+    for (size_t i = 0; i < SAMPLES * SEQLEN; i++)
+        ids[i] = (uint32_t)(i * i % 89 + i % 7);
+    expect_ok("CPU", qt_backend_cpu_open(&cpu, &err), &err);
+    expect_ok("GPU", qt_backend_cuda_open(&cuda, 0, &err), &err);
+    apart_open(&apart, cpu);
+    expect_ok("checkpoint", qt_ckpt_open(&ckpt, "tests/golden/models/llama", &err), &err);
+    const struct qt_weights source = {
+        .dir = qt_ckpt_dir(ckpt), .ctx = ckpt, .shape = outlier_shape, .load = outlier_load};
+    expect_ok("model", qt_model_open(&model, &source, &err), &err);
+    for (size_t s = 0; s < sizeof schemes / sizeof *schemes; s++) {
+        const struct qt_plan_options how = {.scheme = schemes[s], .calibrated = true};
+        struct qt_act_plan acts[2];
+        struct qt_plan plan;
+        bool scaled = false;
+        expect_ok(schemes[s], qt_plan_new(&plan, ckpt, &how, &err), &err);
+        for (int i = 0; i < 2; i++) {
+            const struct qt_calibration data = {
+                .ids = ids, .samples = SAMPLES, .seqlen = SEQLEN, .backend = i ? &apart : cpu};
+            const struct qt_quantize_options opt = {.calibration = &data, .out_dir = "out"};
+            expect_ok(schemes[s], qt_act_plan_new(&acts[i], &plan, model, &source, &opt, &err),
+                      &err);
+        }
+        for (size_t v = 0; v < acts[0].layers * QT_INPUTS; v++) {
+            const struct qt_act *a = &acts[0].act[v], *b = &acts[1].act[v];
+            assert_int_equal(a->k, b->k);
+            assert_memory_equal(a->order, b->order, a->k * sizeof *a->order);
+            assert_memory_equal(a->factor, b->factor, a->k * sizeof *a->factor);
+            assert_memory_equal(a->bits, b->bits, qt_ceil_div(a->k, QT_ACT_BLOCK));
+            assert_true(a->clip == b->clip);
+            for (size_t c = 0; c < a->k; c++)
+                scaled |= a->factor[c] != 1;
+        }
+        assert_true(scaled || s == 0);
+        for (int i = 0; i < 2; i++)
+            qt_act_plan_free(&acts[i]);
+        qt_plan_free(&plan);
+    }
+    qt_model_close(model);
+    qt_ckpt_close(ckpt);
+    cuda->close(cuda);
+    cpu->close(cpu);
+}
+
 static void without_cublas(void **state)
 {
     struct qt_backend *be;
@@ -1389,12 +1491,12 @@ int main(void)
 {
     seed_init();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products),       cmocka_unit_test(halves),
-        cmocka_unit_test(shared_factors), cmocka_unit_test(panels),
-        cmocka_unit_test(factorization),  cmocka_unit_test(gram_matrices),
-        cmocka_unit_test(attention),      cmocka_unit_test(biased_attention),
-        cmocka_unit_test(rounding),       cmocka_unit_test(round_inputs),
-        cmocka_unit_test(input_errors),   cmocka_unit_test(ranks_share_calibration),
-        cmocka_unit_test(without_cublas)};
+        cmocka_unit_test(products),         cmocka_unit_test(halves),
+        cmocka_unit_test(shared_factors),   cmocka_unit_test(panels),
+        cmocka_unit_test(factorization),    cmocka_unit_test(gram_matrices),
+        cmocka_unit_test(attention),        cmocka_unit_test(biased_attention),
+        cmocka_unit_test(rounding),         cmocka_unit_test(round_inputs),
+        cmocka_unit_test(input_errors),     cmocka_unit_test(ranks_share_calibration),
+        cmocka_unit_test(activation_plans), cmocka_unit_test(without_cublas)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
