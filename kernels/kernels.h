@@ -56,11 +56,10 @@ struct qt_gpu_graph;
 /*
  * One GPU: memory, kernels, timing. It is a table of functions, so that its users build without
  * CUDA and can be tested with a simulated device. All work goes to one stream, in order. download
- * and time return when the work is done, upload when src has been read. copy, fill, run,
+ * and time return when the work is done, upload when src has been read. copy, fill, run, run_many,
  * dequantize, w4ax_quantize, w4ax_run, kv_append, kv_run, moe_run, decode, replay, transfer, gemm,
  * gemm_f32 and gemm_batch only enqueue. The plan functions and w4ax_blocks compute on the host.
- * Errors: QT_E_INTERNAL for failed CUDA calls,
- * QT_E_RESOURCE if device memory is exhausted.
+ * Errors: QT_E_INTERNAL for failed CUDA calls, QT_E_RESOURCE if device memory is exhausted.
  */
 struct qt_gpu {
     char name[128];   /* "NVIDIA H200" */
@@ -98,6 +97,12 @@ struct qt_gpu {
     int (*run)(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
                const struct qtool_matmul_weight *w, void *y, const void *x, void *workspace,
                struct qt_err *err);
+    int (*plan_many)(struct qt_gpu *gpu, struct qtool_matmul_plan *out,
+                     const struct qtool_matmul_weight *const *w, size_t count,
+                     const struct qtool_matmul_options *opt, struct qt_err *err);
+    int (*run_many)(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
+                    const struct qtool_matmul_weight *const *w, size_t count, void *const *y,
+                    const void *x, struct qt_err *err);
     int (*dequantize)(struct qt_gpu *gpu, const struct qtool_matmul_weight *w, void *out,
                       enum qtool_dtype dtype, struct qt_err *err);
 

@@ -202,6 +202,22 @@ static int gpu_run(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
                     err);
 }
 
+static int gpu_plan_many(struct qt_gpu *gpu, struct qtool_matmul_plan *out,
+                         const struct qtool_matmul_weight *const *w, size_t count,
+                         const struct qtool_matmul_options *opt, struct qt_err *err)
+{
+    (void)gpu;
+    return planned(qtool_matmul_plan_many(out, w, count, opt), out->reason, err);
+}
+
+static int gpu_run_many(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
+                        const struct qtool_matmul_weight *const *w, size_t count, void *const *y,
+                        const void *x, struct qt_err *err)
+{
+    return launched(qtool_matmul_run_many(plan, w, count, y, x, self(gpu)->stream),
+                    "fused products", err);
+}
+
 static int gpu_dequantize(struct qt_gpu *gpu, const struct qtool_matmul_weight *w, void *out,
                           enum qtool_dtype dtype, struct qt_err *err)
 {
@@ -610,6 +626,8 @@ static const struct qt_gpu functions = {
     .plan = gpu_plan,
     .replan = gpu_replan,
     .run = gpu_run,
+    .plan_many = gpu_plan_many,
+    .run_many = gpu_run_many,
     .dequantize = gpu_dequantize,
     .w4ax_blocks = qtool_w4ax_blocks,
     .w4ax_quantize = gpu_w4ax_quantize,

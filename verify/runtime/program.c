@@ -46,18 +46,23 @@ static int not_invariant(const char *what, struct qt_err *err)
 
 /* ---- products ------------------------------------------------------------------------------- */
 
+static struct qtool_matmul_options options_of(const struct qt_runtime *rt)
+{
+    return (struct qtool_matmul_options){.dtype = QTOOL_F16,
+                                         .device = rt->gpu->device,
+                                         .dependent_launch = !rt->opt.plain,
+                                         .batch_invariant = rt->opt.batch_invariant,
+                                         .dense = rt->gpu->dense,
+                                         .dense_context = rt->gpu->dense_context};
+}
+
 /* y: F16 [m][n]. */
 static int append_product(struct rt_program *p, struct qt_runtime *rt,
                           const struct rt_linear *linear, void *y, const void *x, size_t m,
                           enum qt_runtime_share share, struct qt_err *err)
 {
     struct qt_gpu *gpu = rt->gpu;
-    const struct qtool_matmul_options opt = {.dtype = QTOOL_F16,
-                                             .device = gpu->device,
-                                             .dependent_launch = !rt->opt.plain,
-                                             .batch_invariant = rt->opt.batch_invariant,
-                                             .dense = gpu->dense,
-                                             .dense_context = gpu->dense_context};
+    const struct qtool_matmul_options opt = options_of(rt);
     struct rt_op *op;
     int rc;
     QT_TRY(append_op(&op, p, linear->dense ? RT_DENSE : RT_MATMUL, share, err));
@@ -109,12 +114,48 @@ done:
     return rc;
 }
 
+/* The products of one token with mix24 matrices in one launch. *all = false: they have none. */
+static int append_many(bool *all, struct rt_program *p, struct qt_runtime *rt,
+                       const struct rt_group *g, void *y, const void *x, size_t m,
+                       struct qt_err *err)
+{
+    const struct qtool_matmul_weight *w[RT_PARTS];
+    const struct qtool_matmul_options opt = options_of(rt);
+    struct qtool_matmul_plan plan;
+    struct rt_op *op;
+    int rc;
+    *all = false;
+    if (m > 1 || g->linears < 2)
+        return QT_OK;
+    for (size_t i = 0; i < g->linears; i++) {
+        w[i] = &g->linear[i].weight;
+        if (g->linear[i].dense || w[i]->kind != QTOOL_MATMUL_MIX24)
+            return QT_OK;
+    }
+    rc = rt->gpu->plan_many(rt->gpu, &plan, w, g->linears, &opt, err);
+    if (rc == QT_E_UNSUPPORTED)
+        return QT_OK;
+    QT_TRY(rc);
+    QT_TRY(append_op(&op, p, RT_MANY, QT_RUNTIME_PRODUCTS, err));
+    op->many.group = g;
+    op->many.y = y;
+    op->many.x = x;
+    op->many.plan = plan;
+    *all = true;
+done:
+    return rc;
+}
+
 /* y: the outputs of the group's linears, one after the other. */
 static int append_group(struct rt_program *p, struct qt_runtime *rt, const struct rt_group *g,
                         void *y, const void *x, size_t m, struct qt_err *err)
 {
     char *at = y;
-    int rc = QT_OK;
+    bool all;
+    int rc;
+    QT_TRY(append_many(&all, p, rt, g, y, x, m, err));
+    if (all)
+        return QT_OK;
     if (g->input.blocks)
         QT_TRY(append_quantize(p, rt, &g->input, x, m, err));
     for (size_t i = 0; i < g->linears; i++) {
@@ -628,6 +669,20 @@ static int enqueue_dense(struct qt_runtime *rt, const struct rt_op *op, struct q
     return rc;
 }
 
+static int enqueue_many(struct qt_runtime *rt, const struct rt_op *op, struct qt_err *err)
+{
+    const struct rt_group *g = op->many.group;
+    const struct qtool_matmul_weight *w[RT_PARTS];
+    void *y[RT_PARTS];
+    char *at = op->many.y;
+    for (size_t i = 0; i < g->linears; i++) {
+        w[i] = &g->linear[i].weight;
+        y[i] = at;
+        at += g->linear[i].n * 2;
+    }
+    return rt->gpu->run_many(rt->gpu, &op->many.plan, w, g->linears, y, op->many.x, err);
+}
+
 static int enqueue(struct qt_runtime *rt, const struct rt_op *op, bool dependent,
                    struct qt_err *err)
 {
@@ -641,6 +696,8 @@ static int enqueue(struct qt_runtime *rt, const struct rt_op *op, bool dependent
     case RT_MATMUL:
         return gpu->run(gpu, &op->product.plan, &op->product.linear->weight, op->product.y,
                         op->product.x, workspace, err);
+    case RT_MANY:
+        return enqueue_many(rt, op, err);
     case RT_QUANTIZE:
         return gpu->w4ax_quantize(gpu, &acts, &op->quantize.input->in, op->quantize.x,
                                   op->quantize.m, QTOOL_F16, err);

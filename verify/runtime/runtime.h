@@ -81,6 +81,7 @@ struct rt_rope {
 enum rt_type {
     RT_KERNEL,
     RT_MATMUL,
+    RT_MANY,
     RT_QUANTIZE,
     RT_W4AX,
     RT_DENSE,
@@ -102,6 +103,12 @@ struct rt_op {
             size_t m;
             struct qtool_matmul_plan plan;
         } product;
+        struct {
+            const struct rt_group *group;
+            void *y;
+            const void *x;
+            struct qtool_matmul_plan plan;
+        } many;
         struct {
             const struct gpu_w4ax_input *input;
             const void *x;

@@ -35,7 +35,7 @@ static int set_device(struct qtool_matmul_plan *p)
 static bool is_planned(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
 {
     const struct qt_plan_state *state = qt_state(p);
-    if (w->n != p->n || w->k != p->k || w->kind != p->kind)
+    if (w->n != p->n || w->k != p->k || w->kind != p->kind || state->many)
         return false;
     return w->kind == QTOOL_MATMUL_MIX24
                ? w->mix24.twos + w->mix24.fours == state->units
@@ -104,10 +104,10 @@ static int choose(struct qtool_matmul_plan *p, const struct qtool_matmul_weight 
     return check(p, w);
 }
 
-static int plan(struct qtool_matmul_plan *out, const struct qtool_matmul_weight *w, size_t m,
-                const struct qtool_matmul_options *opt)
+/* Sets what plans have before a kernel is chosen. */
+static int begin(struct qtool_matmul_plan *out, const struct qtool_matmul_weight *w, size_t m,
+                 const struct qtool_matmul_options *opt)
 {
-    struct qt_shape s;
     *out = {};
     struct qt_plan_state *state = qt_state(out);
     *state = {};
@@ -125,10 +125,20 @@ static int plan(struct qtool_matmul_plan *out, const struct qtool_matmul_weight 
         return qt_refuse(out, QTOOL_UNSUPPORTED, "options.dtype must be FP16 or BF16");
     if (m == 0 || m > 1 << 24)
         return qt_refuse(out, QTOOL_UNSUPPORTED, "m must be 1..2^24");
+    return QTOOL_OK;
+}
+
+static int plan(struct qtool_matmul_plan *out, const struct qtool_matmul_weight *w, size_t m,
+                const struct qtool_matmul_options *opt)
+{
+    struct qt_shape s;
+    int rc = begin(out, w, m, opt);
+    if (rc != QTOOL_OK)
+        return rc;
     const char *fault = weight_fault(&s, w);
     if (fault)
         return qt_refuse(out, QTOOL_UNSUPPORTED, "%s", fault);
-    int rc = set_device(out);
+    rc = set_device(out);
     if (rc != QTOOL_OK)
         return rc;
     return w->kind == QTOOL_MATMUL_MIX24 ? choose_mix24(out, w) : choose(out, w, &s);
@@ -156,4 +166,64 @@ int qtool_matmul_run(const struct qtool_matmul_plan *p, const struct qtool_matmu
         return qt_dense_run(p, w, y, x, workspace, stream);
     return mix24 ? qt_mix24_run(p, w, y, x, workspace, stream)
                  : qt_matmul_run(p, &s, w, y, x, workspace, stream);
+}
+
+/* ---- several matrices ----------------------------------------------------------------------- */
+
+/* NULL, or what is wrong with the matrices. *rows: the sum of their n. */
+static const char *many_fault(size_t *rows, const struct qtool_matmul_weight *const *w,
+                              size_t count)
+{
+    *rows = 0;
+    if (count < 1 || count > QTOOL_MATMUL_MANY)
+        return "count must be 1..3";
+    for (size_t i = 0; i < count; i++) {
+        if (w[i]->kind != QTOOL_MATMUL_MIX24 || w[i]->k != w[0]->k)
+            return "several matrices must be MIX24 and have the same k";
+        const char *fault = qt_mix24_fault(w[i]);
+        if (fault)
+            return fault;
+        *rows += w[i]->n;
+    }
+    return NULL;
+}
+
+static int plan_many(struct qtool_matmul_plan *out, const struct qtool_matmul_weight *const *w,
+                     size_t count, const struct qtool_matmul_options *opt)
+{
+    size_t rows;
+    const char *fault = many_fault(&rows, w, count);
+    *out = {};
+    if (fault)
+        return qt_refuse(out, QTOOL_UNSUPPORTED, "%s", fault);
+    int rc = begin(out, w[0], 1, opt);
+    if (rc != QTOOL_OK)
+        return rc;
+    out->n = rows;
+    qt_state(out)->many = count;
+    if (opt->batch_invariant)
+        return qt_refuse(out, QTOOL_UNSUPPORTED, "several matrices cannot be batch-invariant");
+    rc = set_device(out);
+    return rc == QTOOL_OK ? qt_mix24_plan_many(out, w, count) : rc;
+}
+
+int qtool_matmul_plan_many(struct qtool_matmul_plan *out,
+                           const struct qtool_matmul_weight *const *w, size_t count,
+                           const struct qtool_matmul_options *opt)
+{
+    return finish(out, plan_many(out, w, count, opt));
+}
+
+int qtool_matmul_run_many(const struct qtool_matmul_plan *p,
+                          const struct qtool_matmul_weight *const *w, size_t count, void *const *y,
+                          const void *x, void *stream)
+{
+    size_t rows;
+    if (!qt_state(p)->ready || count == 0 || qt_state(p)->many != count ||
+        many_fault(&rows, w, count) || rows != p->n || w[0]->k != p->k || !x || (size_t)x % 2)
+        return QTOOL_UNSUPPORTED;
+    for (size_t i = 0; i < count; i++)
+        if (!y[i] || (size_t)y[i] % 2)
+            return QTOOL_UNSUPPORTED;
+    return qt_mix24_run_many(p, w, count, y, x, stream);
 }

@@ -50,6 +50,7 @@ struct qt_plan_state {
     unsigned bits, exp_bits;
     size_t group;
     size_t units; /* MIX24 */
+    size_t many;  /* matrices of qtool_matmul_plan_many; 0: a plan of qtool_matmul_plan */
 };
 
 static_assert(sizeof(struct qt_plan_state) <= sizeof(qtool_matmul_plan::internal), "no room");

@@ -3,12 +3,14 @@
 #include "kernels/cuda/mix24/tile.cuh"
 #include "kernels/cuda/mix24/vector.cuh"
 
-const void *qt_mix24_vector_instance(int strips)
+const void *qt_mix24_vector_instance(int strips, bool many)
 {
-    static const void *const kernels[QT_MIX24_VECTOR_STRIPS] = {
-        (const void *)qt_mix24_vector_kernel<1>, (const void *)qt_mix24_vector_kernel<2>,
-        (const void *)qt_mix24_vector_kernel<3>};
-    return kernels[strips - 1];
+    static const void *const kernels[2][QT_MIX24_VECTOR_STRIPS] = {
+        {(const void *)qt_mix24_vector_kernel<1>, (const void *)qt_mix24_vector_kernel<2>,
+         (const void *)qt_mix24_vector_kernel<3>},
+        {(const void *)qt_mix24_vector_many_kernel<1>, (const void *)qt_mix24_vector_many_kernel<2>,
+         (const void *)qt_mix24_vector_many_kernel<3>}};
+    return kernels[many][strips - 1];
 }
 
 #define KERNEL(mt, strips, last) (const void *)qt_mix24_skinny_kernel<mt, strips, last>

@@ -68,3 +68,17 @@ int qt_mix24_run(const struct qtool_matmul_plan *p, const struct qtool_matmul_we
         return QTOOL_UNSUPPORTED;
     }
 }
+
+int qt_mix24_plan_many(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *const *w,
+                       size_t count)
+{
+    int rc = qt_mix24_vector_plan_many(p, w, count);
+    return rc == QTOOL_OK ? qt_allow_smem(qt_state(p)->kernel, qt_state(p)->smem_bytes, p->reason)
+                          : rc;
+}
+
+int qt_mix24_run_many(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *const *w,
+                      size_t count, void *const *y, const void *x, void *stream)
+{
+    return qt_mix24_vector_run_many(p, w, count, y, x, stream);
+}

@@ -81,6 +81,11 @@ int qt_mix24_choose(struct qtool_matmul_plan *p, const struct qtool_matmul_weigh
 int qt_mix24_check(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w);
 int qt_mix24_run(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w, void *y,
                  const void *x, void *workspace, void *stream);
+/* qtool_matmul_plan_many and qtool_matmul_run_many, after the checks of the arguments. */
+int qt_mix24_plan_many(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *const *w,
+                       size_t count);
+int qt_mix24_run_many(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *const *w,
+                      size_t count, void *const *y, const void *x, void *stream);
 
 /* ---- dequantize.cu -------------------------------------------------------------------------- */
 

@@ -19,6 +19,9 @@
  * Epilogue of a pass: the threads that have the outliers of a row add the WK partial sums of its
  * output in shared memory in a fixed order. Results do not depend on timing.
  *
+ * A launch multiplies one matrix, or several (qt_mix24_vector_many_kernel): each has thread blocks
+ * of its own.
+ *
  * Template parameter: STRIPS.
  *
  * Requires   at most 32 units per warp and 64 Ki packed columns
@@ -268,9 +271,9 @@ static __device__ __noinline__ void mix24_long_rows(const qt_mix24_vector_args &
 
 /* ---- kernel ---------------------------------------------------------------------------------- */
 
+/* The work of thread block `block` of a matrix. */
 template <int STRIPS>
-__global__ void __launch_bounds__(QT_MIX24_VECTOR_WARPS * 32, 1)
-    qt_mix24_vector_kernel(const __grid_constant__ qt_mix24_vector_args a)
+static __device__ __forceinline__ void mix24_vector(const qt_mix24_vector_args &a, int block)
 {
     constexpr int stages = mix24_vector_stages(STRIPS);
     constexpr uint32_t stage_bytes = mix24_vector_stage_bytes(STRIPS);
@@ -279,7 +282,7 @@ __global__ void __launch_bounds__(QT_MIX24_VECTOR_WARPS * 32, 1)
     const uint32_t smem = ptx_shared(qt_smem);
 
     /* The row of a pass that the thread adds up; n or more: none. */
-    const int strip0 = (int)blockIdx.x * a.strips_cta;
+    const int strip0 = block * a.strips_cta;
     const int rows = a.pass_strips * 16, row_threads = 1 << a.log2_row_threads;
     const int row = thread >> a.log2_row_threads, sub = thread & (row_threads - 1);
     const int row_end = min(min(strip0 + a.strips_cta, a.strips) * 16, a.n);
@@ -386,6 +389,24 @@ __global__ void __launch_bounds__(QT_MIX24_VECTOR_WARPS * 32, 1)
         if (sub == 0 && this_out < row_end)
             qt_put_rounded(a.y, (size_t)this_out, v * factor, a.bf16);
     }
+}
+
+template <int STRIPS>
+__global__ void __launch_bounds__(QT_MIX24_VECTOR_WARPS * 32, 1)
+    qt_mix24_vector_kernel(const __grid_constant__ qt_mix24_vector_args a)
+{
+    mix24_vector<STRIPS>(a, (int)blockIdx.x);
+}
+
+template <int STRIPS>
+__global__ void __launch_bounds__(QT_MIX24_VECTOR_WARPS * 32, 1)
+    qt_mix24_vector_many_kernel(const __grid_constant__ qt_mix24_vector_many_args many)
+{
+    int i = 0;
+#pragma unroll
+    for (int j = 1; j < QTOOL_MATMUL_MANY; j++)
+        i += (int)blockIdx.x >= many.first[j];
+    mix24_vector<STRIPS>(many.args[i], (int)blockIdx.x - many.first[i]);
 }
 
 #endif

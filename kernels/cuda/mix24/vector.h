@@ -61,13 +61,25 @@ struct qt_mix24_vector_args {
     struct qt_mix24_share share[QT_MIX24_VECTOR_WARPS];
 };
 
-/* Host address of a kernel. strips 1..3. For sm_90a. */
-const void *qt_mix24_vector_instance(int strips);
+/* Several matrices, which have the same configuration. */
+struct qt_mix24_vector_many_args {
+    int first[QTOOL_MATMUL_MANY]; /* first thread block of each; INT_MAX: no such matrix */
+    struct qt_mix24_vector_args args[QTOOL_MATMUL_MANY];
+};
+
+/* Host address of a kernel. strips 1..3. many: it takes qt_mix24_vector_many_args. For sm_90a. */
+const void *qt_mix24_vector_instance(int strips, bool many);
 
 /* Returns false if the kernel does not support the device, the matrix or m. */
 bool qt_mix24_vector_choose(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w);
 int qt_mix24_vector_check(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w);
 int qt_mix24_vector_run(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w,
                         void *y, const void *x, void *stream);
+/* The same for several matrices in one launch; plan_many chooses and checks. */
+int qt_mix24_vector_plan_many(struct qtool_matmul_plan *p,
+                              const struct qtool_matmul_weight *const *w, size_t count);
+int qt_mix24_vector_run_many(const struct qtool_matmul_plan *p,
+                             const struct qtool_matmul_weight *const *w, size_t count,
+                             void *const *y, const void *x, void *stream);
 
 #endif

@@ -2,6 +2,7 @@
 #include "kernels/cuda/common/tensor_map.h"
 #include "kernels/cuda/mix24/vector.h"
 
+#include <limits.h>
 #include <math.h>
 
 enum {
@@ -75,13 +76,13 @@ static const char *config_fault(const struct qtool_vector_config *c,
     return NULL;
 }
 
-bool qt_mix24_vector_choose(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
+static bool choose(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w, int strips_cta)
 {
     struct qt_mix24_vector_args a;
     double best = 1e300;
     const struct qt_plan_state *state = qt_state(p);
     struct qtool_vector_config c = {};
-    c.strips_cta = (int)ceil_div((size_t)qt_mix24_strips(w), (size_t)state->sms);
+    c.strips_cta = strips_cta;
     for (c.strips = 1; c.strips <= QT_MIX24_VECTOR_STRIPS; c.strips++)
         for (c.warps_k = 1; c.warps_k <= QT_MIX24_VECTOR_WARPS; c.warps_k++)
             for (c.warps = (int)round_up(MIN_WARPS, (size_t)c.warps_k);
@@ -96,7 +97,19 @@ bool qt_mix24_vector_choose(struct qtool_matmul_plan *p, const struct qtool_matm
     return best < 1e300;
 }
 
-int qt_mix24_vector_check(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
+static int blocks_of(const struct qtool_matmul_weight *w, int strips_cta)
+{
+    return (int)ceil_div((size_t)qt_mix24_strips(w), (size_t)strips_cta);
+}
+
+bool qt_mix24_vector_choose(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
+{
+    return choose(p, w, blocks_of(w, qt_state(p)->sms));
+}
+
+/* many: w is one of several matrices, that with the most units. */
+static int check(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w, int blocks,
+                 bool many)
 {
     struct qt_mix24_vector_args a;
     const struct qtool_vector_config *c = &p->config.vector;
@@ -107,11 +120,16 @@ int qt_mix24_vector_check(struct qtool_matmul_plan *p, const struct qtool_matmul
     if (rc != QTOOL_OK)
         return rc;
     struct qt_plan_state *state = qt_state(p);
-    state->kernel = qt_mix24_vector_instance(c->strips);
-    state->grid_x = (int)ceil_div((size_t)qt_mix24_strips(w), (size_t)c->strips_cta);
+    state->kernel = qt_mix24_vector_instance(c->strips, many);
+    state->grid_x = blocks;
     state->grid_y = 1;
     p->workspace_bytes = 0;
     return qt_need_tensor_maps(p);
+}
+
+int qt_mix24_vector_check(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
+{
+    return check(p, w, blocks_of(w, p->config.vector.strips_cta), false);
 }
 
 /* ---- run ------------------------------------------------------------------------------------ */
@@ -137,14 +155,15 @@ static struct qt_mix24_share share_of(const struct qtool_matmul_weight *w,
     return s;
 }
 
-int qt_mix24_vector_run(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w,
-                        void *y, const void *x, void *stream)
+/* False: w does not fit the plan. */
+static bool fill_args(struct qt_mix24_vector_args *out, const struct qtool_matmul_plan *p,
+                      const struct qtool_matmul_weight *w, void *y, const void *x)
 {
-    struct qt_mix24_vector_args a = {};
+    struct qt_mix24_vector_args &a = *out;
     const struct qtool_vector_config *c = &p->config.vector;
     if (config_fault(c, p, w) || layout(&a, w, c) > qt_state(p)->smem_bytes ||
         !qt_mix24_record_maps(p, a.records, w, c->strips))
-        return QTOOL_UNSUPPORTED;
+        return false;
     const struct qt_mix24_outliers o = qt_mix24_outliers_of(w);
     a.csr_ptr = o.ptr;
     a.csr_col = o.col;
@@ -167,5 +186,55 @@ int qt_mix24_vector_run(const struct qtool_matmul_plan *p, const struct qtool_ma
     a.factor = ldexpf(1, w->scale_exp2);
     for (int i = 0; i < c->warps; i++)
         a.share[i] = share_of(w, c, i);
-    return qt_launch(p, &a, c->warps * 32, a.dependent, stream);
+    return true;
+}
+
+int qt_mix24_vector_run(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w,
+                        void *y, const void *x, void *stream)
+{
+    struct qt_mix24_vector_args a = {};
+    if (!fill_args(&a, p, w, y, x))
+        return QTOOL_UNSUPPORTED;
+    return qt_launch(p, &a, p->config.vector.warps * 32, a.dependent, stream);
+}
+
+/* ---- several matrices ----------------------------------------------------------------------- */
+
+int qt_mix24_vector_plan_many(struct qtool_matmul_plan *p,
+                              const struct qtool_matmul_weight *const *w, size_t count)
+{
+    const struct qtool_matmul_weight *most = w[0];
+    int blocks, strips_cta = 0;
+    for (size_t i = 1; i < count; i++)
+        most = qt_mix24_units(w[i]) > qt_mix24_units(most) ? w[i] : most;
+    do {
+        strips_cta++;
+        blocks = 0;
+        for (size_t i = 0; i < count; i++)
+            blocks += blocks_of(w[i], strips_cta);
+    } while (blocks > qt_state(p)->sms);
+    if (!choose(p, most, strips_cta))
+        return qt_refuse(p, QTOOL_UNSUPPORTED,
+                         "several matrices need one token, x in shared memory beside the weights, "
+                         "and compute capability 9.0");
+    return check(p, most, blocks, true);
+}
+
+int qt_mix24_vector_run_many(const struct qtool_matmul_plan *p,
+                             const struct qtool_matmul_weight *const *w, size_t count,
+                             void *const *y, const void *x, void *stream)
+{
+    struct qt_mix24_vector_many_args many = {};
+    int blocks = 0;
+    for (size_t i = 0; i < QTOOL_MATMUL_MANY; i++)
+        many.first[i] = INT_MAX;
+    for (size_t i = 0; i < count; i++) {
+        if (!fill_args(&many.args[i], p, w[i], y[i], x))
+            return QTOOL_UNSUPPORTED;
+        many.first[i] = blocks;
+        blocks += blocks_of(w[i], p->config.vector.strips_cta);
+    }
+    if (blocks != qt_state(p)->grid_x)
+        return QTOOL_UNSUPPORTED;
+    return qt_launch(p, &many, p->config.vector.warps * 32, p->options.dependent_launch, stream);
 }
