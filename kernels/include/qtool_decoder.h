@@ -18,7 +18,7 @@
 #ifndef QTOOL_DECODER_H
 #define QTOOL_DECODER_H
 
-#include "qtool_kernels.h"
+#include "qtool_kv4.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -78,6 +78,9 @@ struct qtool_decoder_add_norm {
  * Token i is token position[i] of sequence sequence[i]. Head h of its keys is stored at
  * cache_k + sequence[i] * sequence_stride + h * head_stride + position[i] * head_dim, and, if row_k
  * is not NULL, at row_k[i][h]; values in the same way.
+ *
+ * With kv4 the keys and values are rounded to FP16 and appended to that cache, as by
+ * qtool_kv_append; the tokens must be of different sequences, and the other places be NULL.
  */
 struct qtool_decoder_heads {
     size_t m, heads, kv_heads, head_dim; /* head_dim: at most 512 */
@@ -97,6 +100,7 @@ struct qtool_decoder_heads {
     void *cache_k, *cache_v;             /* F16; NULL: none */
     size_t sequence_stride, head_stride; /* of the cache, in elements */
     void *row_k, *row_v;                 /* F16 [m][kv_heads][head_dim]; NULL: none */
+    const struct qtool_kv_cache *kv4;    /* on the host, INT4; NULL: none */
 };
 
 /*
@@ -242,8 +246,9 @@ struct qtool_decoder_op {
 /*
  * Enqueues the kernel of `op`. dependent_launch: not 0: programmatic dependent launch, as in struct
  * qtool_matmul_options; only if qtool_kernels_compute gives 90. Before the preceding kernel has
- * finished, the kernels read nothing but the weights of norms and, of HEADS, `position`: after the
- * kernel that writes positions, HEADS or a kernel before it must not be a dependent launch. Returns
+ * finished, the kernels read nothing but the weights of norms and, of HEADS, `position` (with kv4
+ * also `sequence`, the table of pages and k_tail): after the kernel that writes them, HEADS or a
+ * kernel before it must not be a dependent launch. Returns
  * QTOOL_UNSUPPORTED, and enqueues nothing, for a size or alignment that is not supported.
  */
 int qtool_decoder_run(const struct qtool_decoder_op *op, int dependent_launch, void *stream);

@@ -246,11 +246,13 @@ static int append_heads(struct rt_program *p, struct qt_runtime *rt, const struc
     h->k = part_of(&h->k_stride, &l->qkv, 1, rt->qkv, m);
     h->v = part_of(&h->v_stride, &l->qkv, 2, rt->qkv, m);
     h->sequence_stride = c->kv_heads * h->head_stride;
-    if (rt->opt.kv4) {
-        h->row_k = rt->row_k;
-        h->row_v = rt->row_v;
-    }
-    if (b->prompt || !rt->opt.kv4) {
+    if (rt->opt.kv4 && !b->prompt) {
+        h->kv4 = &l->cache;
+    } else {
+        if (rt->opt.kv4) {
+            h->row_k = rt->row_k;
+            h->row_v = rt->row_v;
+        }
         cache_of(&cache_k, &cache_v, rt, l, b);
         h->cache_k = cache_k;
         h->cache_v = cache_v;
@@ -258,6 +260,7 @@ static int append_heads(struct rt_program *p, struct qt_runtime *rt, const struc
     return append_kernel(p, QT_RUNTIME_HEADS, &op, err);
 }
 
+/* Appends the keys and values of prompts to the 4-bit cache. */
 static int append_quantized(struct rt_program *p, struct qt_runtime *rt, const struct rt_layer *l,
                             const struct rt_batch *b, struct qt_err *err)
 {
@@ -342,7 +345,7 @@ static int append_mixer(struct rt_program *p, struct qt_runtime *rt, const struc
     int rc;
     QT_TRY(append_group(p, rt, &l->qkv, rt->qkv, rt->x, m, err));
     QT_TRY(append_heads(p, rt, l, b, err));
-    if (rt->opt.kv4)
+    if (rt->opt.kv4 && b->prompt)
         QT_TRY(append_quantized(p, rt, l, b, err));
     QT_TRY(append_attention(p, rt, l, b, err));
     QT_TRY(append_group(p, rt, &l->o, rt->o, rt->attended, m, err));

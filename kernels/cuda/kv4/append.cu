@@ -23,78 +23,16 @@
  */
 #include "kernels/cuda/common/convert.cuh"
 #include "kernels/cuda/common/device.h"
+#include "kernels/cuda/kv4/quantize.cuh"
 #include "kernels/cuda/kv4/view.h"
 
-#include <math.h>
+enum { APPEND_THREADS = 128 };
 
 struct kv_append_args {
     kv_view cache;
     const void *k, *v; /* [tokens][heads][D] */
     const int *sequence, *position;
     int tokens, bf16;
-};
-
-static __device__ __forceinline__ float kv_clamp_f16(float v)
-{
-    return fminf(fmaxf(v, -65504.0f), 65504.0f);
-}
-
-/* Scale and minimum of numbers from low to high. */
-static __device__ __forceinline__ float2 kv_grid_of(float low, float high)
-{
-    float scale = __half2float(__float2half(__fdiv_rn(high - low, 15)));
-    return make_float2(scale == 0 ? 1 : scale, __half2float(__float2half(low)));
-}
-
-/*
- * Returns a code in the low bits of the FP32 number 1.5 * 2^23 + code: conversion instructions are
- * slower than additions. per: 1 / scale.
- */
-enum { CODE_BASE = 0x4b400000 };
-static __device__ __forceinline__ uint32_t kv_code(float x, float minimum, float per)
-{
-    const float code = fminf(fmaxf(__fmul_rn(x - minimum, per), 0), 15);
-    return __float_as_uint(__fadd_rn(code, 0x1.8p23f));
-}
-
-/* Quantizes the value of the token at index `token` of the call; 32 threads of PER channels. */
-template <int PER>
-static __device__ __forceinline__ void kv_append_value(const kv_append_args &a, int token, int head,
-                                                       size_t row)
-{
-    enum { D = 32 * PER };
-    const int channel = (int)threadIdx.x * PER;
-    const size_t from = ((size_t)token * a.cache.heads + head) * D + channel;
-    float v[PER], low = INFINITY, high = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < PER; i++) {
-        v[i] = kv_clamp_f16(qt_widen(a.bf16, ((const uint16_t *)a.v)[from + i]));
-        low = fminf(low, v[i]);
-        high = fmaxf(high, v[i]);
-    }
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-        low = fminf(low, __shfl_xor_sync(~0u, low, d));
-        high = fmaxf(high, __shfl_xor_sync(~0u, high, d));
-    }
-    const float2 grid = kv_grid_of(low, high);
-    const float per = __frcp_rn(grid.x);
-    uint32_t codes = 0;
-#pragma unroll
-    for (int i = 0; i < PER; i++)
-        codes += (kv_code(v[i], grid.y, per) - CODE_BASE) << 4 * i;
-    unsigned char *to = a.cache.v + (row * D + channel) / 2;
-    if (PER == 4)
-        *(uint16_t *)to = (uint16_t)codes;
-    else
-        *to = (unsigned char)codes;
-    if (threadIdx.x == 0)
-        a.cache.param[row] = __floats2half2_rn(grid.x, grid.y);
-}
-
-/* Eight keys as FP16. */
-struct alignas(16) kv_keys {
-    __half2 x[4];
 };
 
 /* The keys from `channel` on of the token at an index of the call. */
@@ -112,127 +50,33 @@ static __device__ __forceinline__ kv_keys kv_new_keys(const kv_append_args &a, i
     return k;
 }
 
-enum { APPEND_THREADS = 128 };
+/* The new keys of a head, of the token at an index of the call and those before it. */
+struct kv_append_keys {
+    static constexpr bool ONE = false;
+    const kv_append_args &a;
+    int token, head, dim;
 
-/* Layout of a group in a thread block. */
-template <int D> struct kv_group {
-    enum {
-        CHUNKS = D / 8, /* threads per row */
-        ROWS = APPEND_THREADS / CHUNKS,
-        STEPS = QTOOL_KV_GROUP / ROWS,
-        WARPS = APPEND_THREADS / 32,
-    };
+    __device__ __forceinline__ void wait() const
+    {
+        ptx_wait_previous();
+    }
+    __device__ __forceinline__ kv_keys keys(int back, int channel) const
+    {
+        return kv_new_keys(a, token - back, head, dim, channel);
+    }
 };
 
-/* Codes of eight keys in the order of qtool_kv4.h. */
-static __device__ __forceinline__ uint32_t kv_key_codes(const kv_keys &k, const float2 grid[8],
-                                                        const float per[8])
-{
-    uint32_t codes = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const float2 x = __half22float2(k.x[i]);
-        codes += (kv_code(x.x, grid[2 * i].y, per[2 * i]) - CODE_BASE) << 4 * i;
-        codes += (kv_code(x.y, grid[2 * i + 1].y, per[2 * i + 1]) - CODE_BASE) << (4 * i + 16);
-    }
-    return codes;
-}
-
-/* Ranges of the thread's channels, from those of its own tokens. */
-template <int D> static __device__ __forceinline__ void kv_join_ranges(kv_keys *low, kv_keys *high)
-{
-    typedef kv_group<D> G;
-    __shared__ kv_keys ranges[2][G::WARPS][G::CHUNKS];
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-#pragma unroll
-    for (int d = G::CHUNKS; d < 32; d *= 2)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            low->x[i] = __hmin2(low->x[i], __shfl_xor_sync(~0u, low->x[i], d));
-            high->x[i] = __hmax2(high->x[i], __shfl_xor_sync(~0u, high->x[i], d));
-        }
-    if (lane < G::CHUNKS) {
-        ranges[0][warp][lane] = *low;
-        ranges[1][warp][lane] = *high;
-    }
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < G::WARPS; w++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            low->x[i] = __hmin2(low->x[i], ranges[0][w][lane % G::CHUNKS].x[i]);
-            high->x[i] = __hmax2(high->x[i], ranges[1][w][lane % G::CHUNKS].x[i]);
-        }
-}
-
-/* Quantizes the KV group whose last token so far is at index `token` of the call. row: cache row of
- * position 0 of the group. at: position of the token in the group. begin: the first position whose
- * keys are quantized; earlier ones get codes of 0. run: tokens of the group in the call. */
+/* Quantizes the value of the token at index `token` of the call, by one warp. */
 template <int D>
-static __device__ __forceinline__ void kv_append_group(const kv_append_args &a, int token, int head,
-                                                       int sequence, size_t row, int at, int begin,
-                                                       int run)
+static __device__ __forceinline__ void kv_append_value(const kv_append_args &a, int token, int head,
+                                                       size_t row)
 {
-    typedef kv_group<D> G;
-    const int channel = (int)threadIdx.x % G::CHUNKS * 8, own = (int)threadIdx.x / G::CHUNKS;
-    const __half *tail =
-        a.cache.k_tail + ((size_t)sequence * a.cache.heads + head) * (QTOOL_KV_GROUP * D) + channel;
-    const __half2 most = __float2half2_rn(65504);
-    kv_keys k[G::STEPS], low, high;
+    const size_t from = ((size_t)token * a.cache.heads + head) * D + threadIdx.x * (D / 32);
+    float x[D / 32];
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        low.x[i] = most;
-        high.x[i] = __hneg2(most);
-    }
-#pragma unroll
-    for (int fresh = 0; fresh < 2; fresh++) {
-        if (fresh)
-            ptx_wait_previous();
-#pragma unroll
-        for (int s = 0; s < G::STEPS; s++) {
-            const int j = s * G::ROWS + own;
-            if (j < begin || j > at || (at - j < run) != fresh)
-                continue;
-            k[s] = fresh ? kv_new_keys(a, token - (at - j), head, D, channel)
-                         : *(const kv_keys *)(tail + (size_t)j * D);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                low.x[i] = __hmin2(low.x[i], k[s].x[i]);
-                high.x[i] = __hmax2(high.x[i], k[s].x[i]);
-            }
-        }
-    }
-    kv_join_ranges<D>(&low, &high);
-    if (at < begin) { /* token 0 alone */
-        const __half2 zero = __float2half2_rn(0);
-        low = high = {{zero, zero, zero, zero}};
-    }
-    float2 grid[8];
-    float per[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float2 l = __half22float2(low.x[i / 2]), h = __half22float2(high.x[i / 2]);
-        grid[i] = i % 2 ? kv_grid_of(l.y, h.y) : kv_grid_of(l.x, h.x);
-        per[i] = __frcp_rn(grid[i].x);
-    }
-#pragma unroll
-    for (int s = 0; s < G::STEPS; s++) {
-        const int j = s * G::ROWS + own;
-        if (j <= at)
-            *(uint32_t *)(a.cache.k + ((row + j) * D + channel) / 2) =
-                j >= begin ? kv_key_codes(k[s], grid, per) : 0;
-    }
-    if (own == 0) {
-        kv_keys *to = (kv_keys *)(a.cache.k_param + row / QTOOL_KV_GROUP * (4 * D) + channel * 2);
-        kv_keys scale, minimum;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            scale.x[i] = __floats2half2_rn(grid[2 * i].x, grid[2 * i + 1].x);
-            minimum.x[i] = __floats2half2_rn(grid[2 * i].y, grid[2 * i + 1].y);
-        }
-        to[0] = scale;
-        to[G::CHUNKS] = minimum;
-    }
+    for (int i = 0; i < D / 32; i++)
+        x[i] = qt_widen(a.bf16, ((const uint16_t *)a.v)[from + i]);
+    kv_quantize_value<D / 32>(a.cache, row, x);
 }
 
 /* Index of the last token of the sequence, whose tokens are adjacent, from index `token` on. */
@@ -262,7 +106,7 @@ template <int D>
 static __device__ __forceinline__ void kv_append_tail(const kv_append_args &a, int last, int run,
                                                       int head, int sequence)
 {
-    typedef kv_group<D> G;
+    typedef kv_group<D, APPEND_THREADS> G;
     const int channel = (int)threadIdx.x % G::CHUNKS * 8, at = a.position[last] % QTOOL_KV_GROUP;
     __half *tail =
         a.cache.k_tail + ((size_t)sequence * a.cache.heads + head) * (QTOOL_KV_GROUP * D) + channel;
@@ -283,7 +127,7 @@ __global__ void __launch_bounds__(APPEND_THREADS)
     if (blockIdx.z) {
         ptx_wait_previous();
         if (threadIdx.x < 32)
-            kv_append_value<D / 32>(a, token, head, row);
+            kv_append_value<D>(a, token, head, row);
         if (position == 0 && threadIdx.x < D / 8)
             *(kv_keys *)(a.cache.k_first + ((size_t)sequence * a.cache.heads + head) * D +
                          threadIdx.x * 8) = kv_new_keys(a, token, head, D, (int)threadIdx.x * 8);
@@ -292,7 +136,9 @@ __global__ void __launch_bounds__(APPEND_THREADS)
     if (more && at != QTOOL_KV_GROUP - 1)
         return; /* the group has a later token */
     int run = kv_run_of(a, token, sequence, at);
-    kv_append_group<D>(a, token, head, sequence, row - at, at, position < QTOOL_KV_GROUP, run);
+    const kv_append_keys fresh = {a, token, head, D};
+    kv_quantize_group<D, APPEND_THREADS>(a.cache, head, sequence, row - at, at,
+                                         position < QTOOL_KV_GROUP, run, fresh);
     const int before = token - run; /* of the sequence only if the whole group is in the call */
     if (before >= 0 && a.sequence[before] == sequence)
         return;      /* not the sequence's first group of the call */
