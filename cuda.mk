@@ -82,7 +82,7 @@ $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(GPU_OBJ) $(B)/libqtool.a | $(B)/pkg.libs
 	$(LINK) $(CUDA_LINK)
 $(B)/tests/gpu/test_mix24: $(B)/tests/gpu/mix24_matrix.o
 $(B)/tests/gpu/test_kernels $(B)/tests/gpu/test_mix24 $(B)/tests/gpu/test_moe $(B)/tests/gpu/test_kv4 $(B)/tests/gpu/test_w4ax \
-    $(B)/tests/gpu/test_backend $(B)/tests/gpu/test_round $(B)/tests/gpu/test_decoder $(B)/tests/gpu/test_heads_kv4 \
+    $(B)/tests/gpu/test_backend $(B)/tests/gpu/test_round $(B)/tests/gpu/test_decoder $(B)/tests/gpu/test_fused \
     $(B)/tests/gpu/bench_w4ax: $(B)/tests/gpu/reference.o
 # These link a simulated device instead of the CUDA runtime.
 $(B)/tests/gpu/test_launch $(B)/tests/gpu/test_refuse: %: %.o $(B)/tests/gpu/simulated.o $(B)/libqtool_kernels.a \
@@ -104,7 +104,7 @@ install-kernels: kernels
 
 # test_plan, test_launch and test_refuse need no GPU, and wgmma_registers reads machine code; the
 # others say SKIP where there is no GPU. CUDA_FORCE_PTX_JIT: the kernels for devices of 8.x and 12.x.
-test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_refuse test_backend test_round test_kernels test_mix24 test_moe test_kv4 test_heads_kv4 test_w4ax test_decoder sweep) \
+test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_refuse test_backend test_round test_kernels test_mix24 test_moe test_kv4 test_fused test_w4ax test_decoder sweep) \
           $(B)/libqtool_kernels.a $(B)/qtool
 	$(B)/tests/gpu/test_plan
 	$(B)/tests/gpu/test_launch
@@ -116,10 +116,10 @@ test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_refuse test_bac
 	$(B)/tests/gpu/test_mix24
 	$(B)/tests/gpu/test_moe
 	$(B)/tests/gpu/test_kv4
-	$(B)/tests/gpu/test_heads_kv4
+	$(B)/tests/gpu/test_fused
 	$(B)/tests/gpu/test_w4ax
 	$(B)/tests/gpu/test_decoder
-	for t in kernels mix24 moe kv4 heads_kv4 w4ax decoder; do \
+	for t in kernels mix24 moe kv4 fused w4ax decoder; do \
 	    CUDA_FORCE_PTX_JIT=1 $(B)/tests/gpu/test_$$t 7 quick || exit 1; done
 	tests/gpu/commands.sh $(B)/qtool
 	tests/gpu/families.sh $(B)/qtool
@@ -129,7 +129,7 @@ oracle-registers: $(B)/libqtool_kernels.a
 	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) registers
 
 # Needs a GPU, and some minutes.
-sanitize-gpu: $(addprefix $(B)/tests/gpu/,test_backend test_round test_kernels test_mix24 test_moe test_kv4 test_heads_kv4 test_w4ax test_decoder)
+sanitize-gpu: $(addprefix $(B)/tests/gpu/,test_backend test_round test_kernels test_mix24 test_moe test_kv4 test_fused test_w4ax test_decoder)
 	for tool in memcheck synccheck initcheck racecheck; do for t in $^; do \
 	    compute-sanitizer --tool $$tool --error-exitcode 1 $$t 7 quick || exit 1; done; done
 else

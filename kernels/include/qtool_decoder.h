@@ -19,6 +19,7 @@
 #define QTOOL_DECODER_H
 
 #include "qtool_kv4.h"
+#include "qtool_w4ax.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -68,6 +69,10 @@ struct qtool_decoder_add_norm {
     float factor;
     struct qtool_decoder_norm after, norm;
     void *out; /* F16 [m][n]; NULL: not needed */
+    /* On the host, not NULL: out, which may then remain unwritten but is not NULL, is quantized to
+     * acts, as by qtool_w4ax_quantize without a norm. */
+    const struct qtool_w4ax_input *w4ax;
+    struct qtool_w4ax_acts acts;
 };
 
 /*
@@ -150,7 +155,9 @@ struct qtool_decoder_activation {
     const float *gate_bias, *up_bias; /* [n], or NULL */
     const float *token_gate;          /* entry of token i: [i * token_gate_stride]; NULL: none */
     size_t token_gate_stride;
-    void *out; /* F16 [m][n] */
+    void *out;                           /* F16 [m][n] */
+    const struct qtool_w4ax_input *w4ax; /* as in struct qtool_decoder_add_norm */
+    struct qtool_w4ax_acts acts;
 };
 
 enum { QTOOL_DECODER_EXPERTS = 512 }; /* that a token can choose from */

@@ -41,9 +41,15 @@ static bool idle(const struct qt_gpu *gpu)
 static int fake_decode(struct qt_gpu *gpu, const struct qtool_decoder_op *op, bool dependent,
                        struct qt_err *err)
 {
-    (void)dependent, (void)err;
+    const struct qtool_decoder_add_norm *a = &op->add_norm;
+    const struct qtool_decoder_activation *act = &op->activation;
+    (void)dependent;
     if (!idle(gpu))
         ref_decode(op);
+    if (op->kind == QTOOL_DECODER_ADD_NORM && a->w4ax)
+        return gpu->w4ax_quantize(gpu, &a->acts, a->w4ax, a->out, a->m, QTOOL_F16, err);
+    if (op->kind == QTOOL_DECODER_ACTIVATION && act->w4ax)
+        return gpu->w4ax_quantize(gpu, &act->acts, act->w4ax, act->out, act->m, QTOOL_F16, err);
     return QT_OK;
 }
 

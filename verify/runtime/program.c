@@ -78,22 +78,38 @@ done:
     return rc;
 }
 
-static int append_quantize(struct rt_program *p, struct qt_runtime *rt,
-                           const struct gpu_w4ax_input *in, const void *x, size_t m,
-                           struct qt_err *err)
+static int need_codes(struct qt_runtime *rt, const struct gpu_w4ax_input *in, size_t m,
+                      struct qt_err *err)
 {
     struct gpu_operands *o = &rt->operands;
-    struct rt_op *op;
     int rc;
-    QT_TRY(append_op(&op, p, RT_QUANTIZE, QT_RUNTIME_PRODUCTS, err));
-    op->quantize.input = in;
-    op->quantize.x = x;
-    op->quantize.m = m;
     QT_TRY(gpu_buffer_need(&o->codes, rt->gpu, m * in->token_bytes, err));
     QT_TRY(gpu_buffer_need(&o->scale, rt->gpu, gpu_w4ax_scales(in, m) * sizeof(float), err));
     QT_TRY(gpu_buffer_need(&o->sum, rt->gpu, m * sizeof(int), err));
 done:
     return rc;
+}
+
+static int append_quantize(struct rt_program *p, struct qt_runtime *rt,
+                           const struct gpu_w4ax_input *in, const void *x, size_t m,
+                           struct qt_err *err)
+{
+    struct rt_op *op;
+    int rc = append_op(&op, p, RT_QUANTIZE, QT_RUNTIME_PRODUCTS, err);
+    if (rc < 0)
+        return rc;
+    op->quantize.input = in;
+    op->quantize.x = x;
+    op->quantize.m = m;
+    return need_codes(rt, in, m, err);
+}
+
+/* True if the norm in front of a group of the layer quantizes its input: nothing else reads it. */
+static bool norm_quantizes(const struct qt_runtime *rt, const struct rt_layer *l,
+                           const struct rt_group *g)
+{
+    const bool first = g == &l->qkv || (g == &l->gate_up && !l->mixture.experts);
+    return g->input.blocks && first && !rt->config.norm_after && !rt->config.parallel;
 }
 
 static int append_w4ax(struct rt_program *p, struct qt_runtime *rt, const struct rt_linear *linear,
@@ -146,9 +162,10 @@ done:
     return rc;
 }
 
-/* y: the outputs of the group's linears, one after the other. */
+/* y: the outputs of the group's linears, one after the other. quantized: the codes of x are there,
+ * if the linears are w4ax. */
 static int append_group(struct rt_program *p, struct qt_runtime *rt, const struct rt_group *g,
-                        void *y, const void *x, size_t m, struct qt_err *err)
+                        void *y, const void *x, size_t m, bool quantized, struct qt_err *err)
 {
     char *at = y;
     bool all;
@@ -156,7 +173,7 @@ static int append_group(struct rt_program *p, struct qt_runtime *rt, const struc
     QT_TRY(append_many(&all, p, rt, g, y, x, m, err));
     if (all)
         return QT_OK;
-    if (g->input.blocks)
+    if (g->input.blocks && !quantized)
         QT_TRY(append_quantize(p, rt, &g->input, x, m, err));
     for (size_t i = 0; i < g->linears; i++) {
         QT_TRY(g->input.blocks
@@ -343,12 +360,12 @@ static int append_mixer(struct rt_program *p, struct qt_runtime *rt, const struc
 {
     const size_t m = b->sequences * b->tokens;
     int rc;
-    QT_TRY(append_group(p, rt, &l->qkv, rt->qkv, rt->x, m, err));
+    QT_TRY(append_group(p, rt, &l->qkv, rt->qkv, rt->x, m, norm_quantizes(rt, l, &l->qkv), err));
     QT_TRY(append_heads(p, rt, l, b, err));
     if (rt->opt.kv4 && b->prompt)
         QT_TRY(append_quantized(p, rt, l, b, err));
     QT_TRY(append_attention(p, rt, l, b, err));
-    QT_TRY(append_group(p, rt, &l->o, rt->o, rt->attended, m, err));
+    QT_TRY(append_group(p, rt, &l->o, rt->o, rt->attended, m, false, err));
 done:
     return rc;
 }
@@ -473,9 +490,14 @@ static int append_dense(struct rt_program *p, struct qt_runtime *rt, const struc
         a->token_gate = rt->router + l->mixture.experts;
         a->token_gate_stride = l->mixture.router.n;
     }
-    QT_TRY(append_group(p, rt, &l->gate_up, rt->gate_up, rt->x, m, err));
+    if (l->down.input.blocks) {
+        QT_TRY(need_codes(rt, &l->down.input, m, err));
+        a->w4ax = &l->down.input.in; /* acts: when it is enqueued */
+    }
+    QT_TRY(append_group(p, rt, &l->gate_up, rt->gate_up, rt->x, m,
+                        norm_quantizes(rt, l, &l->gate_up), err));
     QT_TRY(append_kernel(p, QT_RUNTIME_ACTIVATION, &op, err));
-    QT_TRY(append_group(p, rt, &l->down, y, rt->act, m, err));
+    QT_TRY(append_group(p, rt, &l->down, y, rt->act, m, true, err));
 done:
     return rc;
 }
@@ -495,8 +517,10 @@ done:
     return rc;
 }
 
+/* group: of layer l, behind the norm; l may be NULL. */
 static int append_norm(struct rt_program *p, struct qt_runtime *rt,
-                       struct qtool_decoder_add_norm *a, size_t m, struct qt_err *err)
+                       struct qtool_decoder_add_norm *a, size_t m, const struct rt_layer *l,
+                       const struct rt_group *group, struct qt_err *err)
 {
     struct qtool_decoder_op op = {.kind = QTOOL_DECODER_ADD_NORM};
     a->m = a->m ? a->m : m;
@@ -504,6 +528,12 @@ static int append_norm(struct rt_program *p, struct qt_runtime *rt,
     a->n = rt->config.hidden;
     a->hidden = rt->hidden;
     a->out = rt->x;
+    if (l && norm_quantizes(rt, l, group)) {
+        int rc = need_codes(rt, &group->input, a->m, err);
+        if (rc < 0)
+            return rc;
+        a->w4ax = &group->input.in; /* acts: when it is enqueued */
+    }
     op.add_norm = *a;
     return append_kernel(p, QT_RUNTIME_NORMS, &op, err);
 }
@@ -530,7 +560,7 @@ static int append_layer(struct rt_program *p, struct qt_runtime *rt, size_t i,
                         const struct rt_batch *b, struct qt_err *err)
 {
     const struct rt_config *c = &rt->config;
-    const struct rt_layer *l = &rt->layers[i];
+    const struct rt_layer *l = &rt->layers[i], *next = i + 1 < c->layers ? l + 1 : NULL;
     const size_t m = b->sequences * b->tokens;
     const struct qtool_decoder_addend mixed = {rt->o, l->o_bias, l->attn_out};
     const struct qtool_decoder_addend mlp = {rt->down, l->down_bias, l->mlp_out};
@@ -542,7 +572,7 @@ static int append_layer(struct rt_program *p, struct qt_runtime *rt, size_t i,
         end.add[1] = mixed;
     } else {
         *(c->norm_after ? &middle.after : &middle.norm) = c->norm_after ? l->attn_in : l->mlp_in;
-        QT_TRY(append_norm(p, rt, &middle, m, err));
+        QT_TRY(append_norm(p, rt, &middle, m, l, &l->gate_up, err));
     }
     QT_TRY(append_mlp(p, rt, l, m, err));
     if (l->mixture.experts && l->width) /* has neither bias nor norm */
@@ -550,7 +580,7 @@ static int append_layer(struct rt_program *p, struct qt_runtime *rt, size_t i,
     if (c->norm_after)
         end.after = l->mlp_in;
     set_next_norm(&end, rt, i + 1, b);
-    QT_TRY(append_norm(p, rt, &end, m, err));
+    QT_TRY(append_norm(p, rt, &end, m, next, next ? &next->qkv : NULL, err));
 done:
     return rc;
 }
@@ -573,7 +603,7 @@ static int append_embed(struct rt_program *p, struct qt_runtime *rt, const struc
                                             .factor = rt->config.embed_scale};
     QT_TRY(append_kernel(p, QT_RUNTIME_OTHER, &op, err));
     set_next_norm(&first, rt, 0, b);
-    QT_TRY(append_norm(p, rt, &first, m, err));
+    QT_TRY(append_norm(p, rt, &first, m, rt->layers, &rt->layers->qkv, err));
 done:
     return rc;
 }
@@ -693,9 +723,15 @@ static int enqueue(struct qt_runtime *rt, const struct rt_op *op, bool dependent
     void *workspace = rt->operands.workspace.data;
     const struct qtool_w4ax_acts acts = {rt->operands.codes.data, rt->operands.scale.data,
                                          rt->operands.sum.data};
+    struct qtool_decoder_op kernel;
     switch (op->type) {
     case RT_KERNEL:
-        return gpu->decode(gpu, &op->kernel, dependent, err);
+        kernel = op->kernel;
+        if (kernel.kind == QTOOL_DECODER_ADD_NORM)
+            kernel.add_norm.acts = acts;
+        if (kernel.kind == QTOOL_DECODER_ACTIVATION)
+            kernel.activation.acts = acts;
+        return gpu->decode(gpu, &kernel, dependent, err);
     case RT_MATMUL:
         return gpu->run(gpu, &op->product.plan, &op->product.linear->weight, op->product.y,
                         op->product.x, workspace, err);

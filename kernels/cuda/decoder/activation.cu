@@ -1,36 +1,10 @@
 /* Activation of an MLP, with or without a gate: 256 threads of 8 values each, or of 2 for few
  * tokens. */
 #include "kernels/cuda/common/device.h"
+#include "kernels/cuda/decoder/activation.cuh"
 #include "kernels/cuda/decoder/decoder.h"
-#include "kernels/cuda/decoder/reduce.cuh"
 
 enum { ACT_THREADS = 256, ACT_FEW = 1 << 19 /* values of few tokens */ };
-
-static __device__ __forceinline__ float sigmoid(float x)
-{
-    return __fdividef(1, 1 + __expf(-x));
-}
-
-template <qtool_decoder_act ACT> static __device__ __forceinline__ float activate(float g, float u)
-{
-    switch (ACT) {
-    case QTOOL_DECODER_SILU:
-        return g * sigmoid(g) * u;
-    case QTOOL_DECODER_GELU_TANH:
-        return .5f * g * (1 + tanhf(.7978845608f * (g + .044715f * g * g * g))) * u;
-    case QTOOL_DECODER_GELU:
-        return .5f * g * (1 + erff(g * .7071067812f)) * u;
-    case QTOOL_DECODER_RELU:
-        return fmaxf(g, 0) * u;
-    case QTOOL_DECODER_RELU2:
-        return fmaxf(g, 0) * fmaxf(g, 0) * u;
-    case QTOOL_DECODER_SIGMOID:
-        return sigmoid(g) * u;
-    default:
-        g = fminf(g, 7);
-        return g * sigmoid(1.702f * g) * (fminf(fmaxf(u, -7), 7) + 1);
-    }
-}
 
 /* Loads EACH (2 or 8) values; wide: as one word of 4 or 16 bytes. */
 template <int EACH>
@@ -71,15 +45,11 @@ static __global__ void __launch_bounds__(ACT_THREADS) activation_kernel(activati
     const __half *up = a.up ? (const __half *)a.up + token * a.up_stride : gate;
     load_act_values<EACH>(g, gate, i, n, args.wide);
     load_act_values<EACH>(u, up, i, n, args.wide);
-    const float factor = a.token_gate ? sigmoid(a.token_gate[token * a.token_gate_stride]) : 1;
+    const float factor = token_factor(a, token);
     uint32_t out[EACH / 2];
 #pragma unroll
-    for (int j = 0; j < EACH; j++) {
-        const bool in = i + j < n;
-        g[j] += a.gate_bias && in ? a.gate_bias[i + j] : 0;
-        u[j] = !a.up ? 1 : a.up_bias && in ? u[j] + a.up_bias[i + j] : u[j];
-        g[j] = factor * activate<ACT>(g[j], u[j]);
-    }
+    for (int j = 0; j < EACH; j++)
+        g[j] = act_value<ACT>(a, g[j], u[j], min(i + j, n - 1), factor);
 #pragma unroll
     for (int j = 0; j < EACH; j += 2) {
         const __half2 pair = __halves2half2(to_half(g[j]), to_half(g[j + 1]));
@@ -112,6 +82,17 @@ int qt_decoder_activation(const struct qtool_decoder_activation *a, bool depende
 {
     struct activation_args args = {*a, 0};
     struct qt_kernel_launch l = {};
+    if (a->w4ax) {
+        int rc = qt_decoder_activation_w4ax(a, dependent, stream);
+        if (rc != QTOOL_UNSUPPORTED)
+            return rc;
+        struct qtool_decoder_activation alone = *a;
+        alone.w4ax = NULL;
+        rc = qt_decoder_activation(&alone, dependent, stream);
+        return rc == QTOOL_OK
+                   ? qtool_w4ax_quantize(&a->acts, a->w4ax, NULL, a->out, a->m, QTOOL_F16, stream)
+                   : rc;
+    }
     const bool many = a->m * a->n > ACT_FEW;
     const size_t each = ACT_THREADS * (many ? 8 : 2);
     if (a->act > QTOOL_DECODER_CLAMPED || a->m >= 1u << 31 || a->n > 65535 * each)

@@ -6,8 +6,8 @@
  *   Traffic  FP32 row read and written, addends read, FP16 row written
  */
 #include "kernels/cuda/common/device.h"
+#include "kernels/cuda/decoder/add_rms.cuh"
 #include "kernels/cuda/decoder/decoder.h"
-#include "kernels/cuda/decoder/reduce.cuh"
 
 extern __shared__ float add_norm_smem[];
 
@@ -101,81 +101,17 @@ static __global__ void __launch_bounds__(1024) add_norm_kernel(qtool_decoder_add
         out[i] = to_half(normed(a.norm, f, row[i], i));
 }
 
-enum { RMS_EACH = 8 }; /* values per thread of add_rms_kernel */
-
-/* v += factor * (x + bias), 8 values from index i of the row on. */
-static __device__ __forceinline__ void add_eight(float v[RMS_EACH], const qtool_decoder_addend &add,
-                                                 float factor, size_t at, int i)
-{
-    const uint4 x = *(const uint4 *)((const __half *)add.x + at + i);
-    const uint32_t words[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        float2 f = __half22float2(*(const __half2 *)&words[j]);
-        if (add.bias) {
-            f.x += add.bias[i + 2 * j];
-            f.y += add.bias[i + 2 * j + 1];
-        }
-        v[2 * j] += factor * f.x;
-        v[2 * j + 1] += factor * f.y;
-    }
-}
-
-/* Before the preceding kernel has finished, the weights are loaded, and the row, which weights of
- * products have displaced, starts on its way to L2. */
+/* A row of n <= 1024 * RMS_EACH channels: the usual case. */
 static __global__ void __launch_bounds__(1024) add_rms_kernel(qtool_decoder_add_norm a)
 {
     __shared__ float parts[32];
-    const int n = (int)a.n, i = (int)threadIdx.x * RMS_EACH, warps = (int)blockDim.x / 32;
-    const size_t at = (a.first + blockIdx.x * a.step) * a.n;
-    const bool own = i < n;
-    float4 *row = (float4 *)(a.hidden + at + i);
-    float weight[RMS_EACH] = {}, v[RMS_EACH] = {}, squares = 0;
+    add_rms_row row(a, blockIdx.x);
     ptx_launch_dependents();
-    if (own) {
-        *(float4 *)weight = *(const float4 *)(a.norm.weight + i);
-        *(float4 *)(weight + 4) = *(const float4 *)(a.norm.weight + i + 4);
-        if (threadIdx.x % 4 == 0) /* 128 bytes */
-            prefetch_line(row);
-    }
+    row.load_weights();
     ptx_wait_previous();
-    if (own) {
-        *(float4 *)v = row[0];
-        *(float4 *)(v + 4) = row[1];
-        for (int j = 0; j < 2; j++)
-            if (a.add[j].x)
-                add_eight(v, a.add[j], a.factor, at, i);
-        if (a.add[0].x || a.add[1].x) {
-            row[0] = *(const float4 *)v;
-            row[1] = *(const float4 *)(v + 4);
-        }
-    }
-#pragma unroll
-    for (int j = 0; j < RMS_EACH; j++)
-        squares += v[j] * v[j];
-    squares = sum_of_warp(squares);
-    if (threadIdx.x % 32 == 0)
-        parts[threadIdx.x / 32] = squares;
-    __syncthreads();
-    squares = sum_of_warp((int)threadIdx.x % 32 < warps ? parts[threadIdx.x % 32] : 0);
-    const float inverse = rsqrtf(squares / (float)n + a.norm.eps);
-    uint32_t out[RMS_EACH / 2];
-#pragma unroll
-    for (int j = 0; j < RMS_EACH; j++)
-        ((__half *)out)[j] = to_half(v[j] * inverse * weight[j]);
-    if (own)
-        *(uint4 *)((__half *)a.out + (size_t)blockIdx.x * n + i) =
-            make_uint4(out[0], out[1], out[2], out[3]);
-}
-
-/* True if add_rms_kernel can run it. */
-static bool is_plain_rms(const struct qtool_decoder_add_norm *a)
-{
-    return a->norm.kind == QTOOL_DECODER_RMS && a->norm.weight && a->out && !a->after.weight &&
-           !(a->add[0].x && a->add[0].norm.weight) && !(a->add[1].x && a->add[1].norm.weight) &&
-           a->n % RMS_EACH == 0 && a->n <= 1024 * RMS_EACH && (size_t)a->norm.weight % 16 == 0 &&
-           (size_t)a->hidden % 16 == 0 && (size_t)a->out % 16 == 0 &&
-           (size_t)a->add[0].x % 16 == 0 && (size_t)a->add[1].x % 16 == 0;
+    const uint4 out = row.run(parts);
+    if (row.own)
+        *(uint4 *)((__half *)a.out + (size_t)blockIdx.x * a.n + row.i) = out;
 }
 
 int qt_decoder_add_norm(const struct qtool_decoder_add_norm *a, bool dependent, void *stream)
@@ -183,6 +119,16 @@ int qt_decoder_add_norm(const struct qtool_decoder_add_norm *a, bool dependent, 
     struct qtool_decoder_add_norm args = *a;
     struct qt_kernel_launch l = {};
     char reason[160];
+    if (a->w4ax) {
+        int rc = qt_decoder_add_norm_w4ax(a, dependent, stream);
+        if (rc != QTOOL_UNSUPPORTED)
+            return rc;
+        args.w4ax = NULL;
+        rc = qt_decoder_add_norm(&args, dependent, stream);
+        return rc == QTOOL_OK
+                   ? qtool_w4ax_quantize(&a->acts, a->w4ax, NULL, a->out, a->m, QTOOL_F16, stream)
+                   : rc;
+    }
     const bool second =
         (a->add[0].x && a->add[0].norm.weight) || (a->add[1].x && a->add[1].norm.weight);
     if (a->n > 32768 / (second ? 2 : 1))
@@ -191,7 +137,7 @@ int qt_decoder_add_norm(const struct qtool_decoder_add_norm *a, bool dependent, 
     l.grid = dim3((unsigned)a->m);
     l.threads = a->n <= 1024 ? 256 : a->n <= 2048 ? 512 : 1024;
     l.smem = a->n * (second ? 8 : 4);
-    if (is_plain_rms(a)) {
+    if (qt_is_plain_rms(a)) {
         l.kernel = (const void *)add_rms_kernel;
         l.threads = (int)(a->n / RMS_EACH + 31) / 32 * 32;
         l.smem = 0;

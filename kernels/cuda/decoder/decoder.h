@@ -7,10 +7,15 @@
 
 int qt_decoder_embed(const struct qtool_decoder_embed *a, bool dependent, void *stream);
 int qt_decoder_add_norm(const struct qtool_decoder_add_norm *a, bool dependent, void *stream);
+/* With a->w4ax, in one launch; QTOOL_UNSUPPORTED for what needs two. */
+int qt_decoder_add_norm_w4ax(const struct qtool_decoder_add_norm *a, bool dependent, void *stream);
 int qt_decoder_heads(const struct qtool_decoder_heads *a, bool dependent, void *stream);
 /* With a->kv4. */
 int qt_decoder_heads_kv4(const struct qtool_decoder_heads *a, bool dependent, void *stream);
 int qt_decoder_activation(const struct qtool_decoder_activation *a, bool dependent, void *stream);
+/* With a->w4ax, in one launch; QTOOL_UNSUPPORTED for what needs two. */
+int qt_decoder_activation_w4ax(const struct qtool_decoder_activation *a, bool dependent,
+                               void *stream);
 int qt_decoder_route(const struct qtool_decoder_route *a, bool dependent, void *stream);
 int qt_decoder_expert_product(const struct qtool_decoder_expert_product *a, bool dependent,
                               void *stream);

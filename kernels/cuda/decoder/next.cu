@@ -26,6 +26,12 @@ static __device__ __forceinline__ best_token best_token_of_warp(best_token v)
     return v;
 }
 
+static __device__ __forceinline__ void take_logit(best_token *best, bool *finite, float v, int id)
+{
+    *finite &= isfinite(v);
+    *best = better_token(*best, best_token{v, id});
+}
+
 static __global__ void __launch_bounds__(NEXT_THREADS) next_kernel(qtool_decoder_next a)
 {
     __shared__ best_token parts[NEXT_THREADS / 32];
@@ -36,13 +42,24 @@ static __global__ void __launch_bounds__(NEXT_THREADS) next_kernel(qtool_decoder
     bool finite = true;
     ptx_launch_dependents();
     ptx_wait_previous();
+    if (!change && vocab % 4 == 0 && (size_t)a.logits % 16 == 0) {
+        const float4 *logits = (const float4 *)(a.logits + first);
 #pragma unroll 8
-    for (int i = (int)threadIdx.x; i < vocab; i += NEXT_THREADS) {
-        const float v = change ? changed_logit(a, first + i, i) : a.logits[first + i];
-        if (change)
-            a.logits[first + i] = v;
-        finite &= isfinite(v);
-        best = better_token(best, best_token{v, i});
+        for (int i = (int)threadIdx.x; i < vocab / 4; i += NEXT_THREADS) {
+            const float4 v = logits[i];
+            take_logit(&best, &finite, v.x, 4 * i);
+            take_logit(&best, &finite, v.y, 4 * i + 1);
+            take_logit(&best, &finite, v.z, 4 * i + 2);
+            take_logit(&best, &finite, v.w, 4 * i + 3);
+        }
+    } else {
+#pragma unroll 8
+        for (int i = (int)threadIdx.x; i < vocab; i += NEXT_THREADS) {
+            const float v = change ? changed_logit(a, first + i, i) : a.logits[first + i];
+            if (change)
+                a.logits[first + i] = v;
+            take_logit(&best, &finite, v, i);
+        }
     }
     if (a.fault && !finite)
         *a.fault = 1;

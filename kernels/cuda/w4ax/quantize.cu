@@ -370,18 +370,44 @@ int qt_w4ax_launch_quantize(const void *kernel, dim3 grid, int threads, size_t s
     return rc == QTOOL_OK ? qt_launch_kernel(&launch, (void *)a, stream) : rc;
 }
 
+int qt_w4ax_quantize_args(quantize_args *out, const struct qtool_w4ax_acts *acts,
+                          const struct qtool_w4ax_input *in, size_t m)
+{
+    quantize_args a = {};
+    if (in->k == 0 || in->k % 8 || in->k > MAX_K || m > 1u << 24 || !aligned(acts->codes, 128) ||
+        !aligned(acts->scale, 16) || !aligned(in->perm, 16) || !in->blocks ||
+        (unsigned)in->scales > QTOOL_W4AX_ROW || (unsigned)in->rotation > QTOOL_W4AX_HADAMARD ||
+        !(in->clip4 > 0 && in->clip8 > 0) || (in->packed && in->scales != QTOOL_W4AX_BLOCK) ||
+        (in->scales == QTOOL_W4AX_INT && !acts->sum) || (m && (!acts->codes || !acts->scale)))
+        return QTOOL_UNSUPPORTED;
+    a.perm = in->perm;
+    a.blocks = in->blocks;
+    a.codes = (unsigned char *)acts->codes;
+    a.scale = acts->scale;
+    a.sum = in->scales == QTOOL_W4AX_INT ? acts->sum : NULL;
+    a.m = (int)m;
+    a.k = (int)in->k;
+    a.per_k = 1 / (float)in->k;
+    a.blocks_n = (a.k + COLS - 1) / COLS;
+    a.scale_pitch = in->scales == QTOOL_W4AX_BLOCK ? (int)((m + 3) / 4 * 4) : 0;
+    a.scales = in->scales;
+    a.per7 = in->clip4 / 7;
+    a.per127 = in->clip8 / 127;
+    a.clip4 = in->clip4;
+    a.clamp = !(in->clip4 >= 1 && in->clip8 >= 1);
+    a.rotate = in->rotation == QTOOL_W4AX_HADAMARD;
+    a.dependent = in->dependent_launch;
+    *out = a;
+    return QTOOL_OK;
+}
+
 int qtool_w4ax_quantize(const struct qtool_w4ax_acts *out, const struct qtool_w4ax_input *in,
                         const struct qtool_w4ax_norm *norm, const void *x, size_t m,
                         enum qtool_dtype dtype, void *stream)
 {
-    quantize_args a = {};
-    if (in->k == 0 || in->k % 8 || in->k > MAX_K || m > 1u << 24 || !aligned(x, 16) ||
-        !aligned(out->codes, 128) || !aligned(out->scale, 16) || !aligned(in->perm, 16) ||
-        !in->blocks || (unsigned)dtype > QTOOL_BF16 || (unsigned)in->scales > QTOOL_W4AX_ROW ||
-        (unsigned)in->rotation > QTOOL_W4AX_HADAMARD || !(in->clip4 > 0 && in->clip8 > 0) ||
-        (norm && (unsigned)norm->kind > QTOOL_W4AX_LAYER_NORM) ||
-        (in->packed && in->scales != QTOOL_W4AX_BLOCK) ||
-        (in->scales == QTOOL_W4AX_INT && !out->sum))
+    quantize_args a;
+    if (qt_w4ax_quantize_args(&a, out, in, m) != QTOOL_OK || !aligned(x, 16) || (m && !x) ||
+        (unsigned)dtype > QTOOL_BF16 || (norm && (unsigned)norm->kind > QTOOL_W4AX_LAYER_NORM))
         return QTOOL_UNSUPPORTED;
     if (norm && norm->kind != QTOOL_W4AX_NO_NORM) {
         if (!norm->weight || !aligned(norm->weight, 8) || !aligned(norm->bias, 8))
@@ -392,32 +418,13 @@ int qtool_w4ax_quantize(const struct qtool_w4ax_acts *out, const struct qtool_w4
     }
     if (m == 0)
         return QTOOL_OK;
-    if (!x || !out->codes || !out->scale)
-        return QTOOL_UNSUPPORTED;
     a.x = (const uint16_t *)x;
-    a.perm = in->perm;
-    a.blocks = in->blocks;
-    a.codes = (unsigned char *)out->codes;
-    a.scale = out->scale;
-    a.sum = in->scales == QTOOL_W4AX_INT ? out->sum : NULL;
-    a.m = (int)m;
-    a.k = (int)in->k;
-    a.per_k = 1 / (float)in->k;
-    a.blocks_n = (a.k + COLS - 1) / COLS;
-    a.scale_pitch = in->scales == QTOOL_W4AX_BLOCK ? (int)((m + 3) / 4 * 4) : 0;
-    a.scales = in->scales;
-    a.per7 = in->clip4 / 7;
-    a.per127 = in->clip8 / 127;
-    a.clip4 = in->clip4;
     const int kind = norm ? (int)norm->kind : QTOOL_W4AX_NO_NORM;
     const bool direct =
         kind != QTOOL_W4AX_LAYER_NORM && !in->perm && in->scales == QTOOL_W4AX_BLOCK;
-    a.clamp = !(in->clip4 >= 1 && in->clip8 >= 1);
     a.scales_at = direct ? 0 : a.k * 2;
     size_t smem = (size_t)a.scales_at + (size_t)a.blocks_n * 4;
     int status = QTOOL_OK;
-    a.rotate = in->rotation == QTOOL_W4AX_HADAMARD;
-    a.dependent = in->dependent_launch;
     const int cc = a.dependent ? cc_of_current_device() : 0;
     if (qt_w4ax_quantize_rows(&status, &a, kind, dtype == QTOOL_BF16, cc, stream))
         return status;

@@ -261,6 +261,9 @@ static __device__ __forceinline__ float int_factor(const quantize_args &a, float
     return fminf(fmaxf(rintf(factor), 1), 18);
 }
 
+/* Fills in what does not depend on x and a norm. QTOOL_UNSUPPORTED: an argument is invalid. */
+int qt_w4ax_quantize_args(quantize_args *out, const struct qtool_w4ax_acts *acts,
+                          const struct qtool_w4ax_input *in, size_t m);
 /* Launches the kernel of quantize_rows.cu and sets *status. Returns false if that kernel does not
  * support the shape. cc: compute capability of the machine code, for dependent launches. */
 bool qt_w4ax_quantize_rows(int *status, const quantize_args *a, int norm, bool bf16, int cc,
