@@ -331,6 +331,15 @@ done:
     return rc;
 }
 
+/* Drops the graph if it has old addresses of the operands. */
+static void drop_old_graph(struct qt_runtime *rt, const struct gpu_operands *before)
+{
+    const struct gpu_operands *now = &rt->operands;
+    if (now->workspace.data != before->workspace.data || now->codes.data != before->codes.data ||
+        now->scale.data != before->scale.data || now->sum.data != before->sum.data)
+        drop_graph(rt);
+}
+
 static int finish(struct qt_runtime *rt, struct qt_err *err)
 {
     int fault;
@@ -354,11 +363,10 @@ static int run_prompts(struct qt_runtime *rt, const uint32_t *ids, size_t first,
     struct rt_program program = {0};
     int rc;
     QT_TRY(qt_stop_check(err));
-    const void *workspace = rt->operands.workspace.data;
+    const struct gpu_operands before = rt->operands;
     QT_TRY(upload_tokens(rt, ids, first, sequences, tokens, err));
     QT_TRY(rt_build(&program, rt, &batch, err));
-    if (rt->operands.workspace.data != workspace)
-        drop_graph(rt); /* it has the old address */
+    drop_old_graph(rt, &before);
     QT_TRY(finish(rt, err));
     const double start = qt_clock();
     QT_TRY(rt_enqueue(rt, &program, QT_RUNTIME_SHARES, err));
@@ -470,11 +478,10 @@ int qt_runtime_all_logits(struct qt_runtime *rt, const uint32_t *ids, size_t tok
     QT_TRY(run_prompts(rt, ids, 0, 1, tokens, true, &seconds, err));
     for (size_t at = 0; at < tokens; at += RT_LOGIT_ROWS) {
         const size_t m = qt_min_size(RT_LOGIT_ROWS, tokens - at);
-        const void *workspace = rt->operands.workspace.data;
+        const struct gpu_operands before = rt->operands;
         head.count = 0;
         QT_TRY(rt_add_head(&head, rt, rt->logits, at, m, 0, err));
-        if (rt->operands.workspace.data != workspace)
-            drop_graph(rt);
+        drop_old_graph(rt, &before);
         QT_TRY(rt_enqueue(rt, &head, QT_RUNTIME_SHARES, err));
         QT_TRY(rt->gpu->download(rt->gpu, logits, rt->logits, m * vocab * sizeof *logits, err));
         QT_TRY(use(ctx, logits, at, m, err));

@@ -250,9 +250,15 @@ int rt_add_head(struct rt_program *out, struct qt_runtime *rt, float *logits, si
                 float softcap, struct qt_err *err);
 /* The choice of the next tokens. */
 int rt_add_next(struct rt_program *out, struct qt_runtime *rt, struct qt_err *err);
+void rt_program_free(struct rt_program *p);
+
+/* ---- enqueue.c ------------------------------------------------------------------------------ */
+
 /* Enqueues the operations; share < QT_RUNTIME_SHARES: only those. */
 int rt_enqueue(struct qt_runtime *rt, const struct rt_program *p, int share, struct qt_err *err);
-void rt_program_free(struct rt_program *p);
+
+/* ---- runtime.c ------------------------------------------------------------------------------ */
+
 /* Runs as many of the prompts ids[][tokens] as run at a time, *sequences of them, and gives all
  * other sequences copies of their caches: for measurements. */
 int rt_prompt_some(struct qt_runtime *rt, const uint32_t *ids, size_t tokens, size_t *sequences,
