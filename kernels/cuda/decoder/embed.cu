@@ -40,13 +40,13 @@ static __global__ void __launch_bounds__(EMBED_THREADS) embed_kernel(qtool_decod
     if (a.positions)
         place =
             (const __half *)a.positions + (size_t)(a.position[blockIdx.x] + a.position_offset) * n;
-    if (ALIGNED) {
+    if constexpr (ALIGNED) {
         embed_row(out, row, place, a.factor, n);
-        return;
-    }
+    } else {
 #pragma unroll 4
-    for (int i = (int)threadIdx.x; i < n; i += EMBED_THREADS)
-        out[i] = __half2float(row[i]) * a.factor + (place ? __half2float(place[i]) : 0);
+        for (int i = (int)threadIdx.x; i < n; i += EMBED_THREADS)
+            out[i] = __half2float(row[i]) * a.factor + (place ? __half2float(place[i]) : 0);
+    }
 }
 
 int qt_decoder_embed(const struct qtool_decoder_embed *a, bool dependent, void *stream)
