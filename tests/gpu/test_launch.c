@@ -26,8 +26,8 @@ static const struct simulated_device devices[] = {
 static const size_t rows[] = {1,    16,   100,   1024,  1040,  2112,  2128,  4096,  5120,   6144,
                               8192, 8464, 10240, 11008, 14336, 18944, 28672, 57344, 128256, 262144};
 static const size_t columns[] = {64, 100, 256, 1024, 3584, 4096, 8192, 14336, 28672};
-static const size_t tokens[] = {1,  3,   8,   9,   16,  17,  32,   33,  64,
-                                65, 100, 128, 136, 192, 256, 1000, 4096};
+static const size_t tokens[] = {1,  3,   8,   9,   16,  17,  28,  32,   33,  64,
+                                65, 100, 127, 128, 136, 192, 256, 1000, 4096};
 
 static int passed, failed, rounded_tiles;
 static const char *device; /* name of the current device */
@@ -226,6 +226,32 @@ static void check_mix24(size_t n, size_t k, bool outliers)
 {
     const struct qtool_matmul_weight w = mix24_of(n, k, outliers);
     check_products(outliers ? "mix24" : "mix24 without outliers", &w);
+}
+
+/* A configuration that the check accepts runs, also if the last launch has fewer tokens: m is in
+ * launches of 8 or 16. */
+static void check_skinny(const char *name, const struct qtool_matmul_weight *w, size_t m)
+{
+    const struct qtool_matmul_options opt = {0};
+    struct qtool_matmul_plan plan;
+    struct qtool_skinny_config c;
+    int accepted = 0;
+    for (c.token_tiles = 1; c.token_tiles <= 2; c.token_tiles++)
+        for (c.strips = 1; c.strips <= 4; c.strips *= 2)
+            for (c.warps_k = 2; c.warps_k <= 8; c.warps_k *= 2)
+                for (c.warps = c.warps_k; c.warps <= 16; c.warps += c.warps_k)
+                    for (c.strips_cta = 1; c.strips_cta <= 8; c.strips_cta++)
+                        for (c.depth = c.warps_k; c.depth <= 16; c.depth += c.warps_k) {
+                            int rc = qtool_matmul_plan(&plan, w, m, &opt);
+                            plan.config.path = QTOOL_MATMUL_SKINNY;
+                            plan.config.skinny = c;
+                            if (rc == QTOOL_OK && qtool_matmul_plan_check(&plan, w) != QTOOL_OK)
+                                continue;
+                            accepted++;
+                            rc = qtool_matmul_run(&plan, w, memory, memory, memory, NULL);
+                            result(name, w->n, w->k, m, launch_fault(rc));
+                        }
+    result(name, w->n, w->k, m, accepted ? NULL : "no skinny configuration is accepted");
 }
 
 /* ---- products of qtool_w4ax.h --------------------------------------------------------------- */
@@ -430,6 +456,15 @@ int main(void)
                     check_w4ax(n, k, (enum qtool_w4ax_scales)scales, false);
                 check_w4ax(n, k, QTOOL_W4AX_BLOCK, true);
             }
+        for (size_t m = 1; hopper && m < 40; m++) {
+            struct qtool_matmul_weight w = weight_of(&schemes[14], 96, 1024);
+            check_skinny("int4", &w, m);
+            w = mix24_of(96, 1024, true);
+            check_skinny("mix24", &w, m);
+            w.mix24.twos += w.mix24.fours;
+            w.mix24.fours = 0;
+            check_skinny("mix24, 2-bit groups alone", &w, m);
+        }
         for (size_t s = 0; s < COUNT(schemes); s++) {
             check_experts(&schemes[s], 128, 2048, 768);
             check_experts(&schemes[s], 512, 7168, 2048);

@@ -148,13 +148,13 @@ static bool complete_config(struct qt_mix24_args *a, struct qtool_ring_config *c
     return layout(a, w, c, m, limit) <= limit;
 }
 
-/* Divides k into as few parts as fit into shared memory, at least `least`. */
+/* Divides k into as few parts as fit into shared memory, at least `least` and at most `most`. */
 static bool divide_k(struct qt_mix24_args *a, struct qtool_ring_config *c,
                      const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w,
-                     size_t m, int least)
+                     size_t m, int least, int most)
 {
     for (int more = 0; more < 2; more++)
-        for (c->parts = least; c->parts <= qt_mix24_units(w); c->parts++)
+        for (c->parts = least; c->parts <= most; c->parts++)
             if (complete_config(a, c, p, w, m, more))
                 return true;
     return false;
@@ -193,6 +193,7 @@ static bool choose_for(struct qtool_ring_config *out, const struct qtool_matmul_
                        const struct qtool_ring_config *order)
 {
     double best = 1e300;
+    const int least = order ? order->parts : 1, most = order ? least : qt_mix24_units(w);
     struct qtool_ring_config c = {};
     struct qt_mix24_args a;
     c.warps = 16;
@@ -203,8 +204,7 @@ static bool choose_for(struct qtool_ring_config *out, const struct qtool_matmul_
                 for (c.depth = max_depth(&c); c.depth >= 2; c.depth--) {
                     if (order && (c.cluster != order->cluster || c.warps_k != order->warps_k))
                         continue;
-                    if (divide_k(&a, &c, p, w, m, order ? order->parts : 1) &&
-                        (!order || c.parts == order->parts) && cost(&c, &a, p, w, m) < best) {
+                    if (divide_k(&a, &c, p, w, m, least, most) && cost(&c, &a, p, w, m) < best) {
                         best = cost(&c, &a, p, w, m);
                         *out = c;
                     }

@@ -122,12 +122,13 @@ int qt_mix24_skinny_check(struct qtool_matmul_plan *p, const struct qtool_matmul
 
 /* ---- run ------------------------------------------------------------------------------------ */
 
-/* Sets the arguments except the tensor maps. Returns the size of the shared memory. */
+/* Sets the arguments except the tensor maps. p has the tokens of this launch; tokens: those of the
+ * first one, whose shared memory the plan has. Returns the size of the shared memory. */
 static size_t set_args(struct qt_mix24_skinny_args *a, const struct qtool_matmul_plan *p,
-                       const struct qtool_matmul_weight *w, void *y)
+                       size_t tokens, const struct qtool_matmul_weight *w, void *y)
 {
     const struct qtool_skinny_config *c = &p->config.skinny;
-    const struct qt_skinny_room room = room_for(a, w, c, p->m);
+    const struct qt_skinny_room room = room_for(a, w, c, tokens);
     a->units = qt_mix24_units(w);
     a->fours = (int)w->mix24.fours;
     qt_skinny_fill(a, p, qt_mix24_strips(w), 2 * (size_t)a->units, y);
@@ -137,16 +138,17 @@ static size_t set_args(struct qt_mix24_skinny_args *a, const struct qtool_matmul
     a->step_rest = c->warps_k * a->fours % a->units;
     a->factor = ldexpf(1, w->scale_exp2);
     a->dependent = true;
-    return qt_skinny_layout(a, c, &room, p->m);
+    return qt_skinny_layout(a, c, &room, tokens);
 }
 
-static int run_chunk(const struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w,
-                     void *y, const void *x, void *workspace, void *stream)
+static int run_chunk(const struct qtool_matmul_plan *p, size_t tokens,
+                     const struct qtool_matmul_weight *w, void *y, const void *x, void *workspace,
+                     void *stream)
 {
     struct qt_mix24_skinny_args a = {};
     const struct workspace at = workspace_for(p, w);
     char *space = (char *)workspace;
-    if (at.bytes > p->workspace_bytes || set_args(&a, p, w, y) > qt_state(p)->smem_bytes ||
+    if (at.bytes > p->workspace_bytes || set_args(&a, p, tokens, w, y) > qt_state(p)->smem_bytes ||
         !qt_x_map(p, &a.x, space + at.rows, 2 * (size_t)a.units, a.x_rows, QT_SKINNY_BLOCKS) ||
         !qt_mix24_record_maps(p, a.records, w, a.tile_strips))
         return QTOOL_UNSUPPORTED;
@@ -170,8 +172,8 @@ int qt_mix24_skinny_run(const struct qtool_matmul_plan *p, const struct qtool_ma
     int rc = QTOOL_OK;
     for (size_t t = 0; t < p->m && rc == QTOOL_OK; t += QT_SKINNY_MAX_TOKENS) {
         const struct qtool_matmul_plan chunk = chunk_of(p, t);
-        rc = run_chunk(&chunk, w, (char *)y + t * p->n * 2, (const char *)x + t * p->k * 2,
-                       workspace, stream);
+        rc = run_chunk(&chunk, chunk_of(p, 0).m, w, (char *)y + t * p->n * 2,
+                       (const char *)x + t * p->k * 2, workspace, stream);
     }
     return rc;
 }
