@@ -200,65 +200,40 @@ static __device__ __forceinline__ double warp_sum(double x)
     return x;
 }
 
-/* One warp per row: the softmax of math.cu, and its gradient. A lane takes STEP keys at a time. */
-template <int STEP>
+/* One warp per row: the softmax of math.cu, and its gradient. */
 static __global__ void softmax_grad_kernel(struct gpu_grad_heads a, size_t r0, size_t lo,
                                            size_t window, float softcap, const float *sinks)
 {
-    struct alignas(STEP * sizeof(float)) part {
-        float v[STEP];
-    };
-    const size_t at = blockIdx.x * (size_t)WARPS + threadIdx.x / 32;
-    const size_t row = at / a.group % a.rows, of = at / a.group / a.rows;
-    if (of >= a.parts)
+    const size_t at = blockIdx.x * (size_t)WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const size_t row = at / a.group % a.rows, part = at / a.group / a.rows;
+    if (part >= a.parts)
         return;
-    part *s = (part *)(a.p + at * a.keys), *d = (part *)(a.ds + at * a.keys);
-    const float sink = sinks ? sinks[of % a.heads * a.group + at % a.group] : -INFINITY;
-    const size_t query = r0 + row, first = window && query >= window ? query - window + 1 : 0;
-    const unsigned from = first > lo ? (unsigned)(first - lo) : 0, end = (unsigned)(query - lo) + 1;
-    const unsigned parts = (unsigned)a.keys / STEP, lane = threadIdx.x % 32;
-    const unsigned low = from / STEP, high = (end + STEP - 1) / STEP;
+    float *s = a.p + at * a.keys, *d = a.ds + at * a.keys;
+    const float sink = sinks ? sinks[part % a.heads * a.group + at % a.group] : -INFINITY;
+    const size_t i = r0 + row, first = window && i >= window ? i - window + 1 : 0;
+    const size_t from = first > lo ? first - lo : 0, end = i - lo + 1;
     float top = -INFINITY;
     double sum = 0, dot = 0;
-#pragma unroll 4
-    for (unsigned j = low + lane; j < high; j += 32) {
-        const part x = s[j];
-#pragma unroll
-        for (unsigned i = 0; i < STEP; i++)
-            if (j * STEP + i >= from && j * STEP + i < end)
-                top = fmaxf(top, capped(x.v[i], softcap));
-    }
+    for (size_t j = from + lane; j < end; j += 32)
+        top = fmaxf(top, capped(s[j], softcap));
     for (int mask = 16; mask; mask /= 2)
         top = fmaxf(top, __shfl_xor_sync(~0u, top, mask));
-#pragma unroll 2
-    for (unsigned j = low + lane; j < high; j += 32) {
-        const part x = s[j], y = d[j];
-#pragma unroll
-        for (unsigned i = 0; i < STEP; i++)
-            if (j * STEP + i >= from && j * STEP + i < end) {
-                const float e = expf(capped(x.v[i], softcap) - top);
-                sum += (double)e;
-                dot += (double)e * (double)y.v[i];
-            }
+    for (size_t j = from + lane; j < end; j += 32) {
+        const float e = expf(capped(s[j], softcap) - top);
+        sum += (double)e;
+        dot += (double)e * (double)d[j];
     }
     sum = warp_sum(sum) + exp((double)sink - (double)top);
     const float factor = (float)(1 / sum), mean = (float)(warp_sum(dot) / sum);
-#pragma unroll 2
-    for (unsigned j = lane; j < parts; j += 32) {
-        part x = {}, y = {};
-        if (j >= low && j < high) {
-            x = s[j];
-            y = d[j];
+    for (size_t j = lane; j < a.keys; j += 32) {
+        float probability = 0, change = 0;
+        if (j >= from && j < end) {
+            const float c = capped(s[j], softcap), t = softcap > 0 ? c / softcap : 0;
+            probability = expf(c - top) * factor;
+            change = probability * (d[j] - mean) * (1.0f - t * t);
         }
-#pragma unroll
-        for (unsigned i = 0; i < STEP; i++) {
-            const bool visible = j * STEP + i >= from && j * STEP + i < end;
-            const float c = capped(x.v[i], softcap), t = softcap > 0 ? c / softcap : 0;
-            x.v[i] = visible ? expf(c - top) * factor : 0;
-            y.v[i] = visible ? x.v[i] * (y.v[i] - mean) * (1.0f - t * t) : 0;
-        }
-        s[j] = x;
-        d[j] = y;
+        s[j] = probability;
+        d[j] = change;
     }
 }
 
@@ -346,35 +321,27 @@ template <int STEP> static __global__ void decode_kernel(float *w, struct gpu_co
         }
 }
 
-/* A warp sums a group, a lane STEP columns at a time. */
-template <int STEP>
+/* A warp sums a group. */
 static __global__ void decode_grad_kernel(float *dscale, struct gpu_coded a, const float *dw)
 {
     __shared__ float value[THREADS];
     const size_t groups = (a.k + a.group - 1) / a.group;
     value[threadIdx.x] = a.value[threadIdx.x];
     __syncthreads();
-    for (size_t row = blockIdx.x; row < a.n; row += gridDim.x)
-        for (size_t g = threadIdx.x / 32; g < groups; g += WARPS) {
-            const size_t from = g * a.group, end = min(from + a.group, a.k), at = row * groups + g;
-            const uint8_t *code = a.code + row * a.k;
-            const float *d = dw + row * a.k;
-            const float zero = a.zero ? (float)a.zero[at] : 0;
-            double sum = 0;
-            for (size_t i = from + STEP * (threadIdx.x % 32); i < end; i += STEP * 32) {
-                if (STEP == 4) {
-                    const uchar4 q = *(const uchar4 *)(code + i);
-                    const float4 x = *(const float4 *)(d + i);
-                    sum +=
-                        (double)(x.x * (value[q.x] - zero)) + (double)(x.y * (value[q.y] - zero)) +
-                        (double)(x.z * (value[q.z] - zero)) + (double)(x.w * (value[q.w] - zero));
-                } else
-                    sum += (double)(d[i] * (value[code[i]] - zero));
-            }
-            sum = warp_sum(sum);
-            if (threadIdx.x % 32 == 0)
-                dscale[at] += (float)sum;
-        }
+    for (size_t at = blockIdx.x * (size_t)WARPS + threadIdx.x / 32; at < a.n * groups;
+         at += gridDim.x * (size_t)WARPS) {
+        const size_t from = at % groups * a.group, end = min(from + a.group, a.k);
+        const uint8_t *code = a.code + at / groups * a.k;
+        const float *d = dw + at / groups * a.k;
+        const float zero = a.zero ? (float)a.zero[at] : 0;
+        double sum = 0;
+        for (size_t i = from + threadIdx.x % 32; i < end; i += 32)
+            sum += (double)(d[i] * (value[code[i]] - zero));
+        for (int mask = 16; mask; mask /= 2)
+            sum += __shfl_xor_sync(~0u, sum, mask);
+        if (threadIdx.x % 32 == 0)
+            dscale[at] += (float)sum;
+    }
 }
 
 /* Each operation is rounded, as on the CPU. */
@@ -456,12 +423,8 @@ int gpu_grad_softmax(const struct gpu_grad_heads *a, size_t r0, size_t lo, size_
                      float softcap, const float *sinks, void *stream)
 {
     const size_t rows = a->parts * a->rows * a->group;
-    const unsigned blocks = (unsigned)((rows + WARPS - 1) / WARPS);
-    return a->keys % 4 == 0 && ((uintptr_t)a->p | (uintptr_t)a->ds) % 16 == 0
-               ? LAUNCH(softmax_grad_kernel<4>, blocks, THREADS, stream, *a, r0, lo, window,
-                        softcap, sinks)
-               : LAUNCH(softmax_grad_kernel<1>, blocks, THREADS, stream, *a, r0, lo, window,
-                        softcap, sinks);
+    return LAUNCH(softmax_grad_kernel, (unsigned)((rows + WARPS - 1) / WARPS), THREADS, stream, *a,
+                  r0, lo, window, softcap, sinks);
 }
 
 int gpu_grad_loss(double *losses, float *dlogits, const float *logits, const float *ref,
@@ -492,11 +455,10 @@ int gpu_grad_decode(float *w, const struct gpu_coded *a, void *stream)
 
 int gpu_grad_scales(float *dscale, const struct gpu_coded *a, const float *dw, void *stream)
 {
-    const unsigned blocks = (unsigned)min(a->n, (size_t)MOST_BLOCKS);
-    return a->k % 4 == 0 && a->group % 4 == 0 && (uintptr_t)dw % 16 == 0 &&
-                   (uintptr_t)a->code % 4 == 0
-               ? LAUNCH(decode_grad_kernel<4>, blocks, THREADS, stream, dscale, *a, dw)
-               : LAUNCH(decode_grad_kernel<1>, blocks, THREADS, stream, dscale, *a, dw);
+    const size_t groups = a->n * ((a->k + a->group - 1) / a->group);
+    return LAUNCH(decode_grad_kernel,
+                  (unsigned)min((groups + WARPS - 1) / WARPS, (size_t)MOST_BLOCKS), THREADS, stream,
+                  dscale, *a, dw);
 }
 
 int gpu_grad_tune(const struct gpu_tuned *t, const struct gpu_adam *a, void *stream)
