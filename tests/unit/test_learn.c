@@ -341,7 +341,7 @@ static void the_curve_falls(void **state)
         {"nf3:g=32,learn=1", "lr=3e-3,batch=2,passes=4", false},
         {"nf3:g=32,learn=1", "lr=3e-3,batch=2,passes=4", true},
         {"fp4:learn=1", "lr=3e-3,batch=2,passes=4", false},
-        {"nf3:g=32", "lr=3e-3,batch=2,passes=4", true},
+        {"nf3:g=32", "lr=3e-4,batch=2,passes=4", true},
         {"nf3:g=32,method=search,learn=1", "mode=ste,lr=3e-3,batch=2,passes=4", false},
         {"int4:g=32,learn=1", "objective=nll,lr=1e-2,batch=3,passes=2", false},
         {"mix24:learn=1", "lr=3e-3,batch=2,passes=4", true},
