@@ -275,13 +275,22 @@ static int hook_reference(void *ctx, int input, const float *z, size_t m, size_t
     const struct errors *e = &s->sums.errors;
     const size_t at = s->sums.reference_tokens;
     const float *share = share_of(s, at);
+    const bool arranged = s->sums.act && !e->weight;
     if (input != s->sums.input_index)
         return QT_OK;
     s->sums.reference_tokens += m;
-    float *reference = e->input + at * k;
-    return s->sums.act && !e->weight ? qt_act_arrange_on(s->be, reference, z, m, s->sums.act, err)
-           : share ? s->be->gather_rows(s->be, reference, z, NULL, share, m, k, err)
-                   : s->be->copy(s->be, reference, z, m * k * sizeof *z, err);
+    float *reference = e->input + at * k, *weighted = arranged ? s->sums.weighted : reference;
+    int rc = QT_OK;
+    if (share) {
+        QT_TRY(s->be->gather_rows(s->be, weighted, z, NULL, share, m, k, err));
+        z = weighted;
+    }
+    if (arranged)
+        QT_TRY(qt_act_arrange_on(s->be, reference, z, m, s->sums.act, err));
+    else if (!share)
+        QT_TRY(s->be->copy(s->be, reference, z, m * k * sizeof *z, err));
+done:
+    return rc;
 }
 
 /* *d = minus the errors of m tokens, `at` tokens into the chunk: of inputs, or of the outputs that

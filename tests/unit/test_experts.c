@@ -423,7 +423,8 @@ static void compare(const struct qt_observed *got, struct fixture *f, int input,
     free(sizes);
 }
 
-/* Attention is changed, and each expert's first linears are changed before its second input. */
+/* Attention is changed, and each expert's first linears are changed before its second input. The
+ * first inputs pass through an arrangement that changes nothing, as quantized activations do. */
 static void sums_cover_the_experts_tokens(void **state)
 {
     struct fixture *f = open_model(*state);
@@ -455,12 +456,17 @@ static void sums_cover_the_experts_tokens(void **state)
         const size_t chose = qt_tokens_of_expert(&some, weights, TOKENS, f->experts, expert, 0);
         struct kept x = input_of(f, here, input, hidden, &all);
         struct kept z = input_of(f, there, input, f->hidden, &all);
-        expect_ok("observe", qt_sequential_observe(&seen, s, input, NULL, false, &f->err), &f->err);
+        struct qt_act act;
+        expect_ok("arrangement", qt_act_new(&act, x.k, 8, &f->err), &f->err);
+        expect_ok("observe",
+                  qt_sequential_observe(&seen, s, input, input % 2 ? NULL : &act, false, &f->err),
+                  &f->err);
         assert_int_equal(seen.routed_tokens, chose);
         assert_true(chose > QT_MIN_TOKENS_PER_CHANNEL * x.k); /* enough: no tokens are added */
         compare(&seen, f, input, &x, &z, &some);
         expect_ok("renew", qt_sequential_reload(s, input, &now, &f->err), &f->err);
         expect_ok("renew here", qt_layer_load_linears(here, input, &now, &f->err), &f->err);
+        qt_act_free(&act);
         free(x.x);
         free(z.x);
     }
