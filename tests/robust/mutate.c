@@ -324,14 +324,16 @@ static bool nudge(struct bytes *b, const struct span *span)
             bytes_splice(b, at, 0, &"0z/.:_="[below(7)], 1);
         return true;
     }
-    long long old = strtoll(text, &end, 10);
-    const long long changed[] = {old + 1, old - 1, -old, old / 2, old + 64};
+    const long long old = strtoll(text, &end, 10);
+    const unsigned long long bits = (unsigned long long)old; /* may wrap around */
+    const unsigned long long changed[] = {bits + 1, bits - 1, 0 - bits,
+                                          (unsigned long long)(old / 2), bits + 64};
     if (*end)
         return false;
     if (below(6) == 0)
         snprintf(text, sizeof text, "%lld0", old);
     else
-        snprintf(text, sizeof text, "%lld", changed[below(COUNT(changed))]);
+        snprintf(text, sizeof text, "%lld", (long long)changed[below(COUNT(changed))]);
     bytes_splice(b, span->at, span->size, text, strlen(text));
     return true;
 }
