@@ -89,7 +89,7 @@ static const struct names *find_renaming(const struct qt_source *source, const c
     return found;
 }
 
-/* Of the Conv1D modules of GPT-2. */
+/* The Conv1D modules of GPT-2 store these. */
 bool qt_stored_transposed(const char *model_type, const char *name)
 {
     static const char *const ends[] = {".c_attn.weight", ".q_attn.weight", ".c_proj.weight",

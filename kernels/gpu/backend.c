@@ -25,23 +25,28 @@ struct cuda {
     void *stream;
 };
 
+/* Frees the FP16 factors of weights, which stay valid with `same_weights` only. */
+static struct cuda *entered(struct qt_backend *be)
+{
+    struct cuda *g = be->ctx;
+    if (!be->same_weights)
+        gpu_products_release(&g->products);
+    return g;
+}
+
 /* For functions that may change any backend memory. */
 static struct cuda *self(struct qt_backend *be)
 {
-    struct cuda *g = be->ctx;
+    struct cuda *g = entered(be);
     gpu_products_forget(&g->products);
-    if (!be->same_weights)
-        gpu_products_release(&g->products);
     return g;
 }
 
 /* For functions that change these bytes only. */
 static struct cuda *writing(struct qt_backend *be, const void *p, size_t bytes)
 {
-    struct cuda *g = be->ctx;
+    struct cuda *g = entered(be);
     gpu_products_changed(&g->products, p, bytes);
-    if (!be->same_weights)
-        gpu_products_release(&g->products);
     return g;
 }
 
@@ -179,7 +184,6 @@ struct factor {
 static int multiply(struct qt_backend *be, float *c, struct factor a, struct factor b, bool keep,
                     bool add, size_t m, size_t n, size_t k, struct qt_err *err)
 {
-    struct cuda *g = be->ctx;
     int rc = check_sizes(m, n, k, err);
     if (rc < 0 || m == 0 || n == 0 || (k == 0 && add))
         return rc;
@@ -201,10 +205,7 @@ static int multiply(struct qt_backend *be, float *c, struct factor a, struct fac
                                   .follows = true,
                                   .keeps_b = keep && be->same_weights,
                                   .count = 1};
-    if (!be->same_weights)
-        gpu_products_release(&g->products);
-    g->products.half = be->half;
-    return gpu_product(&g->products, &p, err);
+    return gpu_product(products_of(entered(be)), &p, err);
 }
 
 static int cuda_linear(struct qt_backend *be, float *y, const float *x, const float *w,

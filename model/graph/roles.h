@@ -1,4 +1,4 @@
-/* What model.c builds the graph of: parts of a layer (roles.c) and their tensors (tensors.c). */
+/* model.c builds the graph from these: parts of a layer (roles.c) and their tensors (tensors.c). */
 #ifndef QT_MODEL_GRAPH_ROLES_H
 #define QT_MODEL_GRAPH_ROLES_H
 

@@ -1,4 +1,4 @@
-/* What containers have in another form than the checkpoints that runtimes expect. */
+/* Some tensors have another form in containers than in the checkpoints that runtimes expect. */
 #include "pack/export/export.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* What the files that load a model share; private to them. */
+/* The files that load a model share these declarations, which are private to them. */
 #ifndef QT_VERIFY_RUNTIME_LOAD_H
 #define QT_VERIFY_RUNTIME_LOAD_H
 
