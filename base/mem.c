@@ -40,6 +40,11 @@ void qt_free(void *p)
     free(p);
 }
 
+int qt_no_memory(struct qt_err *err, const char *file)
+{
+    return qt_fail(err, QT_E_RESOURCE, file, NULL, "out of memory");
+}
+
 static int out_of_memory(struct qt_err *err, size_t bytes)
 {
     return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory (%zu bytes)", bytes);

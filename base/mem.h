@@ -53,6 +53,9 @@ int qt_string_copy(char **out, const char *s, struct qt_err *err);
 int qt_string_format(char **out, struct qt_err *err, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Returns QT_E_RESOURCE, "out of memory", for allocations of libraries; file: in the message, or
+ * NULL. */
+int qt_no_memory(struct qt_err *err, const char *file);
 void qt_free(void *p);
 
 /* Allocators for libraries that take them: with libc's signatures (Jansson, PCRE2), */

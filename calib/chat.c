@@ -23,11 +23,6 @@ static const char *role_of(const char *from)
     return NULL;
 }
 
-static int no_memory(struct qt_err *err)
-{
-    return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-}
-
 /* A copy in which whole numbers are integers again: the reader makes all numbers reals. */
 static json_t *with_integers(const json_t *v)
 {
@@ -69,7 +64,7 @@ static int read_message(json_t **out, const json_t *item, size_t i, const char *
                        qt_json_type(item));
     if (json_is_string(json_object_get(item, "role"))) {
         *out = with_integers(item);
-        return *out ? QT_OK : no_memory(err);
+        return *out ? QT_OK : qt_no_memory(err, NULL);
     }
     if (!json_is_string(from) || !json_is_string(value))
         return qt_fail(
@@ -83,7 +78,7 @@ static int read_message(json_t **out, const json_t *item, size_t i, const char *
                        "line %zu: \"%s\"[%zu] is \"from\" '%.40s', which is no known speaker", line,
                        key, i, json_string_value(from));
     *out = json_pack("{s:s, s:O}", "role", role, "content", value);
-    return *out ? QT_OK : no_memory(err);
+    return *out ? QT_OK : qt_no_memory(err, NULL);
 }
 
 const json_t *qt_chat_list(const json_t *record, const char **key)
@@ -111,15 +106,15 @@ int qt_chat_read(json_t **messages, json_t **tools, const json_t *record, size_t
                        json_is_array(list) ? "an empty one" : qt_json_type(list));
     *messages = json_array();
     if (!*messages)
-        return no_memory(err);
+        return qt_no_memory(err, NULL);
     for (size_t i = 0; i < json_array_size(list) && rc == QT_OK; i++) {
         json_t *message;
         rc = read_message(&message, json_array_get(list, i), i, key, line, file, err);
         if (rc == QT_OK && json_array_append_new(*messages, message) < 0)
-            rc = no_memory(err);
+            rc = qt_no_memory(err, NULL);
     }
     if (rc == QT_OK && json_is_array(given) && !(*tools = with_integers(given)))
-        rc = no_memory(err);
+        rc = qt_no_memory(err, NULL);
     if (rc < 0) {
         json_decref(*messages);
         *messages = NULL;

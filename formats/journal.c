@@ -27,11 +27,6 @@ bool qt_container_unfinished(const char *path)
     return ours;
 }
 
-static int no_memory(struct qt_err *err, const char *file)
-{
-    return qt_fail(err, QT_E_RESOURCE, file, NULL, "out of memory");
-}
-
 /* Jansson takes pointers to non-const for reference counts and iteration, even when reading. */
 static json_t *unconst(const json_t *value)
 {
@@ -45,7 +40,7 @@ int qt_journal_open(struct qt_journal *j, const char *dir, bool owned, struct qt
     QT_TRY(qt_path_join(&j->path, dir, QT_JOURNAL_NAME, err));
     j->units = json_object();
     if (!j->units)
-        return no_memory(err, j->path);
+        return qt_no_memory(err, j->path);
     if (owned)
         QT_TRY(qt_file_create(&j->fd, j->path, true, err));
 done:
@@ -175,7 +170,7 @@ static int add_unit(struct qt_journal *j, const char *unit, const json_t *line, 
         QT_TRY(qt_json_text(&text, &size, line, JSON_COMPACT, err));
     json_t *place = text ? json_string(text) : json_integer((json_int_t)j->end);
     if (json_object_set_new(j->units, unit, place) < 0)
-        rc = no_memory(err, j->path);
+        rc = qt_no_memory(err, j->path);
 done:
     qt_free(text);
     return rc;
@@ -363,7 +358,7 @@ int qt_journal_start(struct qt_journal *j, const char *plan, const json_t *ident
         json_object_set_new(line, "version", json_integer(JOURNAL_VERSION)) < 0 ||
         json_object_set_new(line, "plan", json_string(plan)) < 0 ||
         json_object_set(line, "identity", unconst(identity)) < 0)
-        rc = no_memory(err, j->path);
+        rc = qt_no_memory(err, j->path);
     else
         rc = append(j, line, err);
     json_decref(line);
@@ -378,7 +373,7 @@ int qt_journal_add(struct qt_journal *j, const char *unit, const json_t *record,
     if (json_object_set_new(line, "unit", json_string(unit)) < 0 ||
         json_object_set(line, "record", unconst(record)) < 0 ||
         json_object_set(line, "tensors", tensors) < 0)
-        rc = no_memory(err, j->path);
+        rc = qt_no_memory(err, j->path);
     else
         rc = add_unit(j, unit, line, err);
     if (rc == QT_OK && j->fd >= 0)

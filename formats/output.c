@@ -15,11 +15,6 @@ struct qt_output {
     uint64_t at, size; /* written and reserved bytes of it */
 };
 
-static int no_memory(struct qt_err *err, const char *file)
-{
-    return qt_fail(err, QT_E_RESOURCE, file, NULL, "out of memory");
-}
-
 static bool keep_journal(const void *ctx, const char *name)
 {
     (void)ctx;
@@ -153,7 +148,7 @@ int qt_output_finish(struct qt_output *o, const json_t *record, struct qt_err *e
     struct qt_checksums *checksums = NULL;
     int rc;
     if (!omit)
-        return no_memory(err, o->dir.dir);
+        return qt_no_memory(err, o->dir.dir);
     QT_TRY(qt_outdir_json(&o->dir, QT_EXPORT_NAME, record, err));
     QT_TRY(qt_checksums_start(&checksums, o->dir.partial, omit, NULL, err));
     QT_TRY(qt_checksums_write(checksums, err));

@@ -24,11 +24,6 @@ struct qt_qcal_writer {
     struct qt_qcal_layers layers;
 };
 
-static int no_memory(struct qt_err *err)
-{
-    return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-}
-
 /* ---- JSON document -------------------------------------------------------------------------- */
 
 static json_t *part_json(const struct qt_qcal_part *p)
@@ -68,7 +63,7 @@ static int add_experts(json_t *doc, const struct qt_qcal_info *info, struct qt_e
     for (size_t l = 0; l < info->layers; l++)
         failed |= json_array_append_new(counts, json_integer((json_int_t)info->layer[l].experts));
     failed |= json_object_set_new(json_object_get(doc, "model"), "experts", counts);
-    return failed ? no_memory(err) : QT_OK;
+    return failed ? qt_no_memory(err, NULL) : QT_OK;
 }
 
 /* Makes the document without the CRCs. */
@@ -102,7 +97,7 @@ static int doc_new(json_t **out, const struct qt_qcal_info *info, struct qt_err 
                   "k", widths_json(info), "tokens", (json_int_t)tokens, "parts", parts);
     json_decref(parts);
     if (failed || !*out)
-        return no_memory(err);
+        return qt_no_memory(err, NULL);
     return version > 1 ? add_experts(*out, info, err) : QT_OK;
 }
 
@@ -117,9 +112,10 @@ static int header_new(char **out, size_t *size, struct qt_qcal_writer *w, struct
     for (size_t i = 0; i < w->count; i++)
         failed |= json_object_set_new(crcs, w->tensors[i].name, qt_crc_json(w->crcs[i]));
     failed |= json_object_set(w->doc, "crc32", crcs);
-    QT_TRY(failed ? no_memory(err) : qt_json_text(&text, &length, w->doc, JSON_COMPACT, err));
+    QT_TRY(failed ? qt_no_memory(err, NULL)
+                  : qt_json_text(&text, &length, w->doc, JSON_COMPACT, err));
     if (json_object_set_new(metadata, QT_QCAL_KEY, json_string(text)) < 0) {
-        rc = no_memory(err);
+        rc = qt_no_memory(err, NULL);
         goto done;
     }
     QT_TRY(qt_safetensors_header(out, size, w->offsets, w->tensors, w->count, metadata, err));

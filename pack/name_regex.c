@@ -23,11 +23,6 @@ static void regex_free(void *p, void *ctx)
     qt_free(p);
 }
 
-static int no_memory(struct qt_err *err)
-{
-    return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-}
-
 static int compile(struct qt_name_regex *re, const char *text, size_t size, const char *what,
                    struct qt_err *err)
 {
@@ -41,7 +36,7 @@ static int compile(struct qt_name_regex *re, const char *text, size_t size, cons
     if (re->code)
         return QT_OK;
     if (!ctx || error == PCRE2_ERROR_HEAP_FAILED)
-        return no_memory(err);
+        return qt_no_memory(err, NULL);
     pcre2_get_error_message(error, reason, sizeof reason);
     return qt_fail(err, QT_E_USAGE, NULL, NULL, "%s '%.*s': %s at character %zu", what, (int)size,
                    text, (const char *)reason, at);
@@ -55,7 +50,7 @@ int qt_name_regex_new(struct qt_name_regex **out, const char *text, size_t size,
     (*out)->general = pcre2_general_context_create(regex_malloc, regex_free, NULL);
     if ((*out)->general)
         (*out)->match = pcre2_match_data_create(1, (*out)->general);
-    QT_TRY((*out)->match ? compile(*out, text, size, what, err) : no_memory(err));
+    QT_TRY((*out)->match ? compile(*out, text, size, what, err) : qt_no_memory(err, NULL));
 done:
     if (rc < 0) {
         qt_name_regex_free(*out);
@@ -83,7 +78,7 @@ int qt_name_regex_match(bool *found, const struct qt_name_regex *re, const char 
     if (n >= 0 || n == PCRE2_ERROR_NOMATCH)
         return QT_OK;
     if (n == PCRE2_ERROR_NOMEMORY || n == PCRE2_ERROR_HEAPLIMIT)
-        return no_memory(err);
+        return qt_no_memory(err, NULL);
     pcre2_get_error_message(n, reason, sizeof reason);
     return qt_fail(err, QT_E_USAGE, NULL, name, "a regular expression cannot be matched: %s",
                    (const char *)reason);

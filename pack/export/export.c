@@ -5,11 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static int no_memory(struct qt_err *err)
-{
-    return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-}
-
 bool qt_export_is(const struct qt_spec *spec, const char *scheme)
 {
     return strcmp(qt_scheme_name(spec->scheme), scheme) == 0;
@@ -441,7 +436,7 @@ static int identity_new(json_t **out, const struct qt_export *x, struct qt_err *
                      "dtype", dtypes[x->opt->dtype], "lossy", x->opt->lossy, "fp8_inputs",
                      x->opt->fp8_inputs, "max_shard_bytes", (json_int_t)x->opt->max_shard_bytes);
     if (!*out)
-        rc = no_memory(err);
+        rc = qt_no_memory(err, NULL);
 done:
     qt_free(text);
     qt_free(path);
@@ -475,7 +470,7 @@ static int record_new(json_t **out, const struct run *run, json_t *identity, str
 {
     *out = json_pack("{s:s, s:O, s:I, s:o}", "format", run->x.format->name, "identity", identity,
                      "bytes", (json_int_t)run->bytes, "rounded", rounded_json(run));
-    return *out ? QT_OK : no_memory(err);
+    return *out ? QT_OK : qt_no_memory(err, NULL);
 }
 
 static int open_output(struct run *run, const json_t *identity, struct qt_err *err)

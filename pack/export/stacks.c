@@ -4,11 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int no_memory(struct qt_err *err)
-{
-    return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
-}
-
 /* *out = the index of the stack with this name, which is new if *made. */
 static int find(size_t *out, bool *made, struct run *run, const struct qt_stack *form,
                 struct qt_err *err)
@@ -20,10 +15,10 @@ static int find(size_t *out, bool *made, struct run *run, const struct qt_stack 
     if (at)
         return QT_OK;
     if (!run->stack_at && !(run->stack_at = json_object()))
-        return no_memory(err);
+        return qt_no_memory(err, NULL);
     QT_TRY(qt_array_grow(&run->stacks, &run->stacks_room, *out + 1, sizeof *run->stacks, err));
     if (json_object_set_new(run->stack_at, form->name, json_integer((json_int_t)*out)) < 0)
-        return no_memory(err);
+        return qt_no_memory(err, NULL);
     run->stacks[run->nstacks++] = (struct stack){.form = *form};
 done:
     return rc;
