@@ -441,10 +441,9 @@ const struct command cmd_plan = {
         "unless --tensor names it.\n\n"
         "With --target-bpw or --target-size a scheme is chosen for each tensor (docs/targets.md): "
         "with --data by the measured KL divergence of calibrated rounding, which runs the model, "
-        "on "
-        "a GPU with --device cuda; otherwise by the errors of the weights. With --untied, linears "
-        "that share an input may get different schemes. The options that give the result are "
-        "printed.\n\n"
+        "on a GPU with --device cuda; otherwise by the errors of the weights. With --untied, "
+        "linears that share an input may get different schemes. The options that give the result "
+        "are printed.\n\n"
         "--tensor is split at its first '='; write \\x3d for a '=' in the regular expression "
         "(PCRE2, matched anywhere in the name). Vectors that match (norms and biases) are copied; "
         "a regular expression that matches nothing else is an error. The scheme 'none' copies.",
