@@ -104,7 +104,6 @@ static int read_key(struct qt_gguf *g, struct cursor *c)
         return bad(c, "unknown type of a value");
     key.at = c->at;
     QT_TRY(read_values(c, key.type, key.count));
-    key.size = c->at - key.at;
     QT_TRY(qt_array_grow(&g->keys, &g->capacity, g->count + 1, sizeof *g->keys, c->err));
     g->keys[g->count++] = key;
 done:
@@ -332,8 +331,7 @@ done:
 /* ---- a checkpoint --------------------------------------------------------------------------- */
 
 struct adopt {
-    struct qt_shard *shards;
-    size_t count;
+    size_t count; /* of files */
     const struct qt_gguf *g;
     struct qt_gguf_facts facts;
     size_t head_dim;
@@ -543,7 +541,7 @@ done:
 int qt_gguf_adopt(char **dir, struct qt_shard *shards, size_t count, const char *beside,
                   struct qt_err *err)
 {
-    struct adopt a = {shards, count, shards[0].gguf, {.dtype = QT_F16}, 0, err};
+    struct adopt a = {.count = count, .g = shards[0].gguf, .facts = {.dtype = QT_F16}, .err = err};
     int rc;
     *dir = NULL;
     QT_TRY(find_family(&a));

@@ -42,8 +42,8 @@ struct qt_gguf_key {
     struct qt_gguf_text name;
     uint32_t type; /* of the value, or of the elements */
     bool array;
-    uint64_t count;  /* elements; 1 for a value */
-    size_t at, size; /* offset and bytes of the value */
+    uint64_t count; /* elements; 1 for a value */
+    size_t at;      /* offset of the value */
 };
 /* The keys of the first file. */
 struct qt_gguf {

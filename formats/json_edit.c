@@ -17,7 +17,6 @@ struct edit {
     const char *text, *file;
     size_t size;
     size_t object; /* position of the '{' of the innermost object on the path */
-    size_t close;  /* position of its '}' */
     struct member member, last;
     bool found, empty; /* the member exists; the object has no members */
 };
@@ -78,7 +77,6 @@ static int find_member(struct edit *e, const char *key, size_t key_size, struct 
     size_t at = e->object;
     e->found = false;
     e->empty = text[skip_space(text, at + 1)] == '}';
-    e->close = skip_space(text, at + 1);
     while (!e->empty) {
         struct member m = {.before = at + 1, .key = skip_space(text, at + 1)};
         bool same;
@@ -93,7 +91,6 @@ static int find_member(struct edit *e, const char *key, size_t key_size, struct 
             e->member = m;
         e->found |= same;
         e->last = m;
-        e->close = at;
         if (text[at] == '}')
             break;
     }

@@ -186,7 +186,6 @@ int qt_chat_render(char **text, size_t *size, const struct qt_chat *chat, const 
     *size = 0;
     if (rc < 0)
         return rc;
-    r->tree = &chat->tree;
     r->err = err;
     r->file = chat->file;
     r->out = &out;

@@ -63,7 +63,6 @@ struct chat_tree {
     struct chat_node **all; /* owned */
     size_t count, capacity;
     struct chat_node *root;
-    const char *file; /* borrowed, for messages */
 };
 
 /* Parses a template. QT_E_UNSUPPORTED names a construct outside of the subset; QT_E_INPUT: it is not
@@ -79,7 +78,6 @@ struct chat_text {
 };
 
 struct chat_run {
-    const struct chat_tree *tree;
     struct qt_err *err;
     int rc;
     const char *file;

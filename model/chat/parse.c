@@ -938,7 +938,7 @@ int chat_parse(struct chat_tree *out, const char *text, const char *file, struct
         .tree = out, .file = file, .text = text, .p = text, .counted = text, .line = 1, .err = err};
     const char *which;
     size_t n = strlen(text);
-    *out = (struct chat_tree){.file = file};
+    *out = (struct chat_tree){0};
     if (n && text[n - 1] == '\n')
         n--;
     s.end = text + n;

@@ -126,7 +126,7 @@ done:
     return rc;
 }
 
-/* See arch.query_floors. */
+/* See config.floor_beta. */
 static float floor_growth(const struct config *cfg, size_t position)
 {
     return 1 + cfg->floor_beta * (float)log1p((double)((position + 1) / cfg->floor_step));
@@ -217,4 +217,4 @@ static int run(bool *stop, float *out, const float *x, const struct layer_run *r
     return rc == QT_OK && !*stop ? attention_run(stop, out, x, r, err) : rc;
 }
 
-const struct mixer mixer_attention = {"attention", scratch_floats, run};
+const struct mixer mixer_attention = {scratch_floats, run};

@@ -130,4 +130,4 @@ done:
     return rc;
 }
 
-const struct mixer mixer_delta = {"gated DeltaNet", scratch_floats, run};
+const struct mixer mixer_delta = {scratch_floats, run};

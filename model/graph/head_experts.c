@@ -166,4 +166,4 @@ done:
     return rc;
 }
 
-const struct mixer mixer_head_experts = {"mixture of attention heads", scratch_floats, run};
+const struct mixer mixer_head_experts = {scratch_floats, run};

@@ -283,13 +283,9 @@ struct arch {
     bool first_global;    /* without layer_types, the first layer has no window */
     bool last_global;     /* the last layer has no window, whatever layer_types says */
     enum no_rope_rule no_rope;
-    bool norms_of_all_heads; /* Q_NORM and K_NORM normalize all attention heads together */
-    bool norms_after_rope;   /* Q_NORM and K_NORM follow the rotary embedding */
-    bool bare_norms;  /* norms of queries and keys have no weights: after the rotary embedding */
-    bool rope_mscale; /* reads short_mscale and long_mscale, the scale of LongRoPE */
-    /* Layers without rotary embedding multiply queries by 1 + attn_scale ln(1 + floor((position + 1)
-     * / floor_scale)), if attn_temperature_tuning is set. */
-    bool query_floors;
+    bool norms_of_all_heads;    /* Q_NORM and K_NORM normalize all attention heads together */
+    bool norms_after_rope;      /* Q_NORM and K_NORM follow the rotary embedding */
+    bool rope_mscale;           /* reads short_mscale and long_mscale, the scale of LongRoPE */
     const char *head_norms_key; /* key that enables Q_NORM and K_NORM; NULL: always enabled */
     bool value_norm;            /* values pass a norm without weights */
     bool shared_keys;           /* reads num_kv_shared_layers, default `shared_layers` */
@@ -410,7 +406,9 @@ struct config {
      * by 1. */
     float query_beta;
     size_t query_step;
-    float floor_beta; /* the same for arch.query_floors */
+    /* Layers without rotary embedding multiply queries by
+     * 1 + floor_beta ln(1 + floor((position + 1) / floor_step)); floor_beta 0: by 1. */
+    float floor_beta;
     size_t floor_step;
     struct rotary rope, local_rope;   /* local: for layers with a window; none: `rope` for all */
     float output_factors[ROLE_COUNT]; /* of linears; 0: 1 */
@@ -418,10 +416,11 @@ struct config {
     float attn_scale, embed_scale, residual_scale, logit_scale;
     float eps, attn_softcap;
     enum qt_act_kind act;
-    bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm, head_norms, parallel, bare_norms,
-        head_bias, parallel_norms, alibi,
-        unit_head;                            /* unit_head: rows of the head are normalized */
-    float clip_qkv;                           /* 0: none */
+    bool qkv_bias, o_bias, mlp_bias, tied, norm_after, final_norm, head_norms, parallel, head_bias,
+        parallel_norms, alibi;
+    bool bare_norms; /* norms of queries and keys have no weights: after the rotary embedding */
+    bool unit_head;  /* rows of the head are normalized */
+    float clip_qkv;  /* 0: none */
     const struct arch_multimodal *multimodal; /* the decoder is part of such a model; or NULL */
     /* Set if a multimodal config.json has no tie_word_embeddings, or different ones for the decoder
      * and the whole model. The head is then tied if no head tensor is stored. */

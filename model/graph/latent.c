@@ -154,4 +154,4 @@ done:
     return rc;
 }
 
-const struct mixer mixer_latent = {"latent attention", scratch_floats, run};
+const struct mixer mixer_latent = {scratch_floats, run};

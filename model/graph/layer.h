@@ -249,7 +249,7 @@ int cache_convolve(float *y, const float *x, enum role part, const struct layer_
 /* ---- attention.c ---------------------------------------------------------------------------- */
 
 /* Multiplies q[m][heads * head_dim], queries or their gradient, by the factors of their positions;
- * see arch.query_floors. Does nothing in layers without them. */
+ * see config.floor_beta. Does nothing in layers without them. */
 int layer_floor_queries(const struct layer_run *r, float *q, struct qt_err *err);
 /* y = attention of q; with chunks, each of them is a sequence of its own. */
 int layer_attend(float *y, const float *q, const float *keys, const float *values,
@@ -266,7 +266,6 @@ int layer_group(float *all, float *q, float *k, float *v, const struct layer_run
 /* ---- mixers --------------------------------------------------------------------------------- */
 
 struct mixer {
-    const char *name;
     size_t (*scratch_floats)(const struct config *cfg); /* of layer.scratch, per token */
     /* out[m][hidden] = mixer of x[m][hidden], up to the output projection; otherwise like
      * layer_mlp. out may be x. */

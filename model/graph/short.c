@@ -38,4 +38,4 @@ done:
     return rc;
 }
 
-const struct mixer mixer_short = {"short convolution", scratch_floats, run};
+const struct mixer mixer_short = {scratch_floats, run};

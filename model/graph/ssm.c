@@ -172,6 +172,5 @@ done:
     return rc;
 }
 
-const struct mixer mixer_ssm = {"state space model", scratch_floats, run};
-const struct mixer mixer_ssm_attention = {"state space model and attention", scratch_floats_of_both,
-                                          run_both};
+const struct mixer mixer_ssm = {scratch_floats, run};
+const struct mixer mixer_ssm_attention = {scratch_floats_of_both, run_both};

@@ -157,7 +157,6 @@ static void set_role(struct qt_export_matrix *m, const struct qt_export *x)
     const struct qt_tensor t = {
         .name = m->entry->name, .dtype = QT_F16, .ndim = 2, .shape = {m->n, m->k}};
     struct qt_role role = qt_role_of(qt_container_ckpt(x->container), &t);
-    m->linear = role.linear;
     m->transposed = qt_stored_transposed(x->model_type, t.name);
     m->head = role.why && strcmp(role.why, "head") == 0;
     m->embedding = role.why && strcmp(role.why, "embedding") == 0;

@@ -47,7 +47,6 @@ struct qt_export_matrix {
     int scale_shift;
     enum qt_dtype scale_dtype; /* that the export stores scales in: QT_F16, QT_BF16 or QT_F32 */
     bool transposed;           /* the checkpoint stores it as [k][n] */
-    bool linear;               /* a linear weight of a decoder layer */
     bool head, embedding;
     bool rounded; /* the export decodes to other weights than the container */
     size_t ntensors;

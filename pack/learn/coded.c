@@ -90,7 +90,6 @@ done:
 
 /* A parallel loop over the strips of a matrix. */
 struct strips {
-    struct qt_learner *l;
     const struct learn_matrix *m;
     float *param;             /* of the matrix, in host memory */
     struct qt_code_rows rows; /* of the whole matrix */
@@ -98,10 +97,9 @@ struct strips {
     size_t values_at, stride; /* offset of values; bytes per thread */
 };
 
-static int strips_open(struct strips *s, struct qt_learner *l, const struct learn_matrix *m,
-                       struct qt_err *err)
+static int strips_open(struct strips *s, const struct learn_matrix *m, struct qt_err *err)
 {
-    *s = (struct strips){.l = l, .m = m};
+    *s = (struct strips){.m = m};
     s->values_at = qt_round_up(qt_packed_scratch_bytes(&m->packed), 64);
     s->stride = s->values_at + qt_round_up(2 * m->coded->per_strip * sizeof(float), 64);
     return qt_array_new(&s->scratch, (size_t)qt_threads(), s->stride, err);
@@ -199,7 +197,7 @@ static int store_params(struct qt_learner *l, const struct learn_matrix *m, stru
     int rc = QT_OK;
     learn_params_state(from, &l->params);
     for (size_t i = 0; m->learns && i < LEARN_STATES && rc == QT_OK; i++) {
-        struct strips s = {.l = l, .m = m, .param = from[i] + m->first};
+        struct strips s = {.m = m, .param = from[i] + m->first};
         qt_parallel_for(m->packed.n, params_of_row, &s);
         rc = l->be->upload(l->be, c->param[i], c->host, learn_coded_scales(m) * sizeof *c->host,
                            err);
@@ -214,7 +212,7 @@ int learn_coded_fetch(struct qt_learner *l, struct learn_matrix *m, struct qt_er
     int rc = QT_OK;
     learn_params_state(to, &l->params);
     for (size_t i = 0; c->ahead && i < LEARN_STATES; i++) {
-        struct strips s = {.l = l, .m = m, .param = to[i] + m->first};
+        struct strips s = {.m = m, .param = to[i] + m->first};
         QT_TRY(l->be->download(l->be, c->host, c->param[i], learn_coded_scales(m) * sizeof *c->host,
                                err));
         qt_parallel_for(m->packed.n, row_to_params, &s);
@@ -281,7 +279,7 @@ static int renew(struct qt_learner *l, struct learn_matrix *m, struct qt_err *er
     const size_t scales = m->packed.n * m->coded->groups;
     struct strips s;
     int rc;
-    QT_TRY(strips_open(&s, l, m, err));
+    QT_TRY(strips_open(&s, m, err));
     if (m->new_codes)
         QT_TRY(upload_codes(&s, l->be, err));
     QT_TRY(each_strip(&s, scales_of_strip, err));

@@ -10,7 +10,6 @@ enum { R = QT_PANEL_ROWS };
 
 /* Matrices are [column or group][stride]; stride is n rounded up to whole panels. */
 struct solver {
-    const struct qt_packed *p;
     struct qt_codebook cb;
     const struct qt_rowops *ops;
     size_t groups, longest;
@@ -180,7 +179,7 @@ int qt_codebook_pack(struct qt_packed *p, const struct qt_codes *codes, struct q
 static int solver_new(struct solver *s, struct qt_packed *p, struct qt_err *err)
 {
     int rc;
-    *s = (struct solver){.p = p, .ops = qt_rowops_best()};
+    *s = (struct solver){.ops = qt_rowops_best()};
     p->spec.scheme->codebook(&s->cb, p);
     s->groups = qt_ceil_div(p->k, s->cb.group);
     s->longest = qt_min_size(s->cb.group, p->k);

@@ -538,7 +538,6 @@ static void refit(struct qt_mix24_group *group, float *q, const struct qt_mix24_
 
 extern const struct qt_mix24_fitops QT_JOIN(qt_mix24_fit_, QT_ISA);
 const struct qt_mix24_fitops QT_JOIN(qt_mix24_fit_, QT_ISA) = {
-    .isa = QT_TEXT(QT_ISA),
     .cost = cost,
     .fit = fit,
     .refit = refit,

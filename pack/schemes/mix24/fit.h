@@ -34,7 +34,6 @@ struct qt_mix24_problem {
 };
 
 struct qt_mix24_fitops {
-    const char *isa;
     /* Per row, the least cost with a separate scale; off-diagonal entries of V are ignored. */
     void (*cost)(float cost[QT_FRAG_ROWS], const struct qt_mix24_problem *p);
     /* Chooses parameters and codes. q[n][16]: the values; for an outlier, the target. */
