@@ -47,7 +47,8 @@ ALL_SRC := $(sort $(shell find $(FOLDERS) cli -name '*.c'))
 LIB_SRC := $(filter-out $(ISA_SRC) kernels/gpu/% cli/%,$(ALL_SRC))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o) $(foreach i,$(ISAS),$(ISA_SRC:%.c=$(B)/%.$i.o))
 # qt_gpu_open is linked beside the library, which is the same with and without CUDA.
-GPU_OBJ := $(patsubst %,$(B)/kernels/gpu/%.o,$(if $(GPU),copy cuda cublas energy nccl status product backend factor round grad panels halves attention math half_kernels attention_kernels act_kernels grad_kernels round_kernels mix24_kernels transfer,none)) \
+GPU_SRC := $(if $(GPU),$(filter-out %/none.c,$(wildcard kernels/gpu/*.c kernels/gpu/*.cu)),kernels/gpu/none.c)
+GPU_OBJ := $(addprefix $(B)/,$(addsuffix .o,$(basename $(sort $(GPU_SRC))))) \
            $(if $(GPU),$(B)/libqtool_kernels.a)
 # The package of MPI. MPI= builds without: qtool is then one process.
 MPI     ?= $(shell pkg-config --exists mpi-c 2>/dev/null && echo mpi-c)

@@ -1,17 +1,14 @@
 /*
- * The CUDA backend. Matrix products use cuBLAS (product.c); Hessians, rounding and gradients have
- * files of their own (factor.c, round.c, grad.c); everything else is in the kernels of math.cu.
- * Attention is computed by products of panels, with the scores in scratch memory, or with `half` by
- * one kernel (attention.c). Operations of few models are computed on the CPU.
+ * The CUDA backend. Matrix products use cuBLAS (product.c); attention, Hessians, rounding and
+ * gradients have files of their own (attention.c, factor.c, round.c, grad.c); everything else is in
+ * the kernels of math.cu. Operations of few models are computed on the CPU (host_ops.c).
  */
+#include "kernels/gpu/host_ops.h"
 #include "kernels/gpu/product.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
-
-/* Attention scores in memory at a time. */
-enum { SCORES = 1 << 26 };
 
 struct cuda {
     struct qt_backend be;
@@ -21,7 +18,7 @@ struct cuda {
     struct gpu_cublas *cublas;
     struct gpu_nccl *nccl; /* NULL: not linked */
     struct gpu_products products;
-    struct gpu_scratch scratch, pointers;
+    struct gpu_scratch scratch;
     void *stream;
 };
 
@@ -69,6 +66,11 @@ static struct gpu_products *products_of(struct cuda *g)
 static struct gpu_products *products(struct qt_backend *be)
 {
     return products_of(self(be));
+}
+
+struct qt_backend *gpu_cpu_of(struct qt_backend *be)
+{
+    return self(be)->cpu;
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -239,109 +241,21 @@ static int cuda_linear_grad_w(struct qt_backend *be, float *dw, const float *dy,
 
 /* ---- attention ------------------------------------------------------------------------------ */
 
-/* The arrays of an attention. */
-struct attended {
-    struct cuda *g;
-    const struct qt_attention *a;
-    float *y;
-    const float *q, *k, *v;
-};
-
-/* The products of all heads and sequences are one batch. */
-static int attention_panel(void *ctx, const struct gpu_panel *part, struct qt_err *err)
+static int cuda_attention(struct qt_backend *be, float *y, const float *q, const float *k,
+                          const float *v, size_t m, const struct qt_attention *a,
+                          struct qt_err *err)
 {
-    const struct attended *x = ctx;
-    const struct qt_attention *a = x->a;
-    struct cuda *g = x->g;
-    const size_t r0 = part->r0, r1 = part->r1;
-    const size_t group = a->heads / a->kv_heads, dim = a->head_dim, wide = a->heads * dim,
-                 narrow = a->kv_heads * dim;
-    const size_t lo = gpu_first_key(a, r0), rows = r1 - r0, keys = r1 - lo, cells = rows * keys;
-    const size_t query = (part->s0 * a->seqlen + r0 - a->past) * wide + part->h0 * group * dim;
-    const size_t key = part->s0 * (a->past + a->seqlen) * narrow + part->h0 * dim;
-    const size_t batch = part->sequences * part->heads * group;
-    const float *sinks = a->sinks ? a->sinks + part->h0 * group : NULL;
+    struct gpu_products *g = &((struct cuda *)be->ctx)->products;
     int rc;
-    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, batch * cells, sizeof(float), err));
-    QT_TRY(gpu_scratch_need(&g->pointers, g->gpu, batch, GPU_HEAD_ARRAYS * sizeof(float *), err));
-    float *s = g->scratch.p;
-    const struct gpu_heads heads = {.q = x->q + query,
-                                    .k = x->k + key + lo * narrow,
-                                    .v = x->v + key + lo * narrow,
-                                    .y = x->y + query,
-                                    .s = s,
-                                    .heads = part->heads * group,
-                                    .group = group,
-                                    .dim = dim,
-                                    .cells = cells,
-                                    .query_step = a->seqlen * wide,
-                                    .key_step = (a->past + a->seqlen) * narrow,
-                                    .batch = batch};
-    QT_TRY(
-        gpu_check_launch(gpu_math_head_pointers(g->pointers.p, &heads, g->stream), "heads", err));
-    float **of = g->pointers.p;
-    const struct gpu_product scores = {.m = (int)rows,
-                                       .n = (int)keys,
-                                       .k = (int)dim,
-                                       .alpha = a->scale,
-                                       .b_transposed = true,
-                                       .lda = (int)wide,
-                                       .ldb = (int)narrow,
-                                       .ldc = (int)keys,
-                                       .as = of + GPU_HEAD_QUERIES * batch,
-                                       .bs = of + GPU_HEAD_KEYS * batch,
-                                       .cs = of + GPU_HEAD_SCORES * batch,
-                                       .count = (int)batch};
-    const struct gpu_product values = {.m = (int)rows,
-                                       .n = (int)dim,
-                                       .k = (int)keys,
-                                       .alpha = 1,
-                                       .lda = (int)keys,
-                                       .ldb = (int)narrow,
-                                       .ldc = (int)wide,
-                                       .as = of + GPU_HEAD_SCORES * batch,
-                                       .bs = of + GPU_HEAD_VALUES * batch,
-                                       .cs = of + GPU_HEAD_OUTPUTS * batch,
-                                       .count = (int)batch};
-    QT_TRY(gpu_product(products(&g->be), &scores, err));
-    for (size_t i = 0; i < part->sequences && a->exact_keys; i++) {
-        const struct gpu_own_scores own = {.s = s + i * heads.heads * cells,
-                                           .q = heads.q + i * heads.query_step,
-                                           .exact = a->exact_keys + key + i * heads.key_step,
-                                           .count = part->heads,
-                                           .group = group,
-                                           .rows = rows,
-                                           .keys = keys,
-                                           .r0 = r0,
-                                           .lo = lo,
-                                           .ldq = wide,
-                                           .ldk = narrow,
-                                           .dim = dim,
-                                           .scale = a->scale};
-        QT_TRY(gpu_check_launch(gpu_math_own_scores(&own, g->stream), "own scores", err));
+    g->half = be->half;
+    if (gpu_attends_in_half(g, a)) {
+        QT_TRY(check_sizes(m, a->heads * a->head_dim, 0, err));
+        return gpu_attention_half(g, y, q, k, v, m, a, err);
     }
-    QT_TRY(gpu_check_launch(gpu_math_softmax(s, batch, rows, keys, r0, lo, a->window, a->softcap,
-                                             sinks, heads.heads, g->stream),
-                            "softmax", err));
-    QT_TRY(gpu_product(products(&g->be), &values, err));
-done:
-    return rc;
-}
-
-/* Attention without a bias. */
-static int attention_panels(struct qt_backend *be, float *y, const float *q, const float *k,
-                            const float *v, size_t m, const struct qt_attention *a,
-                            struct qt_err *err)
-{
-    int rc;
+    if (a->bias || a->both_ways)
+        return gpu_host_attention(be, y, q, k, v, m, a, err);
     QT_TRY(check_sizes(a->heads * a->head_dim, a->past + a->seqlen, a->heads, err));
-    if (a->exact_keys && a->head_dim > GPU_OWN_DIM)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "attention over 4-bit keys has heads of %zu channels, at most %d are "
-                       "supported on a GPU",
-                       a->head_dim, GPU_OWN_DIM);
-    struct attended x = {self(be), a, y, q, k, v};
-    QT_TRY(gpu_attention_panels(a, m, SCORES, attention_panel, &x, err));
+    rc = gpu_attention(products(be), y, q, k, v, m, a, err);
 done:
     return rc;
 }
@@ -697,217 +611,6 @@ static int cuda_group_range(struct qt_backend *be, float *largest, float *smalle
     return gpu_group_range(self(be)->gpu, largest, smallest, w, n, k, group, err);
 }
 
-/* ---- operations on the CPU ------------------------------------------------------------------ */
-
-/* *out: copy of x[count] in host memory, owned by the caller; NULL if x is NULL. */
-static int fetch(float **out, struct qt_backend *be, const float *x, size_t count,
-                 struct qt_err *err)
-{
-    int rc = QT_OK;
-    *out = NULL;
-    if (!x)
-        return QT_OK;
-    QT_TRY(qt_array_new(out, count, sizeof **out, err));
-    QT_TRY(cuda_download(be, *out, x, count * sizeof **out, err));
-done:
-    return rc;
-}
-
-/* Uploads from[count] to x unless x is NULL. */
-static int put(struct qt_backend *be, float *x, const float *from, size_t count, struct qt_err *err)
-{
-    return x ? cuda_upload(be, x, from, count * sizeof *x, err) : QT_OK;
-}
-
-static int cuda_convolve(struct qt_backend *be, float *y, const float *x, const float *w,
-                         const float *bias, size_t m, size_t seqlen, size_t channels, size_t kernel,
-                         struct qt_err *err)
-{
-    struct qt_backend *cpu = self(be)->cpu;
-    float *hx = NULL, *hw = NULL, *hbias = NULL, *hy = NULL;
-    int rc;
-    QT_TRY(fetch(&hx, be, x, m * channels, err));
-    QT_TRY(fetch(&hw, be, w, channels * kernel, err));
-    QT_TRY(fetch(&hbias, be, bias, channels, err));
-    QT_TRY(qt_array_new(&hy, m, channels * sizeof *hy, err));
-    QT_TRY(cpu->convolve(cpu, hy, hx, hw, hbias, m, seqlen, channels, kernel, err));
-    QT_TRY(put(be, y, hy, m * channels, err));
-done:
-    qt_free(hx);
-    qt_free(hw);
-    qt_free(hbias);
-    qt_free(hy);
-    return rc;
-}
-
-static int cuda_delta_rule(struct qt_backend *be, float *y, const float *qkv, const float *decay,
-                           const float *rate, size_t m, const struct qt_delta *d,
-                           struct qt_err *err)
-{
-    struct qt_backend *cpu = self(be)->cpu;
-    const size_t keys = d->key_heads * d->key_dim, values = d->value_heads * d->value_dim;
-    const size_t states = m / d->seqlen * d->value_heads * d->key_dim * d->value_dim;
-    float *hqkv = NULL, *hdecay = NULL, *hrate = NULL, *ha = NULL, *hdt = NULL, *hy = NULL;
-    struct qt_delta host = *d;
-    int rc;
-    host.state = NULL;
-    QT_TRY(fetch(&hqkv, be, qkv, m * (2 * keys + values), err));
-    QT_TRY(fetch(&hdecay, be, decay, m * d->value_heads, err));
-    QT_TRY(fetch(&hrate, be, rate, m * d->value_heads, err));
-    QT_TRY(fetch(&ha, be, d->a_log, d->value_heads, err));
-    QT_TRY(fetch(&hdt, be, d->dt_bias, d->value_heads, err));
-    if (d->state)
-        QT_TRY(fetch(&host.state, be, d->state, states, err));
-    QT_TRY(qt_array_new(&hy, m, values * sizeof *hy, err));
-    host.a_log = ha;
-    host.dt_bias = hdt;
-    QT_TRY(cpu->delta_rule(cpu, hy, hqkv, hdecay, hrate, m, &host, err));
-    if (d->state)
-        QT_TRY(put(be, d->state, host.state, states, err));
-    QT_TRY(put(be, y, hy, m * values, err));
-done:
-    qt_free(hqkv);
-    qt_free(hdecay);
-    qt_free(hrate);
-    qt_free(ha);
-    qt_free(hdt);
-    qt_free(host.state);
-    qt_free(hy);
-    return rc;
-}
-
-static int cuda_clip(struct qt_backend *be, float *y, float limit, size_t count, struct qt_err *err)
-{
-    struct qt_backend *cpu = self(be)->cpu;
-    float *host = NULL;
-    int rc;
-    QT_TRY(fetch(&host, be, y, count, err));
-    QT_TRY(cpu->clip(cpu, host, limit, count, err));
-    QT_TRY(put(be, y, host, count, err));
-done:
-    qt_free(host);
-    return rc;
-}
-
-static int host_attention(struct qt_backend *be, float *y, const float *q, const float *k,
-                          const float *v, size_t m, const struct qt_attention *a,
-                          struct qt_err *err)
-{
-    struct qt_backend *cpu = self(be)->cpu;
-    const size_t wide = m * a->heads * a->head_dim;
-    const size_t keys = m / a->seqlen * (a->past + a->seqlen) * a->kv_heads * a->head_dim;
-    struct qt_attention host = *a;
-    float *hy = NULL, *hq = NULL, *hk = NULL, *hv = NULL, *exact = NULL, *bias = NULL;
-    float *sinks = NULL;
-    int rc;
-    QT_TRY(fetch(&hq, be, q, wide, err));
-    QT_TRY(fetch(&hk, be, k, keys, err));
-    QT_TRY(fetch(&hv, be, v, keys, err));
-    QT_TRY(fetch(&exact, be, a->exact_keys, keys, err));
-    QT_TRY(fetch(&sinks, be, a->sinks, a->heads, err));
-    QT_TRY(fetch(&bias, be, a->bias, a->heads * a->bias_step, err));
-    QT_TRY(qt_array_new(&hy, wide, sizeof *hy, err));
-    host.exact_keys = exact;
-    host.sinks = sinks;
-    host.bias = bias;
-    QT_TRY(cpu->attention(cpu, hy, hq, hk, hv, m, &host, err));
-    QT_TRY(put(be, y, hy, wide, err));
-done:
-    qt_free(hy);
-    qt_free(hq);
-    qt_free(hk);
-    qt_free(hv);
-    qt_free(exact);
-    qt_free(sinks);
-    qt_free(bias);
-    return rc;
-}
-
-static int cuda_attention(struct qt_backend *be, float *y, const float *q, const float *k,
-                          const float *v, size_t m, const struct qt_attention *a,
-                          struct qt_err *err)
-{
-    struct cuda *g = be->ctx;
-    g->products.half = be->half;
-    if (gpu_attends_in_half(&g->products, a)) {
-        const int rc = check_sizes(m, a->heads * a->head_dim, 0, err);
-        return rc < 0 ? rc : gpu_attention_half(&g->products, y, q, k, v, m, a, err);
-    }
-    return (a->bias || a->both_ways ? host_attention : attention_panels)(be, y, q, k, v, m, a, err);
-}
-
-static int cuda_state_space(struct qt_backend *be, float *y, const float *xbc, const float *steps,
-                            size_t m, const struct qt_state_space *s, struct qt_err *err)
-{
-    struct qt_backend *cpu = self(be)->cpu;
-    const size_t values = s->heads * s->dim, width = values + 2 * s->groups * s->state;
-    const size_t states = m / s->seqlen * values * s->state;
-    float *hxbc = NULL, *hsteps = NULL, *ha = NULL, *hdt = NULL, *hd = NULL, *hy = NULL;
-    struct qt_state_space host = *s;
-    int rc;
-    host.states = NULL;
-    QT_TRY(fetch(&hxbc, be, xbc, m * width, err));
-    QT_TRY(fetch(&hsteps, be, steps, m * s->heads, err));
-    QT_TRY(fetch(&ha, be, s->a_log, s->heads, err));
-    QT_TRY(fetch(&hdt, be, s->dt_bias, s->heads, err));
-    QT_TRY(fetch(&hd, be, s->d, s->heads, err));
-    QT_TRY(fetch(&host.states, be, s->states, states, err));
-    QT_TRY(qt_array_new(&hy, m, values * sizeof *hy, err));
-    host.a_log = ha;
-    host.dt_bias = hdt;
-    host.d = hd;
-    QT_TRY(cpu->state_space(cpu, hy, hxbc, hsteps, m, &host, err));
-    QT_TRY(put(be, s->states, host.states, states, err));
-    QT_TRY(put(be, y, hy, m * values, err));
-done:
-    qt_free(hxbc);
-    qt_free(hsteps);
-    qt_free(ha);
-    qt_free(hdt);
-    qt_free(hd);
-    qt_free(host.states);
-    qt_free(hy);
-    return rc;
-}
-
-static int host_attention_grad(struct qt_backend *be, float *dq, float *dk, float *dv,
-                               const float *dy, const float *q, const float *k, const float *v,
-                               size_t m, const struct qt_attention *a, struct qt_err *err)
-{
-    struct qt_backend *cpu = self(be)->cpu;
-    const size_t wide = m * a->heads * a->head_dim, narrow = m * a->kv_heads * a->head_dim;
-    struct qt_attention host = *a;
-    float *hdy = NULL, *hq = NULL, *hk = NULL, *hv = NULL, *hdq = NULL, *hdk = NULL, *hdv = NULL;
-    float *bias = NULL, *sinks = NULL;
-    int rc;
-    QT_TRY(fetch(&bias, be, a->bias, a->heads * a->bias_step, err));
-    host.bias = bias;
-    QT_TRY(fetch(&sinks, be, a->sinks, a->heads, err));
-    host.sinks = sinks;
-    QT_TRY(fetch(&hdy, be, dy, wide, err));
-    QT_TRY(fetch(&hq, be, q, wide, err));
-    QT_TRY(fetch(&hk, be, k, narrow, err));
-    QT_TRY(fetch(&hv, be, v, narrow, err));
-    QT_TRY(qt_array_new(&hdq, wide, sizeof *hdq, err));
-    QT_TRY(qt_array_new(&hdk, narrow, sizeof *hdk, err));
-    QT_TRY(qt_array_new(&hdv, narrow, sizeof *hdv, err));
-    QT_TRY(cpu->attention_grad(cpu, hdq, hdk, hdv, hdy, hq, hk, hv, m, &host, err));
-    QT_TRY(put(be, dq, hdq, wide, err));
-    QT_TRY(put(be, dk, hdk, narrow, err));
-    QT_TRY(put(be, dv, hdv, narrow, err));
-done:
-    qt_free(hdy);
-    qt_free(hq);
-    qt_free(hk);
-    qt_free(hv);
-    qt_free(hdq);
-    qt_free(hdk);
-    qt_free(hdv);
-    qt_free(bias);
-    qt_free(sinks);
-    return rc;
-}
-
 /* ---- gradients ------------------------------------------------------------------------------ */
 
 static int cuda_norm_grad(struct qt_backend *be, float *dx, float *dw, const float *dy,
@@ -933,7 +636,7 @@ static int cuda_attention_grad(struct qt_backend *be, float *dq, float *dk, floa
         return rc;
     writing(be, dk, keys);
     writing(be, dv, keys);
-    return a->bias ? host_attention_grad(be, dq, dk, dv, dy, q, k, v, m, a, err)
+    return a->bias ? gpu_host_attention_grad(be, dq, dk, dv, dy, q, k, v, m, a, err)
                    : gpu_attention_grad(products_of(g), dq, dk, dv, dy, q, k, v, m, a, err);
 }
 
@@ -1060,7 +763,6 @@ static void cuda_close(struct qt_backend *be)
         gpu_nccl_close(g->nccl);
         gpu_products_free(&g->products);
         g->gpu->free(g->gpu, g->scratch.p);
-        g->gpu->free(g->gpu, g->pointers.p);
         g->gpu->close(g->gpu);
     }
     if (g->cpu)
@@ -1089,11 +791,11 @@ static const struct qt_backend functions = {
     .gather_rows = cuda_gather_rows,
     .scatter_rows = cuda_scatter_rows,
     .copy_columns = cuda_copy_columns,
-    .convolve = cuda_convolve,
-    .delta_rule = cuda_delta_rule,
-    .state_space = cuda_state_space,
+    .convolve = gpu_host_convolve,
+    .delta_rule = gpu_host_delta_rule,
+    .state_space = gpu_host_state_space,
     .scale = cuda_scale,
-    .clip = cuda_clip,
+    .clip = gpu_host_clip,
     .score = cuda_score,
     .gram = cuda_gram,
     .add_f64 = cuda_add_f64,

@@ -319,8 +319,8 @@ int gpu_grad_activate(float *dgate, float *dup, const float *dy, const float *ga
                       enum gpu_act kind, size_t count, void *stream);
 /*
  * A panel of the gradient of an attention. A part is a key head of a sequence; its query heads are
- * stacked, [rows][group]: they attend to the same keys. `query` and `key` are the floats from one
- * sequence to the next.
+ * stacked, [rows][group]: they attend to the same keys. query_step and key_step are the floats from
+ * one sequence to the next.
  */
 enum {
     GPU_GRAD_Q,

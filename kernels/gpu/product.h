@@ -42,7 +42,7 @@ struct gpu_products {
     struct gpu_scratch left, right;  /* TF32 parts of the factors, at most 805 MB each */
     struct gpu_scratch panel;        /* product of a panel of a Gram matrix */
     struct gpu_scratch factors;      /* of products in FP16: alpha and beta */
-    struct gpu_scratch scores, rows; /* of gradients */
+    struct gpu_scratch scores, rows; /* of attention and gradients */
     struct gpu_half halves[GPU_HALVES];
     size_t uses;
     struct gpu_half kept[GPU_KEPT]; /* weights that do not change for a while */
@@ -86,10 +86,14 @@ int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_e
 int gpu_gram(struct gpu_products *g, double *h, const float *x, size_t m, size_t k,
              struct qt_err *err);
 
-/* attention.c: attention with `half`, by one kernel, of the kinds that attends_in_half names. */
+/* attention.c: the function attention of struct qt_backend. gpu_attention_half: with `half`, of the
+ * kinds for which gpu_attends_in_half returns true. gpu_attention: of all kinds that are causal and
+ * have no bias; the caller calls gpu_products_forget. */
 bool gpu_attends_in_half(const struct gpu_products *g, const struct qt_attention *a);
 int gpu_attention_half(struct gpu_products *g, float *y, const float *q, const float *k,
                        const float *v, size_t m, const struct qt_attention *a, struct qt_err *err);
+int gpu_attention(struct gpu_products *g, float *y, const float *q, const float *k, const float *v,
+                  size_t m, const struct qt_attention *a, struct qt_err *err);
 
 /*
  * panels.c: an attention in panels. A panel has the sequences [s0, s0 + sequences), the KV heads [h0,
