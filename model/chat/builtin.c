@@ -581,20 +581,31 @@ static json_t *length(struct chat_run *r, const json_t *v)
     return chat_keep(r, json_integer((json_int_t)n));
 }
 
+/* The parameters are those of the filter of transformers, in its order. */
 static json_t *to_json(struct chat_run *r, const json_t *v, const struct chat_args *args)
 {
-    const json_t *width = arg(args, 0, "indent");
-    for (size_t i = 0; i < args->count; i++)
-        if (args->names[i] && strcmp(args->names[i], "indent") != 0 &&
-            strcmp(args->names[i], "ensure_ascii") != 0)
+    static const char *const known[] = {"ensure_ascii", "indent", "separators"};
+    const json_t *width = arg(args, 1, "indent"), *marks = arg(args, 2, "separators");
+    const bool narrow = json_is_integer(width);
+    struct chat_json_form form = {-1, narrow ? "," : ", ", ": ", chat_true(arg(args, 0, known[0]))};
+    for (size_t i = 0, k; i < args->count; i++) {
+        for (k = 0; k < 3 && args->names[i] && strcmp(args->names[i], known[k]) != 0; k++)
+            ;
+        if (k == 3)
             chat_fail(r, QT_E_UNSUPPORTED, "not supported: tojson with '%s'", args->names[i]);
-    if (chat_true(arg(args, SIZE_MAX, "ensure_ascii")))
-        chat_fail(r, QT_E_UNSUPPORTED, "not supported: tojson with 'ensure_ascii=true'");
-    if (json_is_integer(width) && (json_integer_value(width) < 0 || json_integer_value(width) > 64))
-        chat_fail(r, QT_E_INPUT, "indent is out of range");
-    return r->rc < 0
-               ? NULL
-               : chat_json(r, v, json_is_integer(width) ? (int)json_integer_value(width) : -1);
+    }
+    if (narrow) {
+        if (json_integer_value(width) < 0 || json_integer_value(width) > 64)
+            chat_fail(r, QT_E_INPUT, "indent is out of range");
+        form.indent = (int)json_integer_value(width);
+    }
+    if (marks && !json_is_null(marks)) {
+        form.comma = json_string_value(json_array_get(marks, 0));
+        form.colon = json_string_value(json_array_get(marks, 1));
+        if (json_array_size(marks) != 2 || !form.comma || !form.colon)
+            chat_fail(r, QT_E_INPUT, "separators must be two strings");
+    }
+    return r->rc < 0 ? NULL : chat_json(r, v, &form);
 }
 
 /* ---- filters -------------------------------------------------------------------------------- */

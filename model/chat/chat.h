@@ -138,8 +138,13 @@ const char *chat_type(const json_t *v);
 json_t *chat_string(struct chat_run *r, const char *s, size_t size);
 /* str(v) of Python */
 json_t *chat_str(struct chat_run *r, const json_t *v);
-/* json.dumps(v, ensure_ascii=False, indent=indent) of Python; indent < 0: one line. */
-json_t *chat_json(struct chat_run *r, const json_t *v, int indent);
+/* What json.dumps of Python takes. */
+struct chat_json_form {
+    int indent;                /* < 0: one line */
+    const char *comma, *colon; /* separators */
+    bool ascii;                /* other characters become \uXXXX */
+};
+json_t *chat_json(struct chat_run *r, const json_t *v, const struct chat_json_form *form);
 /* The key of a member as a value. */
 json_t *chat_key(struct chat_run *r, const char *key);
 /* The elements that a loop over v visits: of a list, keys of an object, characters of a string. */

@@ -477,6 +477,10 @@ static struct chat_node *postfix(struct parse *s)
     while (s->rc == QT_OK) {
         if (take_symbol(s, ".")) {
             char name[64];
+            if (s->rc == QT_OK && s->token.kind == INTEGER) { /* messages.0 is messages[0] */
+                n = with(s, CHAT_ITEM, n, primary(s));
+                continue;
+            }
             need_name(s, name);
             struct chat_node *attr = named(s, CHAT_ATTR, name);
             add(s, attr, n);

@@ -340,69 +340,89 @@ json_t *chat_str(struct chat_run *r, const json_t *v)
 
 /* ---- JSON ----------------------------------------------------------------------------------- */
 
-static void json_string_text(struct chat_run *r, struct chat_text *out, const char *s, size_t size)
+/* Writes the character at s as \\uXXXX, beyond 16 bits as two surrogates; returns its bytes. */
+static size_t put_escaped(struct chat_run *r, struct chat_text *out, const char *s)
+{
+    size_t bytes;
+    char text[16];
+    const unsigned c = (unsigned)qt_utf8_char(&bytes, s);
+    if (c > 0xffff)
+        snprintf(text, sizeof text, "\\u%04x\\u%04x", 0xd7c0 + (c >> 10), 0xdc00 + (c & 0x3ff));
+    else
+        snprintf(text, sizeof text, "\\u%04x", c);
+    emit(r, out, text);
+    return bytes;
+}
+
+static bool is_plain(char c, bool ascii)
+{
+    const unsigned char u = (unsigned char)c;
+    return u >= 0x20 && u != '"' && u != '\\' && (u < 0x7f || !ascii);
+}
+
+static void json_string_text(struct chat_run *r, struct chat_text *out, const char *s, size_t size,
+                             bool ascii)
 {
     static const char special[] = "\"\\\b\f\n\r\t", letters[] = "\"\\bfnrt";
-    char text[8];
     emit(r, out, "\"");
-    for (size_t i = 0, plain; i < size; i++) {
-        for (plain = i;
-             plain < size && (unsigned char)s[plain] >= 0x20 && s[plain] != '"' && s[plain] != '\\';
-             plain++)
+    for (size_t i = 0, plain; i < size;) {
+        for (plain = i; plain < size && is_plain(s[plain], ascii); plain++)
             ;
         chat_emit(r, out, s + i, plain - i);
         i = plain;
         if (i == size)
             break;
         const char *at = s[i] ? strchr(special, s[i]) : NULL;
-        if (at)
-            snprintf(text, sizeof text, "\\%c", letters[at - special]);
-        else
-            snprintf(text, sizeof text, "\\u%04x", (unsigned)(unsigned char)s[i]);
-        emit(r, out, text);
+        if (at) {
+            chat_emit(r, out, (const char[]){'\\', letters[at - special]}, 2);
+            i++;
+        } else {
+            i += put_escaped(r, out, s + i);
+        }
     }
     emit(r, out, "\"");
 }
 
-static void new_line(struct chat_run *r, struct chat_text *out, int indent, size_t depth)
+static void new_line(struct chat_run *r, struct chat_text *out, const struct chat_json_form *form,
+                     size_t depth)
 {
-    if (indent < 0)
+    if (form->indent < 0)
         return;
     emit(r, out, "\n");
-    for (size_t i = 0; i < depth * (size_t)indent && r->rc == QT_OK; i++)
+    for (size_t i = 0; i < depth * (size_t)form->indent && r->rc == QT_OK; i++)
         emit(r, out, " ");
 }
 
-static void json_text(struct chat_run *r, struct chat_text *out, const json_t *v, int indent,
-                      size_t depth)
+static void json_text(struct chat_run *r, struct chat_text *out, const json_t *v,
+                      const struct chat_json_form *form, size_t depth)
 {
-    const char *comma = indent < 0 ? ", " : ",", *key;
+    const char *key;
     json_t *member;
     bool first = true;
     if (r->rc < 0)
         return;
     if (json_is_string(v)) {
-        json_string_text(r, out, json_string_value(v), json_string_length(v));
+        json_string_text(r, out, json_string_value(v), json_string_length(v), form->ascii);
     } else if (json_is_array(v) && json_array_size(v)) {
         emit(r, out, "[");
         for (size_t i = 0; i < json_array_size(v); i++) {
-            emit(r, out, i ? comma : "");
-            new_line(r, out, indent, depth + 1);
-            json_text(r, out, json_array_get(v, i), indent, depth + 1);
+            emit(r, out, i ? form->comma : "");
+            new_line(r, out, form, depth + 1);
+            json_text(r, out, json_array_get(v, i), form, depth + 1);
         }
-        new_line(r, out, indent, depth);
+        new_line(r, out, form, depth);
         emit(r, out, "]");
     } else if (json_is_object(v) && json_object_size(v)) {
         emit(r, out, "{");
         json_object_foreach (unconst(v), key, member) {
-            emit(r, out, first ? "" : comma);
-            new_line(r, out, indent, depth + 1);
-            json_string_text(r, out, key, strlen(key));
-            emit(r, out, ": ");
-            json_text(r, out, member, indent, depth + 1);
+            emit(r, out, first ? "" : form->comma);
+            new_line(r, out, form, depth + 1);
+            json_string_text(r, out, key, strlen(key), form->ascii);
+            emit(r, out, form->colon);
+            json_text(r, out, member, form, depth + 1);
             first = false;
         }
-        new_line(r, out, indent, depth);
+        new_line(r, out, form, depth);
         emit(r, out, "}");
     } else if (json_is_boolean(v) || json_is_null(v)) {
         emit(r, out, json_is_null(v) ? "null" : json_is_true(v) ? "true" : "false");
@@ -415,9 +435,9 @@ static void json_text(struct chat_run *r, struct chat_text *out, const json_t *v
     }
 }
 
-json_t *chat_json(struct chat_run *r, const json_t *v, int indent)
+json_t *chat_json(struct chat_run *r, const json_t *v, const struct chat_json_form *form)
 {
     struct chat_text text = {0};
-    json_text(r, &text, v, indent, 0);
+    json_text(r, &text, v, form, 0);
     return take_text(r, &text);
 }

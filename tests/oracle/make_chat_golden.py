@@ -30,8 +30,8 @@ class Generation(jinja2.ext.Extension):
 def environment():
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                         extensions=[Generation, jinja2.ext.loopcontrols])
-    env.filters["tojson"] = lambda x, ensure_ascii=False, indent=None: json.dumps(
-        x, ensure_ascii=ensure_ascii, indent=indent)
+    env.filters["tojson"] = lambda x, ensure_ascii=False, indent=None, separators=None: json.dumps(
+        x, ensure_ascii=ensure_ascii, indent=indent, separators=separators)
     env.globals["strftime_now"] = lambda f: datetime.datetime(2024, 7, 26).strftime(f)
     return env
 
@@ -69,6 +69,8 @@ GOOD = [
     "{{ messages[1].content | trim }}|{{ 'a-b' | replace('-', '+') }}|{{ ' x ' | trim | length }}|{{ 'hello world' | title }} {{ 'hELLO' | capitalize }} {{ 'x' | upper }}",
     "{{ messages | map(attribute='role') | join(', ') }}|{{ messages | selectattr('role', 'equalto', 'user') | list | length }}|{{ messages | rejectattr('tool_calls', 'defined') | map(attribute='role') | list }}|{{ [3, 1, 2] | sort | join }}|{{ ['b', 'a', 'b'] | unique | list }}|{{ [1, 2, 3] | last }}{{ [1, 2] | first }}|{{ [0, 1, 2] | select | list }}|{{ ['1', 'x'] | map('int') | list }}",
     "{{ tools | tojson }}\n{{ messages[2].tool_calls[0].function.arguments | tojson }}\n{{ tools[0] | tojson(indent=2) }}\n{{ 'é\\n' | tojson }} {{ [] | tojson }} {{ {} | tojson(indent=4) }}",
+    "{{ messages[1:3] | tojson(ensure_ascii=true) }} {{ '\U0001f600~\x7f\x1f' | tojson(true) }}{{ '\x7f' | tojson }}{{ tools | tojson(separators=(',', ':')) }}{{ tools | tojson(indent=1, separators=(', ', '=')) }}",
+    "{{ messages.0.role }}{{ messages.2.tool_calls.0.function.arguments.b.2 }}{{ messages.9 is defined }}{{ messages.4.content.0 }}",
     "{{ 'a\\nb\\n\\nc' | indent(2) }}|{{ 'a\\nb' | indent(2, true) }}|{{ 3 is odd }}{{ 4 is even }}{{ 'x' is string }}{{ {} is mapping }}{{ [] is iterable }}{{ 1 is number }}{{ none is none }}{{ 1.5 is float }}{{ true is boolean }}{{ 9 is divisibleby 3 }}{{ 'a' is in ['a'] }}{{ 2 is not none }}{{ messages is sequence }}{{ tools is not string }}",
     "{{ '5' | int + 1 }} {{ 'x' | int }} {{ -3 | abs }} {{ 2.9 | int }} {{ [1, 5, 3] | max }} {{ 'ab' | list }} {{ 'ab' | reverse }} {{ 3 | string + '3' }}",
     # Methods.
