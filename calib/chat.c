@@ -52,6 +52,26 @@ static json_t *with_integers(const json_t *v)
     return copy;
 }
 
+/* As transformers passes a message to a template: members that are null are absent (data sets that
+ * were tables have all members in all messages), and reasoning has all its names. */
+static int complete(json_t *message)
+{
+    static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
+    json_t *member, *reasoning = NULL;
+    const char *key;
+    void *next;
+    json_object_foreach_safe(message, next, key, member) if (json_is_null(member))
+        json_object_del(message, key);
+    for (size_t i = 0; i < sizeof names / sizeof *names && !reasoning; i++)
+        reasoning = json_object_get(message, names[i]);
+    if (!reasoning)
+        return 0;
+    if (!json_object_get(message, "thinking") &&
+        json_object_set(message, "thinking", reasoning) < 0)
+        return -1;
+    return json_object_set(message, "reasoning_content", reasoning);
+}
+
 /* *out: the message of a record; `key` is the member that has the list. */
 static int read_message(json_t **out, const json_t *item, size_t i, const char *key, size_t line,
                         const char *file, struct qt_err *err)
@@ -64,6 +84,10 @@ static int read_message(json_t **out, const json_t *item, size_t i, const char *
                        qt_json_type(item));
     if (json_is_string(json_object_get(item, "role"))) {
         *out = with_integers(item);
+        if (*out && complete(*out) < 0) {
+            json_decref(*out);
+            *out = NULL;
+        }
         return *out ? QT_OK : qt_no_memory(err, NULL);
     }
     if (!json_is_string(from) || !json_is_string(value))

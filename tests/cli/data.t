@@ -108,6 +108,9 @@ $ qtool eval chat --data texts.jsonl --seqlen 8 -q | grep -c "$(grep perplexity 
 > ^1$
 $ qtool calibrate chat --data chats.jsonl -o chat.qcal --samples 2 --seqlen 8 -q --json
 > "conversations": 2
+# Members that are null count as absent, and reasoning has the names that templates ask for.
+$ echo '{% for m in messages %}{% if "tool_calls" in m %}{{ m.tool_calls | length }}{% endif %}[{{ m.role }}] {{ m.thinking }}{{ m.reasoning_content }}{{ m.content }}{% endfor %}' >chat/chat_template.jinja && echo '{"messages":[{"role":"user","content":"Once upon a time","tool_calls":null,"thinking":null},{"role":"assistant","tool_calls":null,"content":null,"reasoning":"there was"}]}' >nulls.jsonl && echo '{"text":"[user] Once upon a time[assistant] there wasthere was"}' >texts.jsonl && qtool eval chat --data nulls.jsonl --seqlen 8 -q | grep -c "$(qtool eval chat --data texts.jsonl --seqlen 8 -q | grep perplexity)"
+> ^1$
 $ echo '{{ messages | groupby("role") }}' >chat/chat_template.jinja && qtool eval chat --data chats.jsonl --seqlen 8
 ? 4
 2 ^qtool eval: chat/chat_template\.jinja: record in line 1 of chats\.jsonl: chat template, line 1: not supported: filter 'groupby'$
