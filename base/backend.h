@@ -259,7 +259,7 @@ struct qt_coded {
     const uint8_t *zero; /* [n][groups]; NULL: all 0 */
 };
 
-/* One step of Adam on numbers x, of which the step before had the moments m and v. */
+/* One step of Adam (arXiv 1412.6980). */
 struct qt_adam {
     double beta1, beta2, eps;
     double fix1, fix2; /* 1 - beta^t for step t */
@@ -479,6 +479,7 @@ struct qt_backend {
     /* Chooses codes, scales and zero-points. QT_E_UNSUPPORTED for groups that are longer than 256
      * columns, unless one group spans the row. */
     int (*round)(struct qt_backend *be, struct qt_round *job, struct qt_err *err);
+    /* Fills in the results of the job: see its struct. */
     int (*mix24_costs)(struct qt_backend *be, const struct qt_mix24_costs *job, struct qt_err *err);
     int (*mix24_extent)(struct qt_backend *be, struct qt_mix24_extent *job, struct qt_err *err);
     /* The largest and the smallest largest magnitude of the groups of w[n][k]; groups of zeros do

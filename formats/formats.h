@@ -7,14 +7,14 @@
  *                  state_dict.c (list of tensors)
  *   gguf.c         a GGUF file; gguf_config.c, gguf_tokenizer.c: its side files; gguf_names.c
  *   shard.c        one weight file of any format
- *   tensors.c      the list of tensors of a weight file, and the checks common to both formats
+ *   tensors.c      the list of tensors of a weight file, and the checks common to all formats
  *   npy.c          .npy arrays and raw .u16/.u32 token files
  *   checkpoint.c   a directory or file of the above as one list of tensors
  *   views.c        tensors presented in another form than they are stored: stacked.c (stacked
  *                  experts), encodings/ (quantized tensors)
  *   container.c    qtool container: reading and checking
- *   writer.c       qtool container: planned writes with read-back (outdir.c, journal.c,
- *                  checksums.c)
+ *   writer*.c      qtool container: planned writes with read-back (outdir.c, journal.c,
+ *                  checksums.c, running_sums.c)
  *   output.c       a directory in another format: files written one after the other
  *   qcal.c         calibration file: reading and checking (qcal_writer.c writes it)
  *   json.c         strict JSON reading; errors name the file

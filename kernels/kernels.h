@@ -7,7 +7,9 @@
  *                    w4ax (qtool_w4ax.h), attention over 4-bit KV caches (qtool_kv4.h),
  *                    layers of experts (qtool_moe.h), the other kernels of a decoder
  *                    (qtool_decoder.h)
- *   gpu/backend.c    the CUDA backend; product.c: its matrix products; math.cu: its kernels
+ *   gpu/backend.c    the CUDA backend; product.c: its matrix products; attention.c, factor.c,
+ *                    round.c, grad.c: larger functions; host_ops.c: what the CPU computes;
+ *                    math.cu and *_kernels.cu: its kernels
  *   gpu/cuda.c       struct qt_gpu on top of libqtool_kernels and the CUDA runtime
  *   gpu/copy.c       copies between host and device
  *   gpu/cublas.c     cuBLAS, loaded at run time; nccl.c: NCCL; energy.c: NVML
@@ -27,10 +29,10 @@
 /* Opens the CPU backend: OpenBLAS and OpenMP, on the threads of qt_threads_set. Close with
  * be->close(be). QT_E_RESOURCE if memory or address space is short. */
 int qt_backend_cpu_open(struct qt_backend **out, struct qt_err *err);
-/* Opens the CUDA backend on a GPU: cuBLAS in FP32 or 3xTF32 (Cholesky: FP64), and CUDA kernels. Of
- * the backward pass only the matrix products run on the GPU; the CPU computes the rest. Results are
- * the same from run to run; they differ from the CPU backend's by rounding. QT_E_NO_GPU as
- * qt_gpu_open, or without cuBLAS. */
+/* Opens the CUDA backend on a GPU: cuBLAS in FP32 or 3xTF32 (with `half` FP16 and TF32; Cholesky:
+ * FP64), and CUDA kernels. The CPU computes what few models need: convolutions, recurrences, and
+ * attention with a bias or to both sides. Results are the same from run to run; they differ from
+ * the CPU backend's by rounding. QT_E_NO_GPU as qt_gpu_open, or without cuBLAS. */
 int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err);
 
 /* Number of GPUs of this machine; 0 if they cannot be used. */

@@ -16,7 +16,9 @@
  *                     models; source.c: typed, checked values
  *   graph/attention.c, latent.c, delta.c, short.c, ssm.c   the mixers: attention, latent
  *                     attention, gated DeltaNet, short convolution, state space model
- *   graph/per_layer.c   inputs of single decoder layers (Gemma 4)
+ *   graph/head_experts.c   another: mixture of attention heads (JetMoE)
+ *   graph/per_layer.c   inputs of single decoder layers (Gemma 4); altup.c: several hidden states
+ *                     of a token (Gemma 3n)
  *   graph/model.c     the tensors that a config implies, checked against the source -> qt_model;
  *                     roles.c: parts of a layer, tensors.c: the tensors of a part
  *   graph/weights.c   a checkpoint as a source of weights

@@ -3,13 +3,17 @@
  * and the driver that turns a checkpoint into a container.
  *
  *     plan.c             chooses a scheme for each tensor; sizes; refusals by name and shape
+ *     roles.c            which tensors are linear weights; guard.c: refuses whole checkpoints
  *     plan_model.c       checks of a plan that need the model
+ *     review.c           what a plan leaves unquantized, and warnings
  *     memory.c           the memory that a plan takes; time.c: the time
- *     packed.c           one matrix: quantize, dequantize, errors; strips of 16 rows in parallel
+ *     packed.c           one matrix: dequantize, errors, codes; strips of 16 rows in parallel
+ *     packed_round.c     one matrix: quantize, with a Hessian or without, on a backend or not
  *     sections.c         the sections of a packed matrix
  *     name_regex.c       regular expressions over tensor names
  *     quantize.c         the driver: checkpoint -> plan -> container
  *     items.c            the items of a plan: quantized or copied, stored, journaled, read back
+ *     ranks.c            the items of a run, shared among ranks
  *     layers.c           the calibrated part of a run, decoder layer by decoder layer
  *     sequential.c       hidden states of the calibration windows on their way through the decoder
  *     observed.c         the factored Hessian of a linear input
@@ -478,9 +482,6 @@ double qt_plan_bpw(const struct qt_plan *plan);
 /* Same, as the schemes' publications count; NaN if no scheme counts in another way. */
 double qt_plan_paper_bpw(const struct qt_plan *plan);
 
-/* The memory that qt_quantize takes at its peak on the CPU, of several ranks in the one that takes
- * most, mapped pages included: an estimate, with the default options of learning if a tensor learns. Errors of qt_model_open if there is
- * calibration data. */
 struct qt_memory_options {
     size_t samples, seqlen; /* windows of calibration data; 0: none */
     uint64_t data_bytes;    /* of the texts and ids from which they are taken, see qt_data.bytes */
@@ -489,11 +490,13 @@ struct qt_memory_options {
 };
 /* The tokens of the rank that has most of the windows, and the number of their blocks. */
 size_t qt_plan_rank_tokens(size_t *blocks, const struct qt_memory_options *opt);
+/* *out = the bytes that qt_quantize takes at its peak on the CPU, mapped pages included, in the rank
+ * that takes most: an estimate, with the default options of learning if a tensor learns. Errors of
+ * qt_model_open if there is calibration data. */
 int qt_plan_memory(uint64_t *out, const struct qt_plan *plan, const struct qt_ckpt *ckpt,
                    const struct qt_memory_options *opt, struct qt_err *err);
-/* The seconds that qt_quantize takes on the CPU with qt_threads() threads of a machine that does
- * nothing else: an estimate. A small part of the work is done, with random tokens, and extrapolated;
- * that takes a moment. Several ranks have such a machine each, and the exchange of data takes no
+/* *seconds = the time that qt_quantize takes on the CPU with qt_threads() threads of a machine that
+ * does nothing else: an estimate from a small part of the work, which is done with random tokens. Several ranks have such a machine each, and the exchange of data takes no
  * time. NaN: there is no estimate, because the model has experts or is not run. cpu: the CPU
  * backend. */
 int qt_plan_time(double *seconds, const struct qt_plan *plan, const struct qt_ckpt *ckpt,

@@ -4,9 +4,9 @@
  *   container/structure.c  CRCs, sections, finite values, repacking, error against the source
  *   eval/eval.c            perplexity and divergence from a reference model
  *   eval/gate.c            --gate expressions over named figures
- *   gpu/device.c           the fused GPU kernels on the tensors and the KV cache of a container
- *   gpu/reference.c        reference products of the CPU
- *   gpu/weight.c           which kernel takes which packed matrix
+ *   gpu/device.c           the fused GPU kernels on a container: matmul.c, w4ax.c, moe.c, kv.c
+ *   gpu/check.c            what these share; reference.c: reference products of the CPU
+ *   gpu/weight*.c          which kernel takes which packed matrix; experts.c: layers of experts
  *   gpu/time.c             copies in GPU memory, and times
  *   runtime/               decoding whole models on the fused kernels
  *   bench/                 speed of the fused kernels, and of whole models
@@ -207,7 +207,7 @@ void qt_device_free(struct qt_device_report *report);
 /* ---- bench ---------------------------------------------------------------------------------- */
 
 struct qt_bench_shape {
-    const char *name; /* "llama3-8b o", or NULL */
+    const char *name; /* "llama3-8b:o", or NULL */
     size_t n, k;
 };
 
@@ -297,10 +297,10 @@ void qt_bench_free(struct qt_bench_report *report);
 /* ---- whole models --------------------------------------------------------------------------- */
 
 /*
- * A decoder in GPU memory that runs on the kernels of libqtool_kernels: packed linears through the
- * fused products, all other matrices as FP16 through cuBLAS (embedding and head are always FP16).
- * Hidden states are FP32, activations FP16, sums FP32. From the second decode step on, a CUDA graph
- * is replayed.
+ * A decoder in GPU memory that runs on the kernels of libqtool_kernels: packed linears and heads
+ * through the fused products, all other matrices as FP16 through cuBLAS. The embedding, and a head
+ * in w4ax, are FP16 whatever the container has. Hidden states are FP32, activations FP16, sums FP32.
+ * From the second decode step on, a CUDA graph is replayed.
  *
  * Supported are decoder layers with attention and a dense MLP or, in containers, experts
  * (qt_model_block).
@@ -448,7 +448,7 @@ int qt_bench_model(struct qt_bench_model_report *out, struct qt_gpu *gpu,
                    const struct qt_bench_model_options *opt, struct qt_err *err);
 void qt_bench_model_free(struct qt_bench_model_report *report);
 
-/* ---- bits to a budget ----------------------------------------------------------------------- */
+/* ---- schemes for a size --------------------------------------------------------------------- */
 
 /*
  * Chooses a scheme for every linear weight, so that the divergence from the original is small and
@@ -457,10 +457,12 @@ void qt_bench_model_free(struct qt_bench_model_report *report);
  *
  * With data, linears are rounded with all choices under the Hessians of their inputs
  * (qt_candidates). The KL divergence of the model in which only one group is quantized, with one of
- * the choices, is measured. It is assumed to be proportional to the errors under other choices, and
- * the divergences of groups are added (the linearity theorem of HIGGS, arXiv 2411.17525). The
- * result is measured, and the largest choice that fits alone is taken if that is better. Choices
- * with another method than gptq are rounded without calibration.
+ * the choices, the base, is measured. It is assumed to be proportional to the errors under other
+ * choices, and the divergences of groups are added (the linearity theorem of HIGGS, arXiv
+ * 2411.17525). Each kind of groups (all v_proj, for example) has a factor for what the linears
+ * behind it compensate for, measured in models that are quantized as qt_quantize does it. The result
+ * is measured, and the largest choice that fits alone is taken if that is better. Choices with
+ * another method than gptq are rounded without calibration.
  *
  * Without data, the error of a group is the sum over its tensors of ||W - Q||^2 / ||W||^2, times
  * the number of weights: every weight counts the same.
@@ -475,8 +477,8 @@ struct qt_budget_options {
      * QT_BUDGET_CHOICE: then they do, whether linears of decoder layers or not. */
     struct qt_plan_options plan;
     const struct qt_calibration *data; /* windows; NULL: nothing is measured */
-    /* Some of them, on which divergences are measured: of models with one quantized group, and of
-     * quantized models. */
+    /* Some of these windows: divergences of models with one quantized group are measured on the
+     * first, those of quantized models on the second. */
     struct qt_calibration measured, checked;
     /* A file with the measurements, read if it exists, written after each of them; NULL: none. */
     const char *state;
@@ -498,7 +500,7 @@ struct qt_budget {
 
 /* The caller frees *out with qt_budget_free. QT_E_USAGE: bad choices, the smallest of them is
  * larger than the budget, or `state` belongs to another model or other windows. QT_E_UNSUPPORTED: a
- * model that cannot be run, with `ids`; no tensor to choose for. QT_E_INTERRUPTED; errors of
+ * model that cannot be run, with `data`; no tensor to choose for. QT_E_INTERRUPTED; errors of
  * qt_plan_new and qt_eval. */
 int qt_budget_choose(struct qt_budget *out, const struct qt_ckpt *ckpt,
                      const struct qt_budget_options *opt, struct qt_err *err);

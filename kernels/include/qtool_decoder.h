@@ -25,13 +25,12 @@
 extern "C" {
 #endif
 
-/* hidden[i] = factor * (table[ids[i]] + ...) for m tokens; with `positions`, positions[position[i] +
- * position_offset] is added after the multiplication. */
+/* hidden[i] = factor * table[ids[i]] + positions[position[i] + position_offset] for m tokens i. */
 struct qtool_decoder_embed {
     size_t m, n;           /* n: width of the hidden states */
     float *hidden;         /* [m][n] */
     const void *table;     /* F16 [vocabulary][n], 2-byte aligned */
-    const void *positions; /* F16 [][n], 2-byte aligned; NULL: none */
+    const void *positions; /* F16 [][n], 2-byte aligned; NULL: nothing is added */
     const int *ids;        /* [m] */
     const int *position;   /* [m]; used with `positions` */
     int position_offset;
@@ -134,7 +133,6 @@ struct qtool_decoder_attention {
     int batch_invariant; /* not 0: the order of sums does not depend on `sequences` either */
 };
 
-/* CLAMPED needs `up`. */
 enum qtool_decoder_act {
     QTOOL_DECODER_SILU,
     QTOOL_DECODER_GELU_TANH,
@@ -142,7 +140,8 @@ enum qtool_decoder_act {
     QTOOL_DECODER_RELU,
     QTOOL_DECODER_RELU2,
     QTOOL_DECODER_SIGMOID,
-    QTOOL_DECODER_CLAMPED, /* g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up within -7, 7 */
+    QTOOL_DECODER_CLAMPED, /* g sigmoid(1.702 g) (u + 1), g = min(gate, 7), u = up within -7, 7;
+                              needs `up` */
 };
 
 /* out = act(gate + gate_bias) * (up + up_bias), [m][n]; without `up`: act(gate + gate_bias). With
@@ -255,8 +254,8 @@ struct qtool_decoder_op {
  * qtool_matmul_options; only if qtool_kernels_compute gives 90. Before the preceding kernel has
  * finished, the kernels read nothing but the weights of norms and, of HEADS, `position` (with kv4
  * also `sequence`, the table of pages and k_tail): after the kernel that writes them, HEADS or a
- * kernel before it must not be a dependent launch. Returns
- * QTOOL_UNSUPPORTED, and enqueues nothing, for a size or alignment that is not supported.
+ * kernel before it must not be a dependent launch. Returns QTOOL_UNSUPPORTED, and enqueues nothing,
+ * for a size or alignment that is not supported.
  */
 int qtool_decoder_run(const struct qtool_decoder_op *op, int dependent_launch, void *stream);
 
