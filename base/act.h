@@ -1,6 +1,6 @@
 /*
- * Quantized activations of w4ax linears: what the quantizers of the CPU (pack/activations/act.c) and
- * of GPUs (kernels/) compute.
+ * Quantized activations of w4ax linears: what the quantizers of the CPU (pack/activations/act.c)
+ * and of GPUs (kernels/) compute.
  */
 #ifndef QT_BASE_ACT_H
 #define QT_BASE_ACT_H

@@ -63,17 +63,17 @@ struct qt_attention {
      * after the softcap (ALiBi, arXiv 2108.12409); NULL: none */
     const float *bias;
     size_t bias_step; /* at least past + seqlen */
-    /* Queries see the keys behind them, too (with a window as many as before them). Needs exact_keys
-     * = NULL and past = 0, and has no gradient. */
+    /* Queries see the keys behind them, too (with a window as many as before them). Needs
+     * exact_keys = NULL and past = 0, and has no gradient. */
     bool both_ways;
 };
 
 /*
  * Gated delta rule (arXiv 2412.06464) within each sequence. Every value head has a state S
- * [key_dim][value_dim], at first that of `state`, or 0. For value head h and each token, q and k are
- * the query and key of key head floor(h * key_heads / value_heads), each divided by its L2 norm (the
- * root of its sum of squares + 1e-6); v, a and b are the value, decay input and rate input of head
- * h:
+ * [key_dim][value_dim], at first that of `state`, or 0. For value head h and each token, q and k
+ * are the query and key of key head floor(h * key_heads / value_heads), each divided by its L2 norm
+ * (the root of its sum of squares + 1e-6); v, a and b are the value, decay input and rate input of
+ * head h:
  *
  *   S = S exp(-exp(a_log[h]) softplus(a + dt_bias[h]))
  *   S = S + k (sigmoid(b) (v - S^T k))^T,   y = S^T q / sqrt(key_dim)
@@ -336,8 +336,8 @@ struct qt_backend {
     int (*rope)(struct qt_backend *be, float *x, const float *cos, const float *sin, size_t m,
                 size_t seqlen, size_t heads, size_t dim, size_t rot, bool interleaved,
                 struct qt_err *err);
-    /* Attention within each sequence, causal unless both_ways is set: y, q [m][heads * head_dim]; k, v
-     * [m / seqlen * (past + seqlen)][kv_heads * head_dim]. */
+    /* Attention within each sequence, causal unless both_ways is set: y, q [m][heads * head_dim];
+     * k, v [m / seqlen * (past + seqlen)][kv_heads * head_dim]. */
     int (*attention)(struct qt_backend *be, float *y, const float *q, const float *k,
                      const float *v, size_t m, const struct qt_attention *a, struct qt_err *err);
     /* y[count] = act(gate) * up elementwise, or act(gate) if up is NULL; y may be gate or up. */

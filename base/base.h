@@ -1,6 +1,6 @@
 /*
- * base: errors, memory, files, numbers, threads, ranks and the backend interface. Every other folder
- * uses it; it depends on libc, zlib, utf8proc and OpenMP only.
+ * base: errors, memory, files, numbers, threads, ranks and the backend interface. Every other
+ * folder uses it; it depends on libc, zlib, utf8proc and OpenMP only.
  *
  * Conventions of all folders except cli/ and kernels/cuda/:
  *   - a function that can fail returns an int: a value of enum qt_status, 0 or negative; the

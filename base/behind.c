@@ -21,7 +21,8 @@ struct qt_behind {
     struct qt_err err;
 };
 
-/* Runs a job unless an earlier one has failed. Called with the lock, which is released meanwhile. */
+/* Runs a job unless an earlier one has failed. Called with the lock, which is released
+ * meanwhile. */
 static void do_job(struct qt_behind *b, const struct qt_behind_job *job)
 {
     struct qt_err err = {0};

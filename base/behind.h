@@ -1,6 +1,6 @@
 /*
- * A background thread that does jobs in the order in which they are added, while the caller goes on.
- * At most QT_BEHIND_JOBS wait or run at a time. After a failed job the others are not run.
+ * A background thread that does jobs in the order in which they are added, while the caller goes
+ * on. At most QT_BEHIND_JOBS wait or run at a time. After a failed job the others are not run.
  */
 #ifndef QT_BASE_BEHIND_H
 #define QT_BASE_BEHIND_H

@@ -30,7 +30,8 @@ struct qt_comm {
      * another is received in the same order and sizes. */
     void (*shift)(struct qt_comm *c, const void *out, size_t out_bytes, size_t to, void *in,
                   size_t in_bytes, size_t from);
-    /* Ends all ranks with this error, because ranks may wait that cannot be told; does not return. */
+    /* Ends all ranks with this error, because ranks may wait that cannot be told; does not
+     * return. */
     void (*end)(struct qt_comm *c, const struct qt_err *err);
     void (*close)(struct qt_comm *c);
 };
@@ -67,8 +68,8 @@ int qt_comm_gather(struct qt_comm *c, void *all, const void *mine, size_t bytes,
 int qt_comm_collect(struct qt_comm *c, char **all, size_t *sizes, const void *mine, size_t bytes,
                     struct qt_err *err);
 
-/* all is divided among the ranks in order; the share of rank i ends behind byte end[i]. Every rank has
- * its own share there and receives those of the others. */
+/* all is divided among the ranks in order; the share of rank i ends behind byte end[i]. Every rank
+ * has its own share there and receives those of the others. */
 int qt_comm_join(struct qt_comm *c, void *all, const size_t *end, struct qt_err *err);
 
 /* Moves data without a meeting, by the function `shift`: no rank may fail in between. */

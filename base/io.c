@@ -89,8 +89,8 @@ int qt_map_check_unchanged(const struct qt_map *map, const char *path, struct qt
 
 void qt_map_drop(const struct qt_map *map, const void *data, size_t size)
 {
-    /* A page fault maps the pages around it too, in aligned windows of this size. Unless whole windows
-     * are dropped, small tensors leave each other's pages in memory. */
+    /* A page fault maps the pages around it too, in aligned windows of this size. Unless whole
+     * windows are dropped, small tensors leave each other's pages in memory. */
     enum { WINDOW = 1 << 16 };
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)data;
     const uintptr_t start = (uintptr_t)map->data;

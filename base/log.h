@@ -12,8 +12,8 @@ struct qt_log {
     void (*message)(void *ctx, enum qt_log_level level, const char *text);
     /* `done` of `total` units of `stage` ("quantize", "eval"). Called from the main thread only. */
     void (*progress)(void *ctx, const char *stage, double done, double total);
-    /* The work up to the next call is in decoder layer `layer` (from 0) of `layers`; the whole stage
-     * runs `tokens` tokens through each of them. Called from the main thread only. */
+    /* The work up to the next call is in decoder layer `layer` (from 0) of `layers`; the whole
+     * stage runs `tokens` tokens through each of them. Called from the main thread only. */
     void (*layer)(void *ctx, size_t layer, size_t layers, double tokens);
 };
 

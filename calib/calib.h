@@ -65,9 +65,9 @@ int qt_data_windows(uint32_t **out, const struct qt_data *data, size_t samples, 
 /* ---- sums over windows ---------------------------------------------------------------------- */
 
 /*
- * The windows of a run are at most QT_SUM_BLOCKS blocks, one after the other. Every block is added up
- * by itself, and the blocks are added in the order of a fixed tree: sums do not depend on the number
- * of ranks. A rank works on the windows of its blocks only.
+ * The windows of a run are at most QT_SUM_BLOCKS blocks, one after the other. Every block is added
+ * up by itself, and the blocks are added in the order of a fixed tree: sums do not depend on the
+ * number of ranks. A rank works on the windows of its blocks only.
  */
 enum { QT_SUM_BLOCKS = 8, QT_SUM_ARRAYS = 12 };
 struct qt_sum {
@@ -92,8 +92,8 @@ struct qt_sums {
     int (*block)(void *ctx, size_t block, void *const *into, struct qt_err *err);
     void *ctx;
 };
-/* Links the backends of all ranks, if they can be, and says how their memory is moved. All ranks call
- * it before the first sum. */
+/* Links the backends of all ranks, if they can be, and says how their memory is moved. All ranks
+ * call it before the first sum. */
 int qt_sums_link(struct qt_backend *be, struct qt_comm *comm, const struct qt_log *log,
                  struct qt_err *err);
 /* The number of blocks of windows in `chunks` chunks, which are not divided. */

@@ -172,8 +172,8 @@ static int run_block(void *ctx, size_t block, void *const *into, struct qt_err *
                : qt_layer_run(r->layer, hidden, tokens, r->seqlen, &hook, err);
 }
 
-/* Largest values and counts are the same in any order: they are added up in place, and then over the
- * ranks. */
+/* Largest values and counts are the same in any order: they are added up in place, and then over
+ * the ranks. */
 static int run_blocks(struct run *r, size_t layer,
                       int (*block)(void *ctx, size_t block, void *const *into, struct qt_err *err),
                       struct qt_err *err)

@@ -4,8 +4,8 @@
  * takes one slice of all subtrees and adds up the rest of the tree there, and the slices go back to
  * all ranks. So no addition depends on the number of ranks.
  *
- * Where backend memory is short, a left half waits in host memory and is added to the right one: the
- * order of two summands makes no difference.
+ * Where backend memory is short, a left half waits in host memory and is added to the right one:
+ * the order of two summands makes no difference.
  */
 #include "calib/calib.h"
 

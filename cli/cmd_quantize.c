@@ -91,8 +91,9 @@ static const char *text_real(char buf[TEXT_SIZE], const char *format, const json
     return buf;
 }
 
-/* Quantized tensors are reported here one by one, in the table on stderr (a message, not a result) or
- * in an array for the document. `unfit` collects the formats that do not hold all of them exactly. */
+/* Quantized tensors are reported here one by one, in the table on stderr (a message, not a result)
+ * or in an array for the document. `unfit` collects the formats that do not hold all of them
+ * exactly. */
 struct tensors {
     struct cli *cli;
     struct table table;

@@ -1,5 +1,5 @@
-/* The ranks of mpirun or srun. MPI moves the data and does nothing else. Its functions end all ranks
- * on errors, which is its default. */
+/* The ranks of mpirun or srun. MPI moves the data and does nothing else. Its functions end all
+ * ranks on errors, which is its default. */
 #include "cli/cli.h"
 
 #include <mpi.h>

@@ -139,7 +139,8 @@ static void catch_lost_mappings(void)
     sigaction(SIGBUS, &action, NULL);
 }
 
-/* True if stdout is a pipe that nobody reads any more: what reads it (head, say) has seen enough. */
+/* True if stdout is a pipe that nobody reads any more: what reads it (head, say) has seen
+ * enough. */
 static bool stdout_is_unread(void)
 {
     struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};

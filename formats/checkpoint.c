@@ -333,8 +333,8 @@ done:
     return rc;
 }
 
-/* Removes all names but those of the files to which `name` belongs: itself, or the numbered files of
- * its set. */
+/* Removes all names but those of the files to which `name` belongs: itself, or the numbered files
+ * of its set. */
 static void keep_set(struct names *names, const char *name)
 {
     size_t prefix = 0, other, kept = 0;

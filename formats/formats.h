@@ -124,8 +124,8 @@ bool qt_json_part_value(struct qt_json_part *value, struct qt_json_part member, 
 int qt_json_parse_part(json_t **out, struct qt_json_part part, char open, bool lenient,
                        const char *file, struct qt_err *err);
 
-/* Serializes a value with flags of Jansson: *size bytes and a NUL. The caller frees *out with qt_free.
- * (json_dumps of Jansson 2.14 ignores some failed allocations, and then omits text.) */
+/* Serializes a value with flags of Jansson: *size bytes and a NUL. The caller frees *out with
+ * qt_free. (json_dumps of Jansson 2.14 ignores some failed allocations, and then omits text.) */
 int qt_json_text(char **out, size_t *size, const json_t *value, size_t flags, struct qt_err *err);
 
 /*
@@ -233,19 +233,19 @@ struct qt_tensor {
 struct qt_ckpt; /* opaque; immutable after opening, so several threads can read it */
 
 /*
- * Opens a checkpoint for reading: a .safetensors, .bin, .pt, .pth or .gguf file, or a directory with
- * model.safetensors, model.safetensors.index.json, pytorch_model.bin or
+ * Opens a checkpoint for reading: a .safetensors, .bin, .pt, .pth or .gguf file, or a directory
+ * with model.safetensors, model.safetensors.index.json, pytorch_model.bin or
  * pytorch_model.bin.index.json (the first that exists), or else all *.safetensors files of the
- * directory, or else the GGUF file or the numbered GGUF files. Checks every header in full; maps the
- * data without reading it. A GGUF file is presented like the checkpoint that it was made from; its
- * side files are in a temporary directory until qt_ckpt_close.
+ * directory, or else the GGUF file or the numbered GGUF files. Checks every header in full; maps
+ * the data without reading it. A GGUF file is presented like the checkpoint that it was made from;
+ * its side files are in a temporary directory until qt_ckpt_close.
  *
- * Tensors of quantized checkpoints (formats/encodings/) are presented dequantized, in the dtype that
- * the model computes in, and without the scales beside them; reading one computes value times scale
- * in FP32 and rounds once. Stacked experts are presented as a matrix for each expert and
- * projection, NAME.experts.E.gate_proj.weight, and matrices stored as [input][output] transposed.
- * A quantized tensor that cannot be read stays as it is stored: see qt_ckpt_check_readable.
- * Errors: QT_E_INPUT (names file and tensor), QT_E_UNSUPPORTED, QT_E_RESOURCE.
+ * Tensors of quantized checkpoints (formats/encodings/) are presented dequantized, in the dtype
+ * that the model computes in, and without the scales beside them; reading one computes value times
+ * scale in FP32 and rounds once. Stacked experts are presented as a matrix for each expert and
+ * projection, NAME.experts.E.gate_proj.weight, and matrices stored as [input][output] transposed. A
+ * quantized tensor that cannot be read stays as it is stored: see qt_ckpt_check_readable. Errors:
+ * QT_E_INPUT (names file and tensor), QT_E_UNSUPPORTED, QT_E_RESOURCE.
  */
 int qt_ckpt_open(struct qt_ckpt **out, const char *path, struct qt_err *err);
 /* The same, but all tensors are presented as they are stored. */
@@ -400,7 +400,8 @@ struct qt_gguf_pre {
     bool ignore_merges; /* a word that is a token stays whole */
     bool bos;           /* files that do not say so have a BOS before a text */
 };
-/* Splitting number i; NULL past the end. A splitting may have several names, the usual one first. */
+/* Splitting number i; NULL past the end. A splitting may have several names, the usual one
+ * first. */
 const struct qt_gguf_pre *qt_gguf_pre_at(size_t i);
 
 /* ---- arrays --------------------------------------------------------------------------------- */
@@ -536,8 +537,8 @@ struct qt_writer_options {
  * QT_E_USAGE if DIR exists and force is false, if DIR is not a container, or if DIR.partial has
  * finished units and both force and resume are false. QT_E_RESOURCE if
  * another process uses DIR.partial or the disk is full (a DIR.partial that this call created is
- * removed), or if a resume finds a file header that differs from the one written. QT_E_INPUT, naming
- * the rank and the member that differs, if the ranks have different identities or tensors.
+ * removed), or if a resume finds a file header that differs from the one written. QT_E_INPUT,
+ * naming the rank and the member that differs, if the ranks have different identities or tensors.
  */
 int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tensor *tensors,
                    size_t n, const json_t *identity, const struct qt_writer_options *opt,
@@ -598,9 +599,9 @@ int qt_writer_begin_json(struct qt_json_out *out, struct qt_writer *w, const cha
  * complete but not yet renamed. QT_E_INTERNAL if a tensor was not committed. */
 int qt_writer_begin_manifest(struct qt_json_out *out, struct qt_writer *w, struct qt_err *err);
 /* Reads everything back and compares it with the CRCs of the manifest, writes SHA256SUMS, removes
- * the journal, and renames DIR.partial to DIR. QT_E_RESOURCE if the read-back differs, or if DIR now
- * may not be replaced (a resume then continues from DIR.partial). QT_E_INTERNAL if the result does
- * not open as a container. */
+ * the journal, and renames DIR.partial to DIR. QT_E_RESOURCE if the read-back differs, or if DIR
+ * now may not be replaced (a resume then continues from DIR.partial). QT_E_INTERNAL if the result
+ * does not open as a container. */
 int qt_writer_finish(struct qt_writer *w, struct qt_err *err);
 /* Frees the writer; an unfinished container stays in DIR.partial for a resume. */
 void qt_writer_close(struct qt_writer *w);
@@ -611,16 +612,17 @@ void qt_writer_discard(struct qt_writer *w);
 /* ---- directories in other formats ----------------------------------------------------------- */
 
 /*
- * Writes the files of a directory in DIR.partial, one after the other, and renames it to DIR when all
- * are on disk. A run that was killed leaves DIR.partial, which the next run replaces: nothing is
- * resumed. QT_EXPORT_NAME in a directory says that qtool made it, so that --force may replace it.
+ * Writes the files of a directory in DIR.partial, one after the other, and renames it to DIR when
+ * all are on disk. A run that was killed leaves DIR.partial, which the next run replaces: nothing
+ * is resumed. QT_EXPORT_NAME in a directory says that qtool made it, so that --force may replace
+ * it.
  *
  * Not thread-safe. After an error only qt_output_discard and qt_output_close may be called.
  */
 #define QT_EXPORT_NAME "qtool-export.json"
 struct qt_output;
-/* identity: what determines the output bytes. Errors and options as for qt_writer_open; `resume` and
- * `max_shard_bytes` have no meaning here. */
+/* identity: what determines the output bytes. Errors and options as for qt_writer_open; `resume`
+ * and `max_shard_bytes` have no meaning here. */
 int qt_output_open(struct qt_output **out, const char *dir, const json_t *identity,
                    const struct qt_writer_options *opt, struct qt_err *err);
 /* Begins the file `name` and reserves `size` bytes for it; QT_E_RESOURCE if there is no room. */
@@ -636,8 +638,8 @@ int qt_output_text(struct qt_output *o, const char *name, const char *text, size
                    struct qt_err *err);
 int qt_output_json(struct qt_output *o, const char *name, const json_t *value, struct qt_err *err);
 int qt_output_copy(struct qt_output *o, const char *path, struct qt_err *err);
-/* Writes QT_EXPORT_NAME = record, which must have the identity as member "identity", and SHA256SUMS;
- * renames DIR.partial to DIR. Statuses as for qt_writer_finish. */
+/* Writes QT_EXPORT_NAME = record, which must have the identity as member "identity", and
+ * SHA256SUMS; renames DIR.partial to DIR. Statuses as for qt_writer_finish. */
 int qt_output_finish(struct qt_output *o, const json_t *record, struct qt_err *err);
 /* Removes DIR.partial; does nothing after qt_output_finish. */
 void qt_output_discard(struct qt_output *o);
@@ -670,8 +672,8 @@ static inline int qt_qcal_expert(const struct qt_qcal_layer *l, size_t input)
     const size_t first = l->inputs - (2 * l->experts + 1);
     return l->experts && input >= first && input + 1 < l->inputs ? (int)((input - first) / 2) : -1;
 }
-/* Returns the kind of a linear input: 0: attention reads it, or a step within the mixer; 1: the output
- * projection; 2: the MLP or an expert; 3: a down projection. */
+/* Returns the kind of a linear input: 0: attention reads it, or a step within the mixer; 1: the
+ * output projection; 2: the MLP or an expert; 3: a down projection. */
 size_t qt_qcal_input_kind(const struct qt_qcal_layer *l, size_t input);
 /* Writes its name: "attention in", "expert 3 down", ... */
 enum { QT_QCAL_INPUT_NAME = 40 };
@@ -709,7 +711,8 @@ void qt_qcal_close(struct qt_qcal *q);
 const char *qt_qcal_path(const struct qt_qcal *q);
 const struct qt_qcal_info *qt_qcal_info(const struct qt_qcal *q);
 /* QT_E_INPUT, naming the difference, unless q was made from the given model. Compares the members
- * family, layers, hidden, sample_crc and layer. `whose` is the path of the model for the message. */
+ * family, layers, hidden, sample_crc and layer. `whose` is the path of the model for the
+ * message. */
 int qt_qcal_check_model(const struct qt_qcal *q, const struct qt_qcal_info *model,
                         const char *whose, struct qt_err *err);
 /* CRC-32 of the metadata. It identifies the contents, as the metadata has the CRCs of all
@@ -724,8 +727,8 @@ int qt_qcal_channels(struct qt_channels *out, const struct qt_qcal *q, size_t la
  * the CRC is right, values are finite, and the diagonal agrees with the channels' sum2[k]. */
 int qt_qcal_hessian(double *h, const struct qt_qcal *q, size_t layer, size_t input,
                     const double *sum2, struct qt_err *err);
-/* Reads routed[experts] of a layer with experts: how many tokens chose each one. Checks the CRC, and
- * that there are no more tokens than in the file. */
+/* Reads routed[experts] of a layer with experts: how many tokens chose each one. Checks the CRC,
+ * and that there are no more tokens than in the file. */
 int qt_qcal_routed(uint32_t *routed, const struct qt_qcal *q, size_t layer, struct qt_err *err);
 
 /* Allocates zeroed channel statistics in host memory. */

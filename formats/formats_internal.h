@@ -83,8 +83,8 @@ struct qt_slot {
     size_t offset;              /* bytes from the start of the file, or of the storage */
     size_t stride[QT_MAX_DIMS]; /* torch: in elements */
     const char *shares;         /* torch: name of an earlier tensor with common data; NULL */
-    /* GGUF: blocks of weights, NULL: none (info then is U8 [rows][bytes]); rows of a head, whose order
-     * is that of qt_gguf_row, 0: all rows keep their order; 1 is added to all values. */
+    /* GGUF: blocks of weights, NULL: none (info then is U8 [rows][bytes]); rows of a head, whose
+     * order is that of qt_gguf_row, 0: all rows keep their order; 1 is added to all values. */
     const struct qt_gguf_block *block;
     size_t head;
     bool plus_1;

@@ -299,8 +299,8 @@ static void add_special(struct maker *m, json_t *single, json_t *tokens, const s
     json_decref(text);
 }
 
-/* Returns the post-processor, which puts special tokens around a text. bos: a BOS token precedes the
- * text unless the file says otherwise. */
+/* Returns the post-processor, which puts special tokens around a text. bos: a BOS token precedes
+ * the text unless the file says otherwise. */
 static json_t *make_post(struct maker *m, bool bos)
 {
     bool eos = false;

@@ -45,7 +45,7 @@ void qt_channels_free(struct qt_channels *c)
     *c = (struct qt_channels){0};
 }
 
-/* ---- inputs ----------------------------------------------------------------------------------- */
+/* ---- inputs ---------------------------------------------------------------------------------- */
 
 static size_t mixer_inputs(const struct qt_qcal_layer *l)
 {

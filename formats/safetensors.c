@@ -143,9 +143,9 @@ static int header_size(size_t *out, const struct qt_map *map, const char *file, 
 /* ---- header, member by member --------------------------------------------------------------- */
 
 /*
- * The JSON values of a million tensors take a gigabyte. So the header is parsed member by member. If
- * that fails, or a name occurs twice, the whole is parsed, which finds the fault and its line and
- * column.
+ * The JSON values of a million tensors take a gigabyte. So the header is parsed member by member.
+ * If that fails, or a name occurs twice, the whole is parsed, which finds the fault and its line
+ * and column.
  */
 
 /* Adds the members of an object: tensors, or the metadata. data: offset of the data section. */

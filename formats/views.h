@@ -60,8 +60,8 @@ struct qt_views {
 };
 /*
  * Makes the views of the stored tensors, and sets `used` of the slots that are parts of views, or
- * that only a quantized model needs. by_name: sorted; in_order: as in the files. QT_E_RESOURCE only:
- * other reasons are in out->unreadable.
+ * that only a quantized model needs. by_name: sorted; in_order: as in the files. QT_E_RESOURCE
+ * only: other reasons are in out->unreadable.
  */
 int qt_views_make(struct qt_views *out, const char *dir, struct qt_slot *const *by_name,
                   struct qt_slot *const *in_order, size_t count, struct qt_err *err);

@@ -136,8 +136,8 @@ int qt_journal_add(struct qt_journal *j, const char *unit, const json_t *record,
 int qt_journal_read(json_t **line, const struct qt_journal *j, const char *unit,
                     struct qt_err *err);
 
-/* The lines of all units, for qt_journal_take in ranks that do not own the journal. The caller frees
- * *text with qt_free. */
+/* The lines of all units, for qt_journal_take in ranks that do not own the journal. The caller
+ * frees *text with qt_free. */
 int qt_journal_text(char **text, size_t *size, const struct qt_journal *j, struct qt_err *err);
 int qt_journal_take(struct qt_journal *j, const char *text, size_t size, struct qt_err *err);
 

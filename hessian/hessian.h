@@ -82,8 +82,8 @@ int qt_factor_invert_diagonal(struct qt_factor *f, struct qt_err *err);
 
 /*
  * Input error correction. For each token let the row x [1][k] be the input that the quantized
- * matrix Q [n][k] will see, and z [1][k] that of the unquantized model. The matrix W + W S minimizes
- * the output error on x, with S [k][k] = C H^-1 and C = sum of (z - x)^T x:
+ * matrix Q [n][k] will see, and z [1][k] that of the unquantized model. The matrix W + W S
+ * minimizes the output error on x, with S [k][k] = C H^-1 and C = sum of (z - x)^T x:
  *     sum |z W^T - x Q^T|^2
  *         = trace((W + W S - Q) H (W + W S - Q)^T) + a term that does not depend on Q.
  * cross[k][k] is C in storage order, scaled like the h that f was made from. error_energy is
@@ -171,7 +171,8 @@ struct qt_solve_report {
 void qt_solve_add(struct qt_solve_report *out, const struct qt_solve_report *panel);
 
 /* Rounds w[n][k] (row-major) into codes and scales, which the rounder stores. The result does not
- * depend on the number of threads; without a backend, that of a panel does not depend on the others. */
+ * depend on the number of threads; without a backend, that of a panel does not depend on the
+ * others. */
 int qt_solve(struct qt_solve_report *out, const struct qt_factor *f, const float *w, size_t n,
              const struct qt_rounder *rounder, const struct qt_solve_options *opt,
              struct qt_err *err);

@@ -42,23 +42,23 @@
 struct qt_tokenizer;
 
 /* Reads the first of tokenizer.json, tekken.json, tiktoken.model (of tiktoken) and tokenizer.model
- * (of SentencePiece or tiktoken) in DIR. Texts of special tokens become these tokens in all of them.
- * tokenizer.json: if the file has no post-processor template, add_bos_token is read from
- * DIR/tokenizer_config.json for Llama tokenizers. *out is freed by qt_tokenizer_close.
- * QT_E_INPUT: broken file. QT_E_UNSUPPORTED: names a component that qtool does not implement. */
+ * (of SentencePiece or tiktoken) in DIR. Texts of special tokens become these tokens in all of
+ * them. tokenizer.json: if the file has no post-processor template, add_bos_token is read from
+ * DIR/tokenizer_config.json for Llama tokenizers. *out is freed by qt_tokenizer_close. QT_E_INPUT:
+ * broken file. QT_E_UNSUPPORTED: names a component that qtool does not implement. */
 int qt_tokenizer_open(struct qt_tokenizer **out, const char *dir, struct qt_err *err);
 void qt_tokenizer_close(struct qt_tokenizer *tok);
 /* Vocabulary size, added tokens included: one more than the largest id. */
 size_t qt_tokenizer_vocab(const struct qt_tokenizer *tok);
 /* True if encoding with special = true puts a token (BOS) before the text. */
 bool qt_tokenizer_adds_bos(const struct qt_tokenizer *tok);
-/* *id = "mask_token" of tokenizer_config.json, or else the token [MASK] or <mask>. QT_E_INPUT: there
- * is none. */
+/* *id = "mask_token" of tokenizer_config.json, or else the token [MASK] or <mask>. QT_E_INPUT:
+ * there is none. */
 int qt_tokenizer_mask(uint32_t *id, const struct qt_tokenizer *tok, struct qt_err *err);
 /* The file that decides that: "tokenizer.json" or "tokenizer_config.json". */
 const char *qt_tokenizer_bos_file(const struct qt_tokenizer *tok);
-/* *id = the token before the text, or else "bos_token" of tokenizer_config.json. QT_E_INPUT: there is
- * none. */
+/* *id = the token before the text, or else "bos_token" of tokenizer_config.json. QT_E_INPUT: there
+ * is none. */
 int qt_tokenizer_bos(uint32_t *id, const struct qt_tokenizer *tok, struct qt_err *err);
 /* Returns the number of bytes at the end that are the beginning of a longer character, 0 to 3. */
 size_t qt_utf8_cut(const char *s, size_t size);
@@ -102,8 +102,8 @@ struct qt_chat;
 
 /* Reads the chat template of DIR (chat_template.jinja, or "chat_template" of tokenizer_config.json,
  * chat_template.json or processor_config.json) and the special tokens of tokenizer_config.json.
- * *out is freed by qt_chat_close. QT_E_INPUT: there is none, or it is broken. QT_E_UNSUPPORTED names
- * what is outside of the subset of Jinja. */
+ * *out is freed by qt_chat_close. QT_E_INPUT: there is none, or it is broken. QT_E_UNSUPPORTED
+ * names what is outside of the subset of Jinja. */
 int qt_chat_open(struct qt_chat **out, const char *dir, struct qt_err *err);
 void qt_chat_close(struct qt_chat *chat);
 /*
@@ -184,8 +184,9 @@ struct qt_weights qt_weights_of_ckpt(const struct qt_ckpt *ckpt);
 
 struct qt_model; /* the decoder graph: sizes, per-layer tensor names, no weights */
 
-/* The logits of a position predict the next token. Those of encoders (BERT), whose attention goes both
- * ways, predict the token of this position, if it is masked, or nothing, if the head is missing. */
+/* The logits of a position predict the next token. Those of encoders (BERT), whose attention goes
+ * both ways, predict the token of this position, if it is masked, or nothing, if the head is
+ * missing. */
 enum qt_predicts { QT_PREDICTS_NEXT, QT_PREDICTS_MASKED, QT_PREDICTS_NOTHING };
 
 struct qt_model_info {
@@ -255,18 +256,19 @@ const char *qt_model_cannot(const struct qt_model *model, enum qt_use use);
 size_t qt_model_inputs(const struct qt_model *model, size_t layer);
 /* The first linear input of the MLP; the mixer has those below it. */
 int qt_model_mlp_input(const struct qt_model *model, size_t layer);
-/* The number that hooks and qt_layer_run_to give to the input of all routed experts of a layer, before
- * it is divided among them; -1: a layer without experts. It follows the linear inputs. */
+/* The number that hooks and qt_layer_run_to give to the input of all routed experts of a layer,
+ * before it is divided among them; -1: a layer without experts. It follows the linear inputs. */
 int qt_model_experts_input(const struct qt_model *model, size_t layer);
 /* True if the linear with this input is the last one of the mixer, or of an MLP without experts. If
  * mixer and MLP read the same input, the whole layer is one sublayer. */
 bool qt_model_ends_sublayer(const struct qt_model *model, size_t layer, int input);
 /* The expert that has this linear input; -1 if it does not belong to an expert. */
 int qt_model_expert(const struct qt_model *model, size_t layer, int input);
-/* True if routing weights multiply the inputs of experts (Llama 4), not their outputs: hooks get the
- * multiplied inputs. */
+/* True if routing weights multiply the inputs of experts (Llama 4), not their outputs: hooks get
+ * the multiplied inputs. */
 bool qt_model_scales_expert_inputs(const struct qt_model *model);
-/* *out = the linears of a decoder layer in order of use, owned by the model; returns their number. */
+/* *out = the linears of a decoder layer in order of use, owned by the model; returns their
+ * number. */
 size_t qt_model_linears(const struct qt_linear **out, const struct qt_model *model, size_t layer);
 /* True if the tensor is the weight of a linear of some decoder layer. */
 bool qt_model_is_linear(const struct qt_model *model, const char *name);
@@ -315,8 +317,8 @@ int qt_tokens_new(struct qt_tokens *out, size_t m, struct qt_err *err);
 void qt_tokens_free(struct qt_tokens *t);
 /*
  * Lists the tokens that chose the expert, by weights[m][experts] of qt_layer_route, and returns
- * their number. If they are fewer than `least`, others stand in for those that are missing: the same
- * number of tokens that came nearest to choosing the expert, with their own weights (at least
+ * their number. If they are fewer than `least`, others stand in for those that are missing: the
+ * same number of tokens that came nearest to choosing the expert, with their own weights (at least
  * 2^-10), and as many of all m tokens, evenly spaced, with a quarter of the mean squared weight of
  * the tokens that chose it. The squared weights of a token that joins for both reasons are added.
  */
@@ -336,8 +338,8 @@ struct qt_hook {
 /* Working memory of a decoder layer, in FP32 numbers per token, without experts and without that of
  * simulated quantization. */
 size_t qt_model_working_floats(const struct qt_model *model);
-/* The same of embedding and head (qt_embed_head_open), with all tables, and the largest of these once
- * more, as it is being loaded. */
+/* The same of embedding and head (qt_embed_head_open), with all tables, and the largest of these
+ * once more, as it is being loaded. */
 size_t qt_model_outer_floats(const struct qt_model *model);
 
 /* Loads the weights of one decoder layer into backend memory. model and be must outlive *out. */
@@ -366,11 +368,11 @@ int qt_layer_run(struct qt_layer *layer, float *hidden, size_t m, size_t seqlen,
 /* Runs only the sublayer that has this linear input: the mixer or the MLP. */
 int qt_layer_run_sublayer(struct qt_layer *layer, int input, float *hidden, size_t m, size_t seqlen,
                           const struct qt_hook *hook, struct qt_err *err);
-/* True if the sublayer with this linear input does nothing with the input but multiply it by its last
- * linear. */
+/* True if the sublayer with this linear input does nothing with the input but multiply it by its
+ * last linear. */
 bool qt_model_can_run_from(const struct qt_model *model, size_t layer, int input);
-/* The same as qt_layer_run_sublayer, from this linear input on: x[m][k] is what a hook received. The
- * model can do that at this input. */
+/* The same as qt_layer_run_sublayer, from this linear input on: x[m][k] is what a hook received.
+ * The model can do that at this input. */
 int qt_layer_run_from(struct qt_layer *layer, int input, float *hidden, const float *x, size_t m,
                       size_t seqlen, struct qt_err *err);
 /* Runs the sublayer up to this linear input: the hook gets this input only, and hidden does not
@@ -399,8 +401,8 @@ int qt_model_embed(float *hidden, const struct qt_model *model, const struct qt_
  * memory), before the softcap. QT_E_UNSUPPORTED: QT_PREDICTS_NOTHING. */
 int qt_head_logits(struct qt_embed_head *e, float *logits, const float *hidden, size_t m,
                    struct qt_err *err);
-/* out[m][hidden] (backend memory) = the final norm, if there is one, of hidden[m][state]: the hidden
- * states that an encoder gives to its user. */
+/* out[m][hidden] (backend memory) = the final norm, if there is one, of hidden[m][state]: the
+ * hidden states that an encoder gives to its user. */
 int qt_head_hidden(struct qt_embed_head *e, float *out, const float *hidden, size_t m,
                    struct qt_err *err);
 
@@ -408,14 +410,14 @@ int qt_head_hidden(struct qt_embed_head *e, float *out, const float *hidden, siz
 
 /* A model with all its weights in backend memory, and sequences that grow. */
 struct qt_decoder;
-/* Loads the model; the sequences are empty and have room for `capacity` tokens each. model, w and be
- * must outlive *out. QT_E_USAGE: the model has fewer positions. QT_E_UNSUPPORTED: an encoder. */
+/* Loads the model; the sequences are empty and have room for `capacity` tokens each. model, w and
+ * be must outlive *out. QT_E_USAGE: the model has fewer positions. QT_E_UNSUPPORTED: an encoder. */
 int qt_decoder_open(struct qt_decoder **out, const struct qt_model *model,
                     const struct qt_weights *w, struct qt_backend *be, size_t sequences,
                     size_t capacity, const struct qt_log *log, struct qt_err *err);
 void qt_decoder_close(struct qt_decoder *d);
-/* Appends ids[sequences][tokens] to the sequences. logits[sequences][vocab] (host memory) = those of
- * the next token, after the softcap. After an error the decoder may only be closed. */
+/* Appends ids[sequences][tokens] to the sequences. logits[sequences][vocab] (host memory) = those
+ * of the next token, after the softcap. After an error the decoder may only be closed. */
 int qt_decoder_run(struct qt_decoder *d, float *logits, const uint32_t *ids, size_t tokens,
                    struct qt_err *err);
 
@@ -460,9 +462,9 @@ struct qt_part {
 enum qt_rope_kind { QT_ROPE_NONE, QT_ROPE_FULL, QT_ROPE_LOCAL, QT_ROPES };
 
 /*
- * The routed experts of a decoder layer. With s = softmax or sigmoid of the router's logits, a token
- * goes to the top_k experts with the largest s + select_bias; the weights of their outputs are
- * scale * s, with `normalize` divided by eps + the sum of the s of these experts.
+ * The routed experts of a decoder layer. With s = softmax or sigmoid of the router's logits, a
+ * token goes to the top_k experts with the largest s + select_bias; the weights of their outputs
+ * are scale * s, with `normalize` divided by eps + the sum of the s of these experts.
  */
 struct qt_mixture {
     size_t experts, top_k; /* experts 0: none */
@@ -517,17 +519,17 @@ struct qt_layer_grads {
     const struct qt_coded **coded;
     float *norm[QT_LAYER_NORMS];
 };
-/* out[m][hidden] = output of the layer for hidden[m][hidden]. Stores what the backward pass needs in
- * kept[qt_layer_kept_floats], backend memory. */
+/* out[m][hidden] = output of the layer for hidden[m][hidden]. Stores what the backward pass needs
+ * in kept[qt_layer_kept_floats], backend memory. */
 int qt_layer_run_kept(struct qt_layer *layer, float *out, float *kept, const float *hidden,
                       size_t m, size_t seqlen, struct qt_err *err);
 /* 0: the model does not support it (experts). */
 size_t qt_layer_kept_floats(const struct qt_layer *layer, size_t m, size_t seqlen);
 /* Replaces grad[m][hidden], dL/d output of the layer, by dL/d input. hidden[m][hidden] is the
  * layer's input (unchanged); kept is from qt_layer_run_kept on it with the same weights and sizes,
- * and is used up. kept = NULL: the forward pass of each chunk is recomputed, so that callers store only hidden
- * states between layers. Biases get no gradient. QT_E_UNSUPPORTED: a model that does not support
- * QT_USE_LEARN. */
+ * and is used up. kept = NULL: the forward pass of each chunk is recomputed, so that callers store
+ * only hidden states between layers. Biases get no gradient. QT_E_UNSUPPORTED: a model that does
+ * not support QT_USE_LEARN. */
 int qt_layer_grad(struct qt_layer *layer, float *grad, const struct qt_layer_grads *add,
                   const float *hidden, float *kept, size_t m, size_t seqlen, struct qt_err *err);
 

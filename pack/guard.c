@@ -1,6 +1,7 @@
 /*
  * Refuses checkpoints that would be quantized with success, but in vain: quantized ones that cannot
- * be dequantized, adapters, and those that hold no linear weights. Every refusal names what it was recognized by.
+ * be dequantized, adapters, and those that hold no linear weights. Every refusal names what it was
+ * recognized by.
  */
 #include "pack/guard.h"
 #include "pack/roles.h"

@@ -388,8 +388,8 @@ static bool stays_on_backend(const struct layer_run *l, int input)
     return all;
 }
 
-/* Sets seen->missing_tokens of an expert. Counts an expert once, whichever of its inputs has too few
- * tokens. all: tokens of the data. */
+/* Sets seen->missing_tokens of an expert. Counts an expert once, whichever of its inputs has too
+ * few tokens. all: tokens of the data. */
 static void count_undersampled(struct qt_observed *seen, struct layer_run *l, size_t layer,
                                int input, size_t k, size_t all)
 {

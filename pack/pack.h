@@ -47,8 +47,9 @@ extern const char *const qt_isa_names[];
 
 enum { QT_MAX_PARAMS = 16, QT_SPEC_TEXT = 160 };
 
-/* A parameter of a scheme. With `choices`, its value is the index of the chosen name. A flag is 0 or
- * 1, an option an integer or one of its choices; the canonical text omits both while they are 0. */
+/* A parameter of a scheme. With `choices`, its value is the index of the chosen name. A flag is 0
+ * or 1, an option an integer or one of its choices; the canonical text omits both while they are
+ * 0. */
 struct qt_param {
     const char *key;
     enum { QT_PARAM_INT, QT_PARAM_REAL, QT_PARAM_CHOICE, QT_PARAM_FLAG, QT_PARAM_OPTION } type;
@@ -387,8 +388,8 @@ struct qt_plan_item {
     bool named;      /* a --tensor rule decides, not the default scheme */
     float grown_bpw; /* not 0: packed, the matrix would not be smaller; its bits per weight */
     const char *why; /* reason for copying: "embedding", "vector", ...; static string */
-    /* Sections and sizes, without data; an empty one if copied. Owned by the plan, several items may
-     * have the same. */
+    /* Sections and sizes, without data; an empty one if copied. Owned by the plan, several items
+     * may have the same. */
     const struct qt_packed *packed;
 };
 
@@ -429,10 +430,10 @@ struct qt_plan {
     } kv;
 };
 
-/* Chooses a scheme for every tensor and checks every shape before any work. A matrix that its scheme
- * would not make smaller is copied, unless a rule names it. QT_E_USAGE: bad spec or regex, or a
- * regex that matches nothing; QT_E_UNSUPPORTED: a shape that the scheme does not support, a regex
- * that matches only vectors (vectors are copied if the regex matches a matrix as well), or a
+/* Chooses a scheme for every tensor and checks every shape before any work. A matrix that its
+ * scheme would not make smaller is copied, unless a rule names it. QT_E_USAGE: bad spec or regex,
+ * or a regex that matches nothing; QT_E_UNSUPPORTED: a shape that the scheme does not support, a
+ * regex that matches only vectors (vectors are copied if the regex matches a matrix as well), or a
  * checkpoint that should not be quantized: quantized in a way that cannot be read, an adapter,
  * nothing that could be quantized; QT_E_INPUT: config.json cannot be read, or a matrix has no
  * elements. */
@@ -490,15 +491,15 @@ struct qt_memory_options {
 };
 /* The tokens of the rank that has most of the windows, and the number of their blocks. */
 size_t qt_plan_rank_tokens(size_t *blocks, const struct qt_memory_options *opt);
-/* *out = the bytes that qt_quantize takes at its peak on the CPU, mapped pages included, in the rank
- * that takes most: an estimate, with the default options of learning if a tensor learns. Errors of
- * qt_model_open if there is calibration data. */
+/* *out = the bytes that qt_quantize takes at its peak on the CPU, mapped pages included, in the
+ * rank that takes most: an estimate, with the default options of learning if a tensor learns.
+ * Errors of qt_model_open if there is calibration data. */
 int qt_plan_memory(uint64_t *out, const struct qt_plan *plan, const struct qt_ckpt *ckpt,
                    const struct qt_memory_options *opt, struct qt_err *err);
 /* *seconds = the time that qt_quantize takes on the CPU with qt_threads() threads of a machine that
- * does nothing else: an estimate from a small part of the work, which is done with random tokens. Several ranks have such a machine each, and the exchange of data takes no
- * time. NaN: there is no estimate, because the model has experts or is not run. cpu: the CPU
- * backend. */
+ * does nothing else: an estimate from a small part of the work, which is done with random tokens.
+ * Several ranks have such a machine each, and the exchange of data takes no time. NaN: there is no
+ * estimate, because the model has experts or is not run. cpu: the CPU backend. */
 int qt_plan_time(double *seconds, const struct qt_plan *plan, const struct qt_ckpt *ckpt,
                  const struct qt_memory_options *opt, struct qt_backend *cpu, struct qt_err *err);
 
@@ -587,8 +588,8 @@ struct qt_quantize_options {
     const struct qt_log *log;
     /* Polled between tensors. If true, qt_quantize returns QT_E_INTERRUPTED and can be resumed. */
     bool (*interrupted)(void);
-    /* Receives the report of every quantized tensor, in source order, when all are finished; may keep
-     * a reference. NULL: nobody does. */
+    /* Receives the report of every quantized tensor, in source order, when all are finished; may
+     * keep a reference. NULL: nobody does. */
     void (*tensor)(void *ctx, json_t *tensor);
     void *tensor_ctx;
 };

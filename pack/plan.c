@@ -115,8 +115,8 @@ static void check_size(struct qt_plan_item *item)
     item->packed = &not_packed;
 }
 
-/* Experts have few shapes: matrices of the same shape and scheme share a description, if it is one of
- * the last ones. */
+/* Experts have few shapes: matrices of the same shape and scheme share a description, if it is one
+ * of the last ones. */
 static int describe_item(struct qt_plan_item *item, struct qt_plan *plan,
                          const struct qt_spec *spec, struct qt_err *err)
 {

@@ -171,8 +171,8 @@ static json_t *read_report(size_t *count, struct qt_json_part text, tensor_fn *f
     return NULL;
 }
 
-/* The report of the reused output; NULL if there is none that can be used: SHA256SUMS does not cover
- * it. */
+/* The report of the reused output; NULL if there is none that can be used: SHA256SUMS does not
+ * cover it. */
 static json_t *earlier_report(const struct qt_run *run)
 {
     enum { LIMIT = 1 << 28 };

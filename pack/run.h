@@ -43,11 +43,12 @@ int qt_run_interrupted(struct qt_run *run, struct qt_err *err);
 int qt_run_check_interrupted(struct qt_run *run, struct qt_err *err);
 /* Counts the items that an interrupted run or another rank finished as made. */
 void qt_run_resume(struct qt_run *run);
-/* Waits until all items that were handed over are finished. Returns the error of one that failed. */
+/* Waits until all items that were handed over are finished. Returns the error of one that
+ * failed. */
 int qt_run_settle(struct qt_run *run, struct qt_err *err);
 /* *out = the manifest entry of a made item, after qt_run_settle; the caller releases it with
- * json_decref. The journal holds the entries, because those of 100000 matrices would take a gigabyte
- * of memory. */
+ * json_decref. The journal holds the entries, because those of 100000 matrices would take a
+ * gigabyte of memory. */
 int qt_run_entry(json_t **out, struct qt_run *run, size_t i, struct qt_err *err);
 /* Reason why an item that layers.c does not quantize has no Hessian. */
 #define QT_NO_HESSIAN "not a linear of a decoder layer, so there is no Hessian"
@@ -104,8 +105,8 @@ json_t *qt_run_error_json(const struct qt_error *e);
  * rms] of those with the largest weights}. The same for any number of threads. *out is owned. */
 int qt_run_distribution(json_t **out, const struct qt_matrix *w, struct qt_err *err);
 /* A member like QT_RUN_DISTRIBUTION, of the first of the linears with an input: the distribution of
- * that input over the calibration tokens, in the partly quantized model (from a calibration file: in
- * the source). "channels" are those with the largest values. */
+ * that input over the calibration tokens, in the partly quantized model (from a calibration file:
+ * in the source). "channels" are those with the largest values. */
 #define QT_RUN_INPUT "input"
 /* *out is owned, or NULL without tokens. c has a histogram. */
 int qt_run_input_distribution(json_t **out, const struct qt_channels *c, size_t k,
@@ -181,8 +182,8 @@ int qt_run_kv(struct qt_run *run, struct qt_err *err);
 
 #define QT_REPORT_NAME "qtool-report.json"
 /* report.c: scheme and errors of each tensor, totals, times, peak memory. Passes the tensors on to
- * opt->tensor, and sets *out, owned, to the other members. Writes the file, if there is a writer. If
- * the output is reused, its report is returned, or made without times if it has none. */
+ * opt->tensor, and sets *out, owned, to the other members. Writes the file, if there is a writer.
+ * If the output is reused, its report is returned, or made without times if it has none. */
 int qt_run_report(json_t **out, struct qt_run *run, double start, struct qt_err *err);
 
 #endif

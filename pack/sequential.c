@@ -1,7 +1,8 @@
 /* Hidden states of the calibration windows, and sums over linear inputs, in both models. */
 #include "pack/sequential.h"
 
-/* Approximately: whole windows that are observed at once; APART: in memory that is not the host's. */
+/* Approximately: whole windows that are observed at once; APART: in memory that is not the
+ * host's. */
 enum { CHUNK_TOKENS = 4096, CHUNK_TOKENS_APART = 16384 };
 
 struct qt_sequential {

@@ -1,5 +1,5 @@
-/* Side files of a container: copies of those of the source. config.json also says that the weights are
- * qtool's. */
+/* Side files of a container: copies of those of the source. config.json also says that the weights
+ * are qtool's. */
 #include "pack/run.h"
 
 #include <string.h>

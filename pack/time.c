@@ -1,7 +1,7 @@
 /*
- * The time that a calibrated quantize takes on the CPU: parts of the work are done on a small sample
- * and extrapolated. Processor time is measured, with one thread, so that other programs do not
- * count.
+ * The time that a calibrated quantize takes on the CPU: parts of the work are done on a small
+ * sample and extrapolated. Processor time is measured, with one thread, so that other programs do
+ * not count.
  *
  *   layer     a decoder layer observes and passes some tokens (sequential.c), without rounding
  *   factor    the Hessians of these tokens are factored

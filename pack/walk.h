@@ -26,8 +26,8 @@ struct walk {
 
 /* Allocates the scratch memory, which the caller frees. */
 int walk_open(struct walk *walk, const struct qt_packed *p, struct qt_err *err);
-/* Strip `index`, with this thread's scratch memory: 16 rows each of w and of q, and behind q a spare
- * row. */
+/* Strip `index`, with this thread's scratch memory: 16 rows each of w and of q, and behind q a
+ * spare row. */
 struct qt_strip walk_strip(const struct walk *walk, size_t index, int thread, float **w, float **q);
 size_t walk_strips(const struct qt_packed *p);
 /* Source rows [row0, row0 + rows) in stored order, times 2^exp2: w[rows][k]. spare: one row. */

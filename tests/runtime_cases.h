@@ -74,8 +74,8 @@ done:
 }
 
 /* Mixtures of tests/golden/models by families with different routers, with and without a shared
- * expert and biases of experts. Only their containers run. A token whose scores are close may go to another expert than
- * on the CPU, which does not happen with the tokens of these tests. */
+ * expert and biases of experts. Only their containers run. A token whose scores are close may go to
+ * another expert than on the CPU, which does not happen with the tokens of these tests. */
 static const struct {
     const char *model, *scheme;
 } runtime_mixtures[] = {{"mixtral", "nf4:g=32"},   {"qwen2_moe", "nf4:g=32"},

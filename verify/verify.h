@@ -299,8 +299,8 @@ void qt_bench_free(struct qt_bench_report *report);
 /*
  * A decoder in GPU memory that runs on the kernels of libqtool_kernels: packed linears and heads
  * through the fused products, all other matrices as FP16 through cuBLAS. The embedding, and a head
- * in w4ax, are FP16 whatever the container has. Hidden states are FP32, activations FP16, sums FP32.
- * From the second decode step on, a CUDA graph is replayed.
+ * in w4ax, are FP16 whatever the container has. Hidden states are FP32, activations FP16, sums
+ * FP32. From the second decode step on, a CUDA graph is replayed.
  *
  * Supported are decoder layers with attention and a dense MLP or, in containers, experts
  * (qt_model_block).
@@ -460,9 +460,9 @@ void qt_bench_model_free(struct qt_bench_model_report *report);
  * the choices, the base, is measured. It is assumed to be proportional to the errors under other
  * choices, and the divergences of groups are added (the linearity theorem of HIGGS, arXiv
  * 2411.17525). Each kind of groups (all v_proj, for example) has a factor for what the linears
- * behind it compensate for, measured in models that are quantized as qt_quantize does it. The result
- * is measured, and the largest choice that fits alone is taken if that is better. Choices with
- * another method than gptq are rounded without calibration.
+ * behind it compensate for, measured in models that are quantized as qt_quantize does it. The
+ * result is measured, and the largest choice that fits alone is taken if that is better. Choices
+ * with another method than gptq are rounded without calibration.
  *
  * Without data, the error of a group is the sum over its tensors of ||W - Q||^2 / ||W||^2, times
  * the number of weights: every weight counts the same.

@@ -69,8 +69,8 @@ const struct qt_slot *qt_stored_find(const struct qt_stored *s, const char *stem
 struct qt_encoding {
     /*
      * Sets *found if t holds the codes of a tensor in this encoding, and fills *out: part, rows,
-     * cols, parameters, and in `info` encoding, dtype, ndim and shape; *stem = number of bytes of the
-     * name of t that begin the presented name, *ending = its rest. A failure, QT_E_INPUT or
+     * cols, parameters, and in `info` encoding, dtype, ndim and shape; *stem = number of bytes of
+     * the name of t that begin the presented name, *ending = its rest. A failure, QT_E_INPUT or
      * QT_E_UNSUPPORTED, says what is wrong with a tensor that seems to have this encoding.
      */
     int (*find)(bool *found, struct qt_encoded *out, size_t *stem, const char **ending,
@@ -89,7 +89,8 @@ extern const struct qt_encoding qt_encoding_scaled, qt_encoding_fp4, qt_encoding
 int qt_encoding_find(bool *found, struct qt_encoded *out, size_t *stem, const char **ending,
                      const struct qt_stored *s, const struct qt_slot *t, struct qt_err *err);
 
-/* Element i of `data` as FP32. t: a weight dtype, F8_E4M3, F8_E8M0, or U8, which stands for E8M0. */
+/* Element i of `data` as FP32. t: a weight dtype, F8_E4M3, F8_E8M0, or U8, which stands for
+ * E8M0. */
 float qt_scale_at(const unsigned char *data, enum qt_dtype t, size_t i);
 /* True for the dtypes F16, BF16 and F32. */
 bool qt_is_scale_dtype(enum qt_dtype t);

@@ -3,7 +3,8 @@
  * order, and norms with 1 added. The layouts are those of ggml-common.h. F32 arithmetic, rounded to
  * F16 once; tensors that are no blocks keep their dtype and values.
  *
- * d, m: F16. A number of 6 bits is split in the K types; the drawings of bytes are at the functions.
+ * d, m: F16. A number of 6 bits is split in the K types; the drawings of bytes are at the
+ * functions.
  */
 #include "formats/gguf.h"
 #include "formats/encodings/encoding.h"

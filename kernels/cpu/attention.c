@@ -8,9 +8,9 @@
  *                                    Y = P V[lo..hi) / row sums           sgemm
  *
  * Queries are counted by their positions, from `past` on. hi = r1 by causality, unless attention
- * goes both ways; lo is the first key in the window of row r0. Heads stay interleaved in memory: the
- * leading dimension of each product skips the other heads. With exact keys the scores of each query
- * with the keys of its own group are replaced before the softmax.
+ * goes both ways; lo is the first key in the window of row r0. Heads stay interleaved in memory:
+ * the leading dimension of each product skips the other heads. With exact keys the scores of each
+ * query with the keys of its own group are replaced before the softmax.
  *
  * Backward: one item = (sequence, KV head). The item processes its query heads and tiles in order,
  * so one thread accumulates dK and dV. P is computed as above and normalized; then

@@ -94,7 +94,7 @@ void gpu_energy_close(struct gpu_energy *e);
 /* Joules since the driver was loaded; NaN: unknown, also if e is NULL. */
 double gpu_energy_joules(const struct gpu_energy *e);
 
-/* ---- nccl.c: these functions return an enum qt_status ------------------------------------------ */
+/* ---- nccl.c: these functions return an enum qt_status ---------------------------------------- */
 
 struct qt_comm;
 struct qt_err;
@@ -273,8 +273,9 @@ int gpu_math_score(struct gpu_score *scores, const float *logits, const float *r
 /* Adds product[rows][cols] to the rows from i0 on of h[k][k], up to the diagonal. */
 int gpu_math_add_lower(double *h, const float *product, size_t i0, size_t rows, size_t cols,
                        size_t k, void *stream);
-/* Replaces the lower triangle of a[n][n], n <= 128 (pitch: doubles from row to row), by its Cholesky
- * factor. Sets *failed (device memory) to 1 if a is not positive definite. Runs in one thread block. */
+/* Replaces the lower triangle of a[n][n], n <= 128 (pitch: doubles from row to row), by its
+ * Cholesky factor. Sets *failed (device memory) to 1 if a is not positive definite. Runs in one
+ * thread block. */
 int gpu_math_cholesky_tile(double *a, int n, size_t pitch, int *failed, void *stream);
 /* For the function `factor` of struct qt_backend: h[i][j] = gram[order[i]][order[j]] * scale, FP32;
  * a = the lower triangle of h with rows and columns reversed, in FP64; `damp` is added to both

@@ -1,7 +1,7 @@
 /*
  * NCCL, loaded at run time: it moves device memory between the GPUs of ranks (base/comm.h), and
- * nothing else, because its sums depend on the number of ranks. The types and constants repeat its C
- * interface, which has been stable since NCCL 2.7.
+ * nothing else, because its sums depend on the number of ranks. The types and constants repeat its
+ * C interface, which has been stable since NCCL 2.7.
  */
 #include "base/base.h"
 #include "kernels/gpu/internal.h"

@@ -3,8 +3,8 @@
 
 enum {
     PANEL = 2048, /* rows of a Gram matrix per product */
-    /* Tokens added in FP32 before the sums are added in FP64: as on the CPU; with FP16 factors more,
-     * as their rounding errors are larger than those of the sums. */
+    /* Tokens added in FP32 before the sums are added in FP64: as on the CPU; with FP16 factors
+     * more, as their rounding errors are larger than those of the sums. */
     TOKENS = 1024,
     TOKENS_HALF = 8192,
     /* 3xTF32 pays from this number of rows and columns, and from this depth on. */

@@ -96,17 +96,17 @@ int gpu_attention(struct gpu_products *g, float *y, const float *q, const float 
                   size_t m, const struct qt_attention *a, struct qt_err *err);
 
 /*
- * panels.c: an attention in panels. A panel has the sequences [s0, s0 + sequences), the KV heads [h0,
- * h0 + heads) with their query heads, and the queries [r0, r1), counted by their positions; with all
- * keys that these attend to.
+ * panels.c: an attention in panels. A panel has the sequences [s0, s0 + sequences), the KV heads
+ * [h0, h0 + heads) with their query heads, and the queries [r0, r1), counted by their positions;
+ * with all keys that these attend to.
  */
 struct gpu_panel {
     size_t s0, sequences, h0, heads, r0, r1;
 };
 /* Returns the first key that any query from r0 on attends to. */
 size_t gpu_first_key(const struct qt_attention *a, size_t r0);
-/* Calls run for all panels of the m queries. scores: of a panel at most, unless those of one KV head
- * and one sequence are more. */
+/* Calls run for all panels of the m queries. scores: of a panel at most, unless those of one KV
+ * head and one sequence are more. */
 int gpu_attention_panels(const struct qt_attention *a, size_t m, size_t scores,
                          int (*run)(void *ctx, const struct gpu_panel *part, struct qt_err *err),
                          void *ctx, struct qt_err *err);

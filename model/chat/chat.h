@@ -8,8 +8,8 @@
  *   builtin.c  filters, tests, methods and functions
  *   value.c    strings, truth, comparison and text of values
  *
- * Values are Jansson's; an undefined value is NULL. All values that a rendering makes live in a pool
- * until its end, so functions return them borrowed. The first error of a rendering stays in
+ * Values are Jansson's; an undefined value is NULL. All values that a rendering makes live in a
+ * pool until its end, so functions return them borrowed. The first error of a rendering stays in
  * run->rc, and everything after it returns at once.
  */
 #ifndef QT_MODEL_CHAT_H
@@ -65,8 +65,8 @@ struct chat_tree {
     struct chat_node *root;
 };
 
-/* Parses a template. QT_E_UNSUPPORTED names a construct outside of the subset; QT_E_INPUT: it is not
- * a template. The caller calls chat_tree_free in any case. */
+/* Parses a template. QT_E_UNSUPPORTED names a construct outside of the subset; QT_E_INPUT: it is
+ * not a template. The caller calls chat_tree_free in any case. */
 int chat_parse(struct chat_tree *out, const char *text, const char *file, struct qt_err *err);
 void chat_tree_free(struct chat_tree *tree);
 

@@ -1,5 +1,5 @@
-/* Attention heads that differ between decoder layers: in Gemma 4, layers without a window have heads of
- * another size, and may have no V; in MiMo V2, layers with a window have more KV heads. */
+/* Attention heads that differ between decoder layers: in Gemma 4, layers without a window have
+ * heads of another size, and may have no V; in MiMo V2, layers with a window have more KV heads. */
 #include "model/config/config.h"
 
 #include <stdio.h>
@@ -55,7 +55,8 @@ static int check_layer(const struct config *cfg, const struct source *src, size_
     return QT_OK;
 }
 
-/* The last `count` layers attend to the keys and values of the last layer of their type before them.
+/* The last `count` layers attend to the keys and values of the last layer of their type before
+ * them.
  */
 static int share_keys(struct config *cfg, const struct source *src, size_t count,
                       struct qt_err *err)

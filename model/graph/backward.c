@@ -36,8 +36,8 @@ static bool has_part(const struct qt_layer *l, enum role role)
     return l->parts[role].weight != NULL;
 }
 
-/* Sets the pointers to the forward activations of n tokens into memory that starts at `base`; returns
- * the number of floats used. */
+/* Sets the pointers to the forward activations of n tokens into memory that starts at `base`;
+ * returns the number of floats used. */
 static size_t lay_out_kept(struct layer_grad_work *w, const struct qt_layer *l, size_t n,
                            float *base)
 {
@@ -386,7 +386,8 @@ static void routing_back_free(struct routing_back *b)
 }
 
 /* The gradient of a routing weight is the product of what it multiplies, which is the expert's
- * output or input, and the gradient of the result, both of the expert's tokens in backend memory. */
+ * output or input, and the gradient of the result, both of the expert's tokens in backend
+ * memory. */
 static int weights_back(struct routing_back *b, const struct chunk *c, const float *out,
                         const float *dout, size_t expert, struct qt_err *err)
 {

@@ -20,9 +20,9 @@
  * width.
  *
  * Other mixers than attention have their parts between ATTN_IN and ATTN_OUT: latent.c, delta.c,
- * short.c, ssm.c and head_experts.c draw them. A layer may also be a mixer without an MLP, or an MLP without a mixer.
- * SINKS adds a term to the softmax of each attention head; with gates, Q also computes a factor for
- * each channel in front of O, or ATTN_GATE does.
+ * short.c, ssm.c and head_experts.c draw them. A layer may also be a mixer without an MLP, or an
+ * MLP without a mixer. SINKS adds a term to the softmax of each attention head; with gates, Q also
+ * computes a factor for each channel in front of O, or ATTN_GATE does.
  *
  * With grouped_qkv, QKV has for each KV head the rows of its queries, key and value; with
  * qkv_shards (CodeGen), for each shard the rows of its queries, values and keys.
@@ -40,12 +40,12 @@
  * EXPERT_SCALE, and SHARED_OUT the shared expert. LAYER_SCALE multiplies the hidden states at the
  * end of the layer. Values may pass a norm without weights, and K may compute values, too.
  *
- * altup.c says what Gemma 3n has around the sublayers. With a cutoff, an MLP sets gates (the outputs
- * of GATE) below mean + cutoff * standard deviation of the token's gates to 0, and subtracts this
- * limit from the others.
+ * altup.c says what Gemma 3n has around the sublayers. With a cutoff, an MLP sets gates (the
+ * outputs of GATE) below mean + cutoff * standard deviation of the token's gates to 0, and
+ * subtracts this limit from the others.
  *
- * per_layer.c draws a third sublayer. A layer whose heads are `shared` has no K and V: it attends to
- * the keys and values of an earlier layer.
+ * per_layer.c draws a third sublayer. A layer whose heads are `shared` has no K and V: it attends
+ * to the keys and values of an earlier layer.
  *
  * With `norm_after` (early OPT), ATTN_IN and MLP_IN are applied after the residual adds instead.
  * The output of a sublayer is multiplied by `residual_scale` before the residual add.
@@ -160,8 +160,8 @@ enum { CONFIG_ALTUP = 8 }; /* most hidden states of a token */
 struct config;
 struct source;
 
-/* The first sublayer of a decoder layer is one of these, between ATTN_IN and ATTN_OUT. SSM_ATTENTION
- * is the sum of a state space model and attention. */
+/* The first sublayer of a decoder layer is one of these, between ATTN_IN and ATTN_OUT.
+ * SSM_ATTENTION is the sum of a state space model and attention. */
 enum mixer_kind {
     MIXER_ATTENTION,
     MIXER_LATENT,
@@ -193,9 +193,9 @@ struct arch {
     /* Tensor names without the decoder's prefix ("model.") and ".weight" or ".bias". The names of a
      * layer follow `layers` and the layer number. */
     const char *layers, *embed, *positions, *final_norm, *project_in, *project_out;
-    /* Encoders: attention goes both ways; token types, whose first row is added to all positions; and
-     * what a masked-language model has in front of its head, linear, activation and norm, and the
-     * bias of its head. NULL: there are none. */
+    /* Encoders: attention goes both ways; token types, whose first row is added to all positions;
+     * and what a masked-language model has in front of its head, linear, activation and norm, and
+     * the bias of its head. NULL: there are none. */
     bool both_ways;
     const char *types, *transform, *transform_norm, *head_biases;
     struct arch_flag transform_bias;
@@ -290,8 +290,8 @@ struct arch {
     bool value_norm;            /* values pass a norm without weights */
     bool shared_keys;           /* reads num_kv_shared_layers, default `shared_layers` */
     size_t shared_layers;
-    /* Layers with a window have twice the KV heads, and only they have SINKS; reads v_head_dim, default
-     * value_dim, the width of values. */
+    /* Layers with a window have twice the KV heads, and only they have SINKS; reads v_head_dim,
+     * default value_dim, the width of values. */
     bool window_heads;
     bool layer_heads;  /* layers without a window have other heads: reads global_head_dim */
     bool latent;       /* MIXER_LATENT: reads q_lora_rank and the like */
@@ -324,7 +324,8 @@ struct arch {
     /* Reads options that only this family and its relatives have, after all others; NULL: none. */
     int (*read)(struct config *cfg, const struct source *src, struct qt_err *err);
 };
-/* See qt_model_cannot; experts: the model has MoE layers; ssm: some layers have state space models. */
+/* See qt_model_cannot; experts: the model has MoE layers; ssm: some layers have state space
+ * models. */
 const char *arch_cannot(const struct arch *arch, bool experts, bool ssm, enum qt_use use);
 /* Returns NULL for an unknown family. */
 const struct arch *arch_find(const char *family);

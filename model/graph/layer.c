@@ -32,9 +32,9 @@ int layer_staging(struct staging *s, size_t count, struct qt_err *err)
     return rc;
 }
 
-/* `staging` is the only copy besides the backend's, and not needed if the tensor is placed. *out may
- * hold memory from another layer, which is reused. changed: the part if its weight is loaded, whose
- * numbers may be changed; NULL: a bias. */
+/* `staging` is the only copy besides the backend's, and not needed if the tensor is placed. *out
+ * may hold memory from another layer, which is reused. changed: the part if its weight is loaded,
+ * whose numbers may be changed; NULL: a bias. */
 static int load_tensor(float **out, const char *name, size_t count, const struct part *changed,
                        struct staging *staging, const struct qt_weights *w, struct qt_backend *be,
                        struct qt_err *err)

@@ -27,8 +27,8 @@ struct layer_grad_work {
     float *kept_memory;
     size_t kept_floats;
     /* Forward activations, [rows][hidden] except q, k, v, y, gate, up, act. *_raw: input of a norm;
-     * *_sum: result of a residual add. attn_gate: NULL, or gates of attended, which give y, the input
-     * of O; otherwise attended is y. */
+     * *_sum: result of a residual add. attn_gate: NULL, or gates of attended, which give y, the
+     * input of O; otherwise attended is y. */
     float *attn_in, *q_raw, *k_raw, *q, *k, *v, *attn_gate, *attended, *y, *o_raw, *attn_sum, *mid;
     float *mlp_in, *gate, *up, *act, *down_raw, *mlp_sum;
     float *dx;       /* gradient, [rows][hidden] */
@@ -136,8 +136,8 @@ struct layer_run {
 
 /* ---- layer.c -------------------------------------------------------------------------------- */
 
-/* Host memory for one tensor, which grows on demand; the caller frees p. layer_staging makes room for
- * `count` numbers and discards the contents if it has to allocate. */
+/* Host memory for one tensor, which grows on demand; the caller frees p. layer_staging makes room
+ * for `count` numbers and discards the contents if it has to allocate. */
 struct staging {
     float *p;
     size_t count;

@@ -59,7 +59,8 @@ struct qt_bpe {
     /* No merge joins U+2581 to a preceding character other than U+2581. A text without
      * pre-tokenizer is then cut before U+2581: same ids, but short words that fit the cache. */
     bool cut_at_space_mark;
-    /* Added in front of all characters of a word but the first, and behind the last; NULL: nothing. */
+    /* Added in front of all characters of a word but the first, and behind the last; NULL:
+     * nothing. */
     char *prefix, *suffix;
 };
 

@@ -35,8 +35,8 @@
 struct qt_tokenizer_file {
     char *path;   /* owned */
     json_t *root; /* owned: the contents of tokenizer.json, or another format's in this form */
-    /* Empty for tokenizer.json. Else ranks->data[id] is the rank of the merges that make a token, and
-     * QT_NO_ID if no text becomes this token. */
+    /* Empty for tokenizer.json. Else ranks->data[id] is the rank of the merges that make a token,
+     * and QT_NO_ID if no text becomes this token. */
     struct qt_ids ranks;
 };
 /* Reads the first of tokenizer.json, tekken.json, tiktoken.model and tokenizer.model in dir.
@@ -119,8 +119,8 @@ int32_t qt_utf8_char(size_t *bytes, const char *s);
 /* Returns the start of the character that ends at s[end], end > 0. */
 size_t qt_utf8_back(const char *s, size_t end);
 
-/* *out = the text as PCRE2 is to see it, of the same size: s, or a copy in `buffer` where characters
- * that PCRE2 knows otherwise than Unicode 16 are replaced by others of the same kind. */
+/* *out = the text as PCRE2 is to see it, of the same size: s, or a copy in `buffer` where
+ * characters that PCRE2 knows otherwise than Unicode 16 are replaced by others of the same kind. */
 struct qt_unicode_known {
     unsigned version; /* index of the newest version whose characters are known */
     bool newer;       /* true: more characters than those of Unicode 16 are known */

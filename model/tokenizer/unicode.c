@@ -1,12 +1,12 @@
 /*
- * Characters and normalization forms of Unicode 16, whatever the versions of PCRE2 and utf8proc are:
- * token ids must not depend on the machine. Both libraries agree on the characters of Unicode 9,
- * because Unicode promises not to change what has a decomposition, a class or a case.
+ * Characters and normalization forms of Unicode 16, whatever the versions of PCRE2 and utf8proc
+ * are: token ids must not depend on the machine. Both libraries agree on the characters of Unicode
+ * 9, because Unicode promises not to change what has a decomposition, a class or a case.
  * unicode_tables.h has what came later; characters that came after Unicode 16 count as unassigned.
  * For PCRE2, a character that it does not know is replaced by one like it, of as many bytes.
  *
- * The tokenizers library normalizes with tables of an older Unicode: a few later characters compose,
- * decompose or reorder here and are unchanged there.
+ * The tokenizers library normalizes with tables of an older Unicode: a few later characters
+ * compose, decompose or reorder here and are unchanged there.
  */
 #include "model/tokenizer/internal.h"
 
@@ -161,8 +161,8 @@ struct qt_unicode_known qt_unicode_known_to_pcre2(void)
     return known;
 }
 
-/* A character that no version of Unicode assigns, of as many bytes as c. (There is none of two bytes:
- * U+0378 is unassigned in Unicode 17.) */
+/* A character that no version of Unicode assigns, of as many bytes as c. (There is none of two
+ * bytes: U+0378 is unassigned in Unicode 17.) */
 static int32_t nothing_like(int32_t c)
 {
     return c < 0x800 ? 0x378 : c < 0x10000 ? 0xfdd0 : 0x1fffe;

@@ -1,12 +1,13 @@
 /*
- * awq: INT4 as AutoAWQ's GEMM kernels store it. For a module M of N rows and K channels in groups of
- * g:
+ * awq: INT4 as AutoAWQ's GEMM kernels store it. For a module M of N rows and K channels in groups
+ * of g:
  *
  *     M.qweight  I32 [K][N / 8]      codes along N, eight a word
  *     M.qzeros   I32 [K / g][N / 8]  zero-points, likewise; 8 if symmetric
  *     M.scales   F16 [K / g][N]
  *
- * Bits 4p to 4p + 3 of word j belong to row 8 j + order[p]. w[n][k] = scales[k / g][n] (code - zero).
+ * Bits 4p to 4p + 3 of word j belong to row 8 j + order[p].
+ * w[n][k] = scales[k / g][n] (code - zero).
  */
 #include "pack/export/export.h"
 

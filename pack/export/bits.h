@@ -46,7 +46,8 @@ static inline void qt_bits_pack(uint32_t *word, const uint8_t *value, size_t cou
         *word = (uint32_t)pending;
 }
 
-/* The code of E2M1, sign and index of the magnitude, of an entry of the ascending table of mxfp4. */
+/* The code of E2M1, sign and index of the magnitude, of an entry of the ascending table of
+ * mxfp4. */
 static inline unsigned qt_e2m1(unsigned entry)
 {
     return entry >= 8 ? entry - 8 : entry == 7 ? 0 : 8 | (7 - entry);

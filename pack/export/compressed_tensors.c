@@ -1,6 +1,6 @@
 /*
- * compressed-tensors: "pack-quantized" integers and "float-quantized" FP8, as vLLM, transformers and
- * SGLang load them (package compressed-tensors, quantization/ and compressors/pack_quantized).
+ * compressed-tensors: "pack-quantized" integers and "float-quantized" FP8, as vLLM, transformers
+ * and SGLang load them (package compressed-tensors, quantization/ and compressors/pack_quantized).
  *
  * For a module M of N rows and K channels in groups of g:
  *
@@ -11,8 +11,8 @@
  *
  *     M.weight             F8_E4M3 [N][K],  M.weight_scale F32 [N][1]
  *
- * Without input_activations in config.json, runtimes multiply these with 16-bit inputs (W8A16); with
- * dynamic FP8 inputs, they round each token's inputs (W8A8).
+ * Without input_activations in config.json, runtimes multiply these with 16-bit inputs (W8A16);
+ * with dynamic FP8 inputs, they round each token's inputs (W8A8).
  *
  * MXFP4: even channels in the low nibble; sign, then the index of the magnitude; scale 2^(e - 127):
  *

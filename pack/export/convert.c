@@ -91,8 +91,8 @@ static void weights_of_codes(float *w, const struct qt_export_matrix *m,
     }
 }
 
-/* Adds the error of table[code] * scale in place of value[code] * scale. Both depend on the code and
- * the scale alone, so the scales are summed per code. */
+/* Adds the error of table[code] * scale in place of value[code] * scale. Both depend on the code
+ * and the scale alone, so the scales are summed per code. */
 static void add_error_of_table(struct qt_error *e, const struct qt_export_matrix *m,
                                const float *table, const struct qt_code_rows *rows,
                                const float *scale, size_t count)

@@ -10,10 +10,10 @@
  *     stacks.c, stored.c    what checkpoints have in another form than containers
  *     NAME.c                one format each
  *
- * A format that keeps the names and files of the checkpoint (safetensors, config.json) describes and
- * converts one matrix at a time: `describe` declares the tensors that take the place of the matrix,
- * `convert` fills their data panel by panel. A format with a file layout of its own (gguf) has
- * `plan` and `write` instead.
+ * A format that keeps the names and files of the checkpoint (safetensors, config.json) describes
+ * and converts one matrix at a time: `describe` declares the tensors that take the place of the
+ * matrix, `convert` fills their data panel by panel. A format with a file layout of its own (gguf)
+ * has `plan` and `write` instead.
  */
 #ifndef QT_PACK_EXPORT_EXPORT_H
 #define QT_PACK_EXPORT_EXPORT_H
@@ -40,9 +40,9 @@ struct qt_export_matrix {
     size_t n, k;
     /* If the scheme has codes (qt_packed_code_info); bits = 0 if it has not. */
     struct qt_code_info codes;
-    /* Integers: value[code] = code - 2^(bits - 1), or code with zero-points. Schemes whose tables are
-     * divided by a power of two (int3, iq4nl, mxfp4) have the values of their format in `codes`;
-     * panel->scale is then the container's times 2^scale_shift. */
+    /* Integers: value[code] = code - 2^(bits - 1), or code with zero-points. Schemes whose tables
+     * are divided by a power of two (int3, iq4nl, mxfp4) have the values of their format in
+     * `codes`; panel->scale is then the container's times 2^scale_shift. */
     bool integer;
     int scale_shift;
     enum qt_dtype scale_dtype; /* that the export stores scales in: QT_F16, QT_BF16 or QT_F32 */

@@ -3,8 +3,8 @@
  * tensors.
  *
  * llama.cpp computes what its code for the architecture says, whatever config.json has. Everything
- * that a family can vary is therefore either written as a key that llama.cpp reads, or compared with
- * what it computes and refused if it differs.
+ * that a family can vary is therefore either written as a key that llama.cpp reads, or compared
+ * with what it computes and refused if it differs.
  */
 #include "pack/export/gguf.h"
 

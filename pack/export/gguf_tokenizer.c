@@ -285,8 +285,8 @@ done:
     return rc;
 }
 
-/* NFC changes text that is not composed, which llama.cpp takes as it is; its converter accepts that,
- * too. */
+/* NFC changes text that is not composed, which llama.cpp takes as it is; its converter accepts
+ * that, too. */
 static int write_bytes(struct qt_gguf_bytes *b, const struct tokens *t)
 {
     const json_t *normalizer = json_object_get(t->root, "normalizer");
@@ -435,9 +435,9 @@ done:
 }
 
 /*
- * Sets scores from merges. Joining the pair that makes the best token equals joining the pair of the
- * best merge if every way to make a token is a merge: files that were made from SentencePiece are
- * so. The merges of tokens of equal score are mixed there. Added tokens do not matter: they are
+ * Sets scores from merges. Joining the pair that makes the best token equals joining the pair of
+ * the best merge if every way to make a token is a merge: files that were made from SentencePiece
+ * are so. The merges of tokens of equal score are mixed there. Added tokens do not matter: they are
  * found before.
  */
 static int set_scores(struct tokens *t)

@@ -5,8 +5,8 @@
  *     M.scales  F16 [N][K / g]
  *     M.biases  F16 [N][K / g]     w = code * scale + bias
  *
- * The bias is -zero * scale, rounded to FP16: exact if symmetric (zero is a power of two), otherwise
- * one rounding.
+ * The bias is -zero * scale, rounded to FP16: exact if symmetric (zero is a power of two),
+ * otherwise one rounding.
  */
 #include "pack/export/bits.h"
 #include "pack/export/export.h"

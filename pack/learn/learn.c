@@ -397,10 +397,10 @@ done:
 
 /* ---- rewriting ------------------------------------------------------------------------------ */
 
-/* Reads the item's entry and sets `value` under `key`; takes ownership of `value`. *differs is false
- * if the entry has that value already: then an interrupted run has journaled it, and the tensor on
- * disk is up to date. Otherwise *before is the value that the entry had. The caller releases *entry
- * and *before. */
+/* Reads the item's entry and sets `value` under `key`; takes ownership of `value`. *differs is
+ * false if the entry has that value already: then an interrupted run has journaled it, and the
+ * tensor on disk is up to date. Otherwise *before is the value that the entry had. The caller
+ * releases *entry and *before. */
 static int update_entry(json_t **entry, json_t **before, bool *differs, struct qt_run *run,
                         size_t item, const char *key, json_t *value, struct qt_err *err)
 {

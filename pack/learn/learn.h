@@ -1,8 +1,8 @@
 /*
  * Learning (private to pack/): after all tensors are quantized and written, Adam tunes continuous
  * parameters (scales, zero-points of mix24, norm weights) by gradients through the quantized model,
- * the student. Ranks share the windows of a batch; all make the same steps, and rank 0 saves. Schemes provide their parameters by struct qt_learnable; this folder does not know
- * their meaning.
+ * the student. Ranks share the windows of a batch; all make the same steps, and rank 0 saves.
+ * Schemes provide their parameters by struct qt_learnable; this folder does not know their meaning.
  *
  *   learn.c   finds the parameters; runs training; rewrites the tensors that changed
  *   params.c  parameter values, Adam, conversion from and to packed matrices, progress on disk

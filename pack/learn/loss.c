@@ -1,12 +1,13 @@
 /*
  * Loss and gradient of a batch. Its windows are divided into blocks (qt_sums_run), which do not
- * depend on the number of ranks: every rank runs those of its blocks, and the gradients with respect
- * to the weights of a layer are added up in a fixed tree.
+ * depend on the number of ranks: every rank runs those of its blocks, and the gradients with
+ * respect to the weights of a layer are added up in a fixed tree.
  */
 #include "pack/learn/learn.h"
 
 struct learn_work {
-    /* One batch; of a rank only the rows of its blocks are valid. Float arrays are backend memory, [tokens][hidden] each. */
+    /* One batch; of a rank only the rows of its blocks are valid. Float arrays are backend memory,
+     * [tokens][hidden] each. */
     uint32_t *ids, *targets;
     double *losses;
     float **hidden; /* inputs of the decoder layers, then the output of the last */
@@ -546,8 +547,8 @@ static int head_block(void *ctx, size_t block, void *const *into, struct qt_err 
                         wanted.norm[0], p->hidden + at, &o, end - first, err);
 }
 
-/* Loss of each token in work->losses, in all ranks; gradient: its gradient with respect to `last` in
- * work->grad. */
+/* Loss of each token in work->losses, in all ranks; gradient: its gradient with respect to `last`
+ * in work->grad. */
 static int head_loss(struct qt_learner *l, const float *last, const struct qt_objective *o,
                      const struct blocks *b, bool gradient, struct qt_err *err)
 {

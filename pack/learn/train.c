@@ -89,8 +89,8 @@ static int held_out_loss(double *out, struct qt_learner *l, learn_loss_fn *loss,
     return QT_OK;
 }
 
-/* Appends a row to the curve, keeps the parameters if they are the best so far, and saves the progress
- * if the latest save is some time ago. An interrupted step saves, too. */
+/* Appends a row to the curve, keeps the parameters if they are the best so far, and saves the
+ * progress if the latest save is some time ago. An interrupted step saves, too. */
 static int evaluate(struct qt_learner *l, size_t first, size_t end, learn_loss_fn *loss,
                     struct qt_err *err)
 {

@@ -195,7 +195,8 @@ struct search {
 };
 
 /*
- * The search tries multiples of the nominal scale, which maps the largest weight to the largest value.
+ * The search tries multiples of the nominal scale, which maps the largest weight to the largest
+ * value.
  *
  * Tables and integers: a smaller scale clips the largest weights and resolves the others better. A
  * factor below 1/2 never helps. A factor slightly above 1 helps if the two ends of the range

@@ -80,7 +80,8 @@ int qt_codebook_solve(struct qt_solve_report *out, struct qt_packed *p, const fl
 
 /* Number of the sections that qt_codebook_describe adds. */
 size_t qt_codebook_sections(const struct qt_codebook *cb);
-/* *out = rows [first, end) of p as a matrix with sections in those of p. first: a multiple of 16. */
+/* *out = rows [first, end) of p as a matrix with sections in those of p. first: a multiple of
+ * 16. */
 void qt_codebook_rows(struct qt_packed *out, const struct qt_packed *p, size_t first, size_t end);
 /* scheme->pack and scheme->round_on. */
 int qt_codebook_pack(struct qt_packed *p, const struct qt_codes *codes, struct qt_err *err);

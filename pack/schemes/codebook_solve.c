@@ -1,6 +1,6 @@
-/* Whole matrices in codebook schemes. Under a Hessian: the callbacks of qt_solve that round a column
- * and set the scale of a group (GPTQ, arXiv 2210.17323, and coordinate descent: hessian/hessian.h),
- * or the function of a backend that does all of it. */
+/* Whole matrices in codebook schemes. Under a Hessian: the callbacks of qt_solve that round a
+ * column and set the scale of a group (GPTQ, arXiv 2210.17323, and coordinate descent:
+ * hessian/hessian.h), or the function of a backend that does all of it. */
 #include "pack/schemes/codebook.h"
 
 #include <math.h>

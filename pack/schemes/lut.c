@@ -426,8 +426,8 @@ static int check_scales(const struct qt_packed *p, struct qt_err *err)
     return QT_OK;
 }
 
-/* The largest nominal scale of NVFP4, 8 amax / 6, then is below 8 * 448, as the search tries no more
- * than 1.05 times as much. */
+/* The largest nominal scale of NVFP4, 8 amax / 6, then is below 8 * 448, as the search tries no
+ * more than 1.05 times as much. */
 static int scale_exponent(const struct qt_packed *p)
 {
     return table_of(&p->spec) == TABLE_NVFP4 ? 11 : 0;

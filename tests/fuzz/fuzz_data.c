@@ -1,5 +1,5 @@
-/* Calibration data; the first byte of the input selects the name of the file. Accepted ids are within
- * the vocabulary, and the first ids are the same if only these are wanted. */
+/* Calibration data; the first byte of the input selects the name of the file. Accepted ids are
+ * within the vocabulary, and the first ids are the same if only these are wanted. */
 #include "calib/calib.h"
 #include "tests/fuzz/fuzz.h"
 

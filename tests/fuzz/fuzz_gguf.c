@@ -1,5 +1,5 @@
-/* A GGUF file: its tensors can be read, and its side files are JSON that the readers accept or refuse
- * like any other. */
+/* A GGUF file: its tensors can be read, and its side files are JSON that the readers accept or
+ * refuse like any other. */
 #include "model/model.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -1,5 +1,5 @@
-/* JSON as Python writes it. What strict JSON accepts means the same, and what only the lenient parse
- * accepts has a literal or a lone surrogate. */
+/* JSON as Python writes it. What strict JSON accepts means the same, and what only the lenient
+ * parse accepts has a literal or a lone surrogate. */
 #include "formats/formats.h"
 #include "tests/fuzz/fuzz.h"
 

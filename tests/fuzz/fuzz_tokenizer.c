@@ -1,7 +1,6 @@
-/* tokenizer.json; the first line of the input is tokenizer_config.json, or "model" or "tekken": then
- * the rest is tokenizer.model or tekken.json. An accepted tokenizer
- * encodes texts to ids of its vocabulary, twice to the same ids, or refuses them; ids decode to
- * UTF-8. */
+/* tokenizer.json; the first line of the input is tokenizer_config.json, or "model" or "tekken":
+ * then the rest is tokenizer.model or tekken.json. An accepted tokenizer encodes texts to ids of
+ * its vocabulary, twice to the same ids, or refuses them; ids decode to UTF-8. */
 #include "calib/calib.h"
 #include "tests/fuzz/fuzz.h"
 

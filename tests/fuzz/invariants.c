@@ -104,8 +104,8 @@ static void check_activations(const struct qt_packed *p)
 }
 
 /* Rounds inputs as an accepted matrix describes. The error is at most half a step, and a step is at
- * most a seventh of the token's largest value. A rotation, and that back, multiply the largest value
- * by at most the square root of the block's size each. */
+ * most a seventh of the token's largest value. A rotation, and that back, multiply the largest
+ * value by at most the square root of the block's size each. */
 void fuzz_check_input(const struct qt_container *c, const struct qt_entry *e,
                       const struct qt_packed *p)
 {

@@ -1,8 +1,8 @@
 /*
  * The 4-bit KV cache against plain C: what append writes, bit for bit, and attention against FP64
- * over the decoded cache. Tokens come in calls of random sizes. Paged and contiguous caches, different lengths per sequence, edges of all
- * tiles and splits. The memory around outputs is NaN. Every run is made twice and must repeat bit
- * for bit.
+ * over the decoded cache. Tokens come in calls of random sizes. Paged and contiguous caches,
+ * different lengths per sequence, edges of all tiles and splits. The memory around outputs is NaN.
+ * Every run is made twice and must repeat bit for bit.
  *
  * usage: test_kv4 [SEED [quick]]     prints "N passed, M failed, K skipped"
  */

@@ -1,11 +1,11 @@
 /*
  * Runs qtool on files with a random change of their structure, for every format that qtool reads.
  * Whatever the change, qtool must end by itself with a documented exit status and a message, and
- * leave either a container that `verify` accepts or none. Some files are written in another form that
- * means the same: figures and containers must not change. Usage: mutants QTOOL [CASES]
+ * leave either a container that `verify` accepts or none. Some files are written in another form
+ * that means the same: figures and containers must not change. Usage: mutants QTOOL [CASES]
  *
- * Case n depends on the seed plus n alone: QT_SEED=(the number that a failure prints) mutants QTOOL 1
- * repeats it and keeps its files.
+ * Case n depends on the seed plus n alone: QT_SEED=(the number that a failure prints) mutants QTOOL
+ * 1 repeats it and keeps its files.
  */
 #include "tests/robust/robust.h"
 

@@ -5,7 +5,8 @@
 #include "fixture.h"
 #include "formats/formats.h"
 
-/* Opens a checkpoint, a directory or a file, and reads all tensors; the result is the first failure. */
+/* Opens a checkpoint, a directory or a file, and reads all tensors; the result is the first
+ * failure. */
 static inline int ckpt_read_all(const char *path, struct qt_err *err)
 {
     struct qt_ckpt *ckpt;

@@ -303,8 +303,8 @@ static double mean_loss(struct fixture *f, const struct qt_objective *objective)
     return sum;
 }
 
-/* The model and the reference differ in one weight of a layer; its gradient must be the slope of the
- * loss. */
+/* The model and the reference differ in one weight of a layer; its gradient must be the slope of
+ * the loss. */
 static void kl_case(const char *model, size_t layer, const char *name)
 {
     char dir[256], ids[300];

@@ -30,7 +30,8 @@ static bool perturbed_shape(void *ctx, const char *name, int *ndim, size_t shape
     return w->shape(w->ctx, name, ndim, shape);
 }
 
-/* Every projection, or dense part of an encoder, gets noise of about 2 % of a typical weight, the same on every load. */
+/* Every projection, or dense part of an encoder, gets noise of about 2 % of a typical weight, the
+ * same on every load. */
 static int perturbed_load(void *ctx, const char *name, float *dst, struct qt_err *err)
 {
     const struct qt_weights *w = ctx;

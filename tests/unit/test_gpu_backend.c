@@ -1,9 +1,9 @@
 /*
  * The host code of the CUDA backend on a simulated device: device memory is host memory, cuBLAS is
- * OpenBLAS, and the kernels for matrix products, attention, Hessians and rounding are C loops. Other
- * kernels are missing. This checks the division into panels, 3xTF32 parts, heads and column blocks,
- * and the rounding of a row, without a GPU; tests/gpu/test_backend.c and test_round.c check the
- * kernels.
+ * OpenBLAS, and the kernels for matrix products, attention, Hessians and rounding are C loops.
+ * Other kernels are missing. This checks the division into panels, 3xTF32 parts, heads and column
+ * blocks, and the rounding of a row, without a GPU; tests/gpu/test_backend.c and test_round.c check
+ * the kernels.
  */
 #include "backend_fixture.h"
 #include "coded_fixture.h"
@@ -1004,7 +1004,8 @@ static void round_case(const char *text, size_t n, size_t k, enum kind kind)
         const struct qt_factor_options opt = {
             .damp = 0.01, .group = qt_packed_group(&p[on]), .backend = on ? be : NULL};
         assert_int_equal(qt_factor_new(&f, h, k, &opt, &err), QT_OK);
-        /* The source weights are on the device or not; the rounded ones are those that are stored. */
+        /* The source weights are on the device or not; the rounded ones are those that are
+         * stored. */
         float *rounded = random_floats(n * k, 1);
         const struct qt_place place = {.w = n % 2 ? w : NULL, .rounded = rounded};
         assert_int_equal(

@@ -115,9 +115,9 @@ static double compare(const float *logits, const struct qt_model_info *info, siz
     return worst;
 }
 
-/* Continues two sequences of n tokens: first half of the tokens, then three, then one at a time. The
- * logits must be those of whole sequences. Returns the largest difference, relative to the range of
- * the logits. */
+/* Continues two sequences of n tokens: first half of the tokens, then three, then one at a time.
+ * The logits must be those of whole sequences. Returns the largest difference, relative to the
+ * range of the logits. */
 static double continued_case(struct fixture *f, const uint32_t *first, size_t n)
 {
     const size_t vocab = qt_model_info(f->model)->vocab;

@@ -1,4 +1,5 @@
-/* The HTML report: which inputs it takes, what is escaped, that the JSON has what the tables have. */
+/* The HTML report: which inputs it takes, what is escaped, that the JSON has what the tables
+ * have. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -250,8 +250,8 @@ static size_t room(struct qt_backend *be)
 }
 
 /* scale: output multiplier of the sublayers; 0: a norm follows the last linear. skipped: an input
- * that is not observed (as if it was finished before). apart: with a backend whose memory is not the
- * host's, where the last inputs of sublayers are kept. */
+ * that is not observed (as if it was finished before). apart: with a backend whose memory is not
+ * the host's, where the last inputs of sublayers are kept. */
 static void model_case(const char *dir, float scale, int skipped, bool apart)
 {
     struct fixture *f = calloc(1, sizeof *f);

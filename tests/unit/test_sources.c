@@ -371,7 +371,8 @@ static const struct {
      "is stored both by itself and as a part of a stack"},
 };
 
-/* Writes model.safetensors with the tensors of `list`, {name: [dtype, shape]}. All bytes are 0xff. */
+/* Writes model.safetensors with the tensors of `list`, {name: [dtype, shape]}. All bytes are
+ * 0xff. */
 static void write_ones(const char *dir, json_t *list)
 {
     enum { MOST = 8 };

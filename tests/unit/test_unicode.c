@@ -11,7 +11,8 @@ static const char *const classes[] = {"\\p{L}", "\\p{N}",  "\\p{P}",  "\\p{S}",
                                       "\\p{M}", "\\p{Lu}", "\\p{Han}"};
 enum { CLASSES = sizeof classes / sizeof *classes, CHARS = 0x110000 };
 
-/* Matches `pattern` in text[size] as PCRE2 with these characters sees it; calls found() for each. */
+/* Matches `pattern` in text[size] as PCRE2 with these characters sees it; calls found() for
+ * each. */
 static void scan(const char *pattern, const char *text, size_t size, struct qt_unicode_known known,
                  void (*found)(void *ctx, size_t start, size_t end), void *ctx)
 {

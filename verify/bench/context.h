@@ -1,4 +1,5 @@
-/* State that bench.c (matrix products), kv.c (attention) and moe.c (experts) share. Private to verify/. */
+/* State that bench.c (matrix products), kv.c (attention) and moe.c (experts) share. Private to
+ * verify/. */
 #ifndef QT_VERIFY_BENCH_CONTEXT_H
 #define QT_VERIFY_BENCH_CONTEXT_H
 

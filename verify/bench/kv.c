@@ -20,7 +20,8 @@ struct caches {
     struct gpu_buffer first, tail, table, lengths;
 };
 
-/* Bytes of the codes or numbers of `tokens` tokens, of keys or of values, and of their parameters. */
+/* Bytes of the codes or numbers of `tokens` tokens, of keys or of values, and of their
+ * parameters. */
 static size_t code_bytes(const struct qt_bench_cache_row *row, size_t tokens)
 {
     const struct qt_bench_cache *shape = row->shape;

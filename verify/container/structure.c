@@ -141,8 +141,8 @@ static int check_tuned(const struct check *check, const struct qt_tensor *copy, 
                       err);
 }
 
-/* entry: of the manifest. tuned: only dtype and shape equal the source; the CRC of the source tensor
- * is compared. */
+/* entry: of the manifest. tuned: only dtype and shape equal the source; the CRC of the source
+ * tensor is compared. */
 static int compare_copy(const struct check *check, const struct qt_tensor *copy,
                         const json_t *entry, bool tuned, struct qt_err *err)
 {

@@ -1,7 +1,7 @@
 /*
  * verify --device: checks the kernels of qtool_kv4.h for the heads of a model. Appended tokens,
- * decoded from the cache, must equal those of qt_kv_apply bit for bit, whether they come in one call
- * or in several, append must not write elsewhere, and attention is compared with FP64.
+ * decoded from the cache, must equal those of qt_kv_apply bit for bit, whether they come in one
+ * call or in several, append must not write elsewhere, and attention is compared with FP64.
  */
 #include "verify/gpu/device.h"
 
