@@ -112,9 +112,8 @@ static const struct opt opts[] = {
      .metavar = "T",
      .help =
          "auto (the default), float16, bfloat16 or float32: dtype of dequantized weights (auto: "
-         "that "
-         "of the source) or of scales (auto: float16, which is exact; the runtime then computes in "
-         "float16); with gguf, of matrices that are not quantized"},
+         "that of the source) or of scales (auto: float16, which is exact; the runtime then "
+         "computes in float16); with gguf, of matrices that are not quantized"},
     {.name = "lossy",
      .kind = OPT_FLAG,
      .offset = offsetof(struct export_options, lossy),

@@ -398,11 +398,10 @@ const struct command cmd_inspect = {
         "cosine of the angle between stored and original weights.\n\n"
         "For a calibration file (.qcal) it lists the model and the data, and for each linear input "
         "of every decoder layer the number of channels (K), the number of tokens (TOKENS; an "
-        "expert "
-        "has those that it processes), the root mean square over channels and tokens (RMS), the "
-        "largest 99.9 % quantile of a channel (P99.9 MAX), the largest absolute value (ABSMAX), "
-        "and the number of channels that were always 0 (DEAD). All "
-        "statistics except the Hessians are read and checked.",
+        "expert has those that it processes), the root mean square over channels and tokens (RMS), "
+        "the largest 99.9 % quantile of a channel (P99.9 MAX), the largest absolute value "
+        "(ABSMAX), and the number of channels that were always 0 (DEAD). All statistics except the "
+        "Hessians are read and checked.",
     .examples = "  qtool inspect examples/nano-llama\n"
                 "  qtool inspect nano-fp6 --json\n",
     .opts = opts,

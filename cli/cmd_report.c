@@ -99,8 +99,7 @@ const struct command cmd_report = {
         "against KL divergence, errors and bits by decoder layer and kind, rare positions, gates, "
         "activations, learning curves, time, speed. Two containers are compared in detail. Every "
         "number is in a table, and as JSON in the element with the id \"data\". Nothing is "
-        "measured "
-        "for it: sections without figures are left out.\n\n"
+        "measured for it: sections without figures are left out.\n\n"
         "The content of an input decides what it is. Results of eval and verify belong to the "
         "container that they were measured on, wherever it is now: they name the CRC-32 of its "
         "manifest.",

@@ -292,8 +292,7 @@ static void write_bench(struct page *p, const json_t *doc)
     size_t n = 0, i;
     html(&p->text,
          "<h3>Kernels on %s</h3>\n<p>%s. Weights cold in L2. The dashed lines are the read floor: "
-         "the "
-         "time that reading the packed weights alone takes.</p>\n",
+         "the time that reading the packed weights alone takes.</p>\n",
          member_text(gpu, "name") ? member_text(gpu, "name") : "an unknown GPU",
          member_text(doc, "dtype") ? member_text(doc, "dtype") : "");
     json_array_foreach (rows, i, row) {
