@@ -285,6 +285,20 @@ int qt_file_write_at(int fd, const char *path, const void *data, size_t size, ui
     return QT_OK;
 }
 
+int qt_file_reserve(int fd, const char *path, uint64_t size, struct qt_err *err)
+{
+    int lacking;
+    do {
+        lacking = size && fallocate(fd, 0, 0, (off_t)size) < 0 ? errno : 0;
+    } while (lacking == EINTR);
+    if (lacking == EOPNOTSUPP || lacking == ENOSYS)
+        lacking = ftruncate(fd, (off_t)size) < 0 ? errno : 0;
+    return lacking
+               ? qt_fail(err, QT_E_RESOURCE, path, NULL, "no room for the %llu bytes needed: %s",
+                         (unsigned long long)size, strerror(lacking))
+               : QT_OK;
+}
+
 int qt_file_read_at(int fd, const char *path, void *data, size_t size, uint64_t offset,
                     struct qt_err *err)
 {

@@ -66,6 +66,9 @@ int qt_file_create_new(int *fd, const char *path, unsigned mode, struct qt_err *
 int qt_file_open(int *fd, const char *path, struct qt_err *err);
 int qt_file_write_at(int fd, const char *path, const void *data, size_t size, uint64_t offset,
                      struct qt_err *err);
+/* Gives the file this size, with disk space for all of it if the file system can allocate it: then
+ * a full disk is found before the work. */
+int qt_file_reserve(int fd, const char *path, uint64_t size, struct qt_err *err);
 /* Reads exactly `size` bytes; QT_E_INPUT if the file is shorter. */
 int qt_file_read_at(int fd, const char *path, void *data, size_t size, uint64_t offset,
                     struct qt_err *err);

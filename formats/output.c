@@ -1,7 +1,5 @@
 #include "formats/writer_internal.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -59,19 +57,6 @@ static int check_name(const struct qt_output *o, const char *name, struct qt_err
     return QT_OK;
 }
 
-/* Allocates the disk space if the file system can, so that a full disk is found before the work. */
-static int reserve(const struct qt_output *o, struct qt_err *err)
-{
-    int lacking;
-    do {
-        lacking = fallocate(o->fd, 0, 0, (off_t)o->size) < 0 ? errno : 0;
-    } while (lacking == EINTR);
-    if (lacking && lacking != EOPNOTSUPP && lacking != ENOSYS)
-        return qt_fail(err, QT_E_RESOURCE, o->path, NULL, "no room for the %llu bytes needed: %s",
-                       (unsigned long long)o->size, strerror(lacking));
-    return QT_OK;
-}
-
 int qt_output_create(struct qt_output *o, const char *name, uint64_t size, struct qt_err *err)
 {
     int rc;
@@ -80,7 +65,7 @@ int qt_output_create(struct qt_output *o, const char *name, uint64_t size, struc
     QT_TRY(qt_file_create_new(&o->fd, o->path, 0666, err));
     o->at = 0;
     o->size = size;
-    QT_TRY(reserve(o, err));
+    QT_TRY(qt_file_reserve(o->fd, o->path, size, err));
 done:
     return rc;
 }

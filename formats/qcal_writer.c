@@ -193,6 +193,8 @@ static int open_partial(struct qt_qcal_writer *w, struct qt_err *err)
         rc = qt_fail(err, QT_E_RESOURCE, w->partial, NULL, "cannot truncate");
     if (rc == QT_OK) {
         rc = qt_file_write_at(w->fd, w->partial, mark, sizeof mark - 1, 0, err);
+        if (rc == QT_OK)
+            rc = qt_file_reserve(w->fd, w->partial, w->offsets[w->count], err);
         if (rc < 0)
             unlink(w->partial);
     }

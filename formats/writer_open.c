@@ -7,20 +7,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Allocates the disk space if the file system can, so that a full disk is found before the work. */
 static int make_shard(const struct qt_planned_shard *s, struct qt_err *err)
 {
-    int fd, rc, lacking;
+    int fd, rc;
     QT_TRY(qt_file_create(&fd, s->path, false, err));
-    do {
-        lacking = fallocate(fd, 0, 0, (off_t)s->size) < 0 ? errno : 0;
-    } while (lacking == EINTR);
-    if (lacking == EOPNOTSUPP || lacking == ENOSYS)
-        lacking = ftruncate(fd, (off_t)s->size) < 0 ? errno : 0;
-    if (lacking)
-        rc = qt_fail(err, QT_E_RESOURCE, s->path, NULL, "no room for the %llu bytes needed: %s",
-                     (unsigned long long)s->size, strerror(lacking));
-    else
+    rc = qt_file_reserve(fd, s->path, s->size, err);
+    if (rc == QT_OK)
         rc = qt_file_write_at(fd, s->path, s->header, s->header_size, 0, err);
     if (rc == QT_OK)
         return qt_file_finish(&fd, s->path, err);
