@@ -1,7 +1,5 @@
 /* bench --model: speed of whole models. */
-#include "cli/cli.h"
-
-#include "kernels/kernels.h"
+#include "cli/bench.h"
 
 #include <math.h>
 #include <string.h>
@@ -199,19 +197,19 @@ static const struct qt_runtime_shape *find_shape(const char *name)
     return NULL;
 }
 
-int bench_model(struct cli *cli, const struct bench_model_options *o, const struct qt_spec *specs,
-                const char *const *names, size_t nspecs, const size_t *batches, size_t nbatches,
-                bool batch_invariant, int device, struct qt_err *err)
+int bench_model(struct cli *cli, const struct bench_options *options, const struct bench_request *r,
+                struct qt_err *err)
 {
+    const struct bench_model_options *o = &options->whole;
     struct qt_bench_model_options opt = {.shape = find_shape(o->path),
-                                         .specs = specs,
-                                         .nspecs = nspecs,
-                                         .batches = batches,
-                                         .nbatches = nbatches,
+                                         .specs = r->specs,
+                                         .nspecs = r->nspecs,
+                                         .batches = r->m,
+                                         .nbatches = r->nm,
                                          .prompt = o->prompt,
                                          .tokens = o->tokens,
                                          .kv4 = o->kv != 0,
-                                         .batch_invariant = batch_invariant,
+                                         .batch_invariant = options->invariant,
                                          .log = &cli->log};
     struct qt_bench_model_report report = {0};
     struct source source = {0};
@@ -219,12 +217,12 @@ int bench_model(struct cli *cli, const struct bench_model_options *o, const stru
     struct qt_gpu *gpu = NULL;
     struct qt_spec head;
     int rc = QT_OK;
-    if (!opt.shape && (nspecs || o->head))
+    if (!opt.shape && (r->nspecs || o->head))
         return qt_fail(
             err, QT_E_USAGE, NULL, NULL,
             "%s needs a shape (--model 8b, 70b or qwen3-30b); quantize %s first and give the "
             "container",
-            nspecs ? "--scheme" : "--head", o->path);
+            r->nspecs ? "--scheme" : "--head", o->path);
     if (o->head) {
         QT_TRY(qt_spec_parse(&head, o->head, err));
         opt.head = head.scheme ? &head : NULL;
@@ -236,10 +234,10 @@ int bench_model(struct cli *cli, const struct bench_model_options *o, const stru
         opt.weights = &source.weights;
         opt.container = source.container;
     }
-    QT_TRY(qt_gpu_open(&gpu, device, err));
+    QT_TRY(qt_gpu_open(&gpu, device_number(options->common.device), err));
     QT_TRY(qt_bench_model(&report, gpu, &opt, err));
     ui_clear(&cli->ui);
-    const struct results results = {o, &report, &opt, names, gpu};
+    const struct results results = {o, &report, &opt, r->names, gpu};
     if (cli->doc)
         fill_doc(cli, &results);
     else

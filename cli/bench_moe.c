@@ -1,6 +1,5 @@
 /* bench --moe: shapes of layers of experts, and the table and document of their times. */
-#include "cli/bench_moe.h"
-#include "cli/cli.h"
+#include "cli/bench.h"
 
 #include <math.h>
 #include <string.h>
@@ -57,8 +56,8 @@ static const char *cublas_way(const struct qt_bench_moe_row *row)
     return isnan(cublas_us(row)) ? "" : row->loop_us < row->batch_us ? "loop" : "batch";
 }
 
-int bench_moe_print(const struct qt_bench_report *report, const char **names,
-                    const struct qt_spec *specs, struct qt_err *err)
+int bench_moe_print(const struct qt_bench_report *report, const struct bench_request *r,
+                    struct qt_err *err)
 {
     struct table t = {.align = "llrrrrrrrl"};
     table_row(&t, "EXPERTS,TOP,HIDDEN,INNER\tSCHEME\tM\tREAD\tMB\tUS\tFLOOR\t%%FLOOR\tX CUBLAS\t");
@@ -66,7 +65,7 @@ int bench_moe_print(const struct qt_bench_report *report, const char **names,
         const struct qt_bench_moe_row *row = &report->moe[i];
         const struct qt_bench_moe *s = row->shape;
         char shape[TEXT_SIZE], speed[TEXT_SIZE] = "";
-        const char *name = names[row->spec - specs];
+        const char *name = r->names[row->spec - r->specs];
         snprintf(shape, sizeof shape, "%zu,%zu,%zu,%zu", s->experts, s->topk, s->hidden, s->inner);
         if (row->why[0]) {
             table_row(&t, "%s\t%s\t%zu\t\t\t\t\t\t\trefused: %s", shape, name, row->m, row->why);
@@ -81,14 +80,14 @@ int bench_moe_print(const struct qt_bench_report *report, const char **names,
     return table_print(&t, err);
 }
 
-json_t *bench_moe_doc(struct cli *cli, const struct qt_bench_report *report, const char **names,
-                      const struct qt_spec *specs)
+json_t *bench_moe_doc(struct cli *cli, const struct qt_bench_report *report,
+                      const struct bench_request *r)
 {
     json_t *rows = json_array();
     for (size_t i = 0; i < report->nmoe; i++) {
         const struct qt_bench_moe_row *row = &report->moe[i];
         json_t *o = json_object();
-        doc_set(cli, o, "scheme", doc_text(names[row->spec - specs]));
+        doc_set(cli, o, "scheme", doc_text(r->names[row->spec - r->specs]));
         doc_set(cli, o, "shape_name", doc_text(row->shape->name[0] ? row->shape->name : NULL));
         doc_set(cli, o, "experts", doc_size(row->shape->experts));
         doc_set(cli, o, "topk", doc_size(row->shape->topk));

@@ -441,20 +441,6 @@ bool runtime_is_fused(int runtime, const char *device);
 /* QT_E_UNSUPPORTED: the fused runtime has no cache with such keys. */
 int runtime_check_kv(int runtime, const char *device, enum qt_kv_keys keys, struct qt_err *err);
 
-/* ---- bench --model (bench_model.c) ---------------------------------------------------------- */
-
-struct bench_model_options {
-    const char *path; /* a checkpoint or container, or the name of a shape; NULL: no --model */
-    const char *batch;
-    const char *head; /* scheme of a shape's head; NULL: FP16 */
-    size_t prompt, tokens, kv;
-    double price; /* dollars per hour; 0: unknown */
-};
-/* Measures a whole model on a GPU. names[nspecs]: the specs as given. */
-int bench_model(struct cli *cli, const struct bench_model_options *o, const struct qt_spec *specs,
-                const char *const *names, size_t nspecs, const size_t *batches, size_t nbatches,
-                bool batch_invariant, int device, struct qt_err *err);
-
 /* ---- share.c -------------------------------------------------------------------------------- */
 
 const char *text_share(char buf[TEXT_SIZE], const struct qt_share *share); /* "98.5 %", or "-" */
