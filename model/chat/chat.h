@@ -2,10 +2,10 @@
  * Internals of chat templates: the subset of Jinja that published templates use.
  *
  *   chat.c     finds the template of a model, renders a conversation
- *   parse.c    text -> nodes
+ *   parse.c    text -> nodes; tokens.c: the tokens in tags
  *   render.c   statements: output, if, for, set, macro
  *   expr.c     expressions
- *   builtin.c  filters, tests, methods and functions
+ *   builtin.c  filters, tests, methods and functions; strings.c: those of strings
  *   value.c    strings, truth, comparison and text of values
  *
  * Values are Jansson's; an undefined value is NULL. All values that a rendering makes live in a
