@@ -417,10 +417,11 @@ static void tell_speed(const struct generation *g)
     size_t tokens = 0;
     for (size_t i = 0; i < g->o->batch; i++)
         tokens += g->count[i] - g->prompt_count;
+    const double speed = g->seconds > 0 ? (double)tokens / g->seconds : 0.0;
     qt_log_message(&g->cli->log, QT_LOG_INFO,
-                   "%zu tokens of prompt in %.2f s; %zu tokens in %.2f s: %.4g tokens/s",
+                   "%zu tokens of prompt in %.2f s; %zu tokens in %.2f s: %.*f tokens/s",
                    g->prompt_count * g->o->batch, g->prompt_seconds, tokens, g->seconds,
-                   g->seconds > 0 ? (double)tokens / g->seconds : 0.0);
+                   speed < 100 ? 2 : 0, speed);
 }
 
 static int check_options(const struct generate_options *o, struct qt_err *err)

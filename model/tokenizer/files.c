@@ -81,25 +81,53 @@ done:
     return rc;
 }
 
+static const char *const names[] = {"tokenizer.json", "tekken.json", QT_QWEN_TOKENS,
+                                    "tiktoken.model", "tokenizer.model"};
+enum { NAMES = sizeof names / sizeof *names };
+
+/* *found: whether DIR has the file; *path: of the file, freed with qt_free. */
+static int look_for(char **path, bool *found, const char *dir, const char *name, struct qt_err *err)
+{
+    const int rc = qt_path_join(path, dir, name, err);
+    *found = rc == QT_OK && qt_path_exists(*path);
+    return rc;
+}
+
+static int no_tokenizer(const char *dir, struct qt_err *err)
+{
+    char *path = NULL;
+    bool merges = false;
+    const int rc = look_for(&path, &merges, dir, "merges.txt", err);
+    qt_free(path);
+    return rc < 0 ? rc
+           : merges
+               ? qt_fail(
+                     err, QT_E_INPUT, dir, NULL,
+                     "the tokenizer is in vocab.json and merges.txt, which qtool does not read; "
+                     "make tokenizer.json of them with AutoTokenizer.from_pretrained and "
+                     "save_pretrained of transformers")
+               : qt_fail(err, QT_E_INPUT, dir, NULL,
+                         "there is no tokenizer: %s, %s, %s, %s or %s; only data that is token ids "
+                         "(.npy, .u16, .u32) needs none",
+                         names[0], names[1], names[2], names[3], names[4]);
+}
+
 int qt_tokenizer_file_open(struct qt_tokenizer_file *out, const char *dir, struct qt_err *err)
 {
-    static const char *const names[] = {"tokenizer.json", "tekken.json", QT_QWEN_TOKENS,
-                                        "tiktoken.model", "tokenizer.model"};
-    enum { NAMES = sizeof names / sizeof *names };
-    size_t found = 0;
+    bool found = false;
     int rc;
     *out = (struct qt_tokenizer_file){0};
-    for (size_t i = NAMES; i-- > 0;) {
-        QT_TRY(qt_path_join(&out->path, dir, names[i], err));
-        if (qt_path_exists(out->path))
-            found = i;
+    for (int i = 0; i < NAMES && !found; i++) {
         qt_free(out->path);
-        out->path = NULL;
-    }
-    QT_TRY(qt_path_join(&out->path, dir, names[found], err));
-    rc = found == 0   ? qt_json_load_lenient(&out->root, out->path, QT_TOKENIZER_LIMIT, err)
-         : found == 1 ? read_tekken(out, err)
+        QT_TRY(look_for(&out->path, &found, dir, names[i], err));
+        if (!found)
+            continue;
+        rc = i == 0   ? qt_json_load_lenient(&out->root, out->path, QT_TOKENIZER_LIMIT, err)
+             : i == 1 ? read_tekken(out, err)
                       : read_model(out, dir, err);
+    }
+    if (rc == QT_OK && !found)
+        rc = no_tokenizer(dir, err);
 done:
     if (rc < 0)
         qt_tokenizer_file_close(out);

@@ -99,7 +99,10 @@ $ cp -r "$NANO" odd && chmod -R u+w odd && sed 's/"llama"/"alpaca"/' "$NANO/conf
 
 $ cp "$NANO/config.json" odd && rm odd/tokenizer.json && qtool eval odd --data "$NANO/eval.txt"
 ? 3
-2 tokenizer\.json
+2 ^qtool eval: odd: there is no tokenizer: tokenizer\.json, .* or tokenizer\.model; only data that is token ids
+$ touch odd/vocab.json odd/merges.txt && qtool eval odd --data "$NANO/eval.txt"; rc=$?; rm odd/vocab.json odd/merges.txt; exit $rc
+? 3
+2 ^qtool eval: odd: the tokenizer is in vocab\.json and merges\.txt, which qtool does not read; make tokenizer\.json
 
 $ qtool eval odd --data ids.u16 --seqlen 4 -q
 > ^perplexity

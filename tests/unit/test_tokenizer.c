@@ -859,8 +859,9 @@ static void test_missing_file(void **state)
     char *dir = fixture_dir();
     struct qt_tokenizer *tok;
     struct qt_err err = {0};
-    assert_true(qt_tokenizer_open(&tok, dir, &err) < 0);
-    assert_non_null(strstr(err.file, "tokenizer.json"));
+    assert_int_equal(qt_tokenizer_open(&tok, dir, &err), QT_E_INPUT);
+    assert_string_equal(err.file, dir);
+    assert_non_null(strstr(err.reason, "there is no tokenizer"));
     fixture_remove(dir);
 }
 
