@@ -85,7 +85,7 @@ $ head -c 4096 "$NANO/eval.txt" >j.u16 && cp a.jsonl j2.u16 && printf '\223NUMPY
 2 j\.u16: not raw token ids, but plain text
 2 j2\.u16: not raw token ids, but JSON text
 2 j3\.u16: not raw token ids, but a \.npy array
-2 j4\.u16: not raw token ids, but a safetensors file
+2 j4\.u16: not raw token ids, but a safetensors file$
 
 # A pattern that backtracks without end is named, with the place.
 $ mkdir slow && cp "$NANO"/* slow && sed 's/"pre_tokenizer": *{/"pre_tokenizer":{"type":"Split","pattern":{"Regex":"(?:.|.|.|.){9}\\\\x{10ffff}|."},"behavior":"Isolated","invert":false},"x":{/' "$NANO/tokenizer.json" >slow/tokenizer.json && qtool eval slow --data "$NANO/calib.txt"
