@@ -161,8 +161,8 @@ int rules_parse(struct rules *out, const struct opt_list *list, struct qt_err *e
         out->count = out->texts = i + 1;
         char *cut = strchr(out->text[i], '=');
         if (!cut || cut == out->text[i] || !cut[1]) {
-            rc = qt_fail(err, QT_E_USAGE, NULL, NULL, "--tensor '%s' is not of the form REGEX=SPEC",
-                         list->items[i]);
+            rc = qt_fail(err, QT_E_USAGE, NULL, NULL,
+                         "--tensor '%s' is not of the form REGEX=SCHEME", list->items[i]);
             goto done;
         }
         *cut = '\0';

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 static const struct qt_scheme *const schemes[] = {
     &qt_scheme_fpx, &qt_scheme_lut, &qt_scheme_int, &qt_scheme_mix24, &qt_scheme_w4ax,
@@ -121,6 +122,37 @@ static int fail_unknown(struct qt_err *err, const char *kind, const char *word,
     return qt_fail(err, QT_E_USAGE, NULL, NULL, "unknown %s '%s'; there are: %s", kind, word, list);
 }
 
+/* Formats by the names of other programs, and the scheme of the same or the closest one. */
+static const struct {
+    const char *name, *scheme;
+} synonyms[] = {
+    {"w4a16", "int4"},
+    {"w8a16", "int8"},
+    {"gptq", "int4"},
+    {"awq", "int4"},
+    {"bnb", "nf4"},
+    {"bitsandbytes", "nf4"},
+    {"q8_0", "int8"},
+    {"q4_0", "int4:g=32"},
+    {"q4_k_m", "iq4nl"},
+    {"q4_k", "iq4nl"},
+    {"q4_k_s", "iq4nl"},
+    {"e4m3", "fp8:max=448"},
+    {"e5m2", "fp8:e=5"},
+    {"fp8_e5m2", "fp8:e=5"},
+    {"fp8_e4m3", "fp8:max=448"},
+    {"fp8_dynamic", "fp8:max=448"},
+};
+
+static int fail_scheme(struct qt_err *err, const char *word, const char *const *names, size_t n)
+{
+    for (size_t i = 0; i < sizeof synonyms / sizeof *synonyms; i++)
+        if (strcasecmp(word, synonyms[i].name) == 0)
+            return qt_fail(err, QT_E_USAGE, NULL, NULL, "unknown scheme '%s'; did you mean '%s'?",
+                           word, synonyms[i].scheme);
+    return fail_unknown(err, "scheme", word, names, n);
+}
+
 /* Format of real parameters. */
 #define REAL_TEXT "%.9g"
 
@@ -141,7 +173,7 @@ static int find_preset(struct qt_spec *out, const char *name, struct qt_err *err
                 names[n++] = p->name;
         }
     names[n++] = "none";
-    return fail_unknown(err, "scheme", name, names, n);
+    return fail_scheme(err, name, names, n);
 }
 
 static int fail_value(struct qt_err *err, const struct qt_param *p, const char *value)

@@ -65,6 +65,12 @@ $ qtool plan "$NANO" --scheme nf44
 ? 2
 2 unknown scheme 'nf44'; did you mean 'nf4'\?
 
+# Formats by the names of other programs; each suggestion is a scheme.
+$ for s in W4A16 w8a16 gptq awq bnb bitsandbytes Q8_0 Q4_0 q4_K_M q4_k q4_k_s e4m3 e5m2 fp8_e5m2 fp8_e4m3 FP8_DYNAMIC; do t=$(qtool plan "$NANO" --scheme $s 2>&1 | sed -n "s/.*did you mean '\\(.*\\)'?/\\1/p"); qtool plan "$NANO" --scheme "$t" -q >/dev/null || exit 9; echo "$s $t"; done
+> ^W4A16 int4$
+> ^q4_K_M iq4nl$
+> ^FP8_DYNAMIC fp8:max=448$
+
 $ qtool plan "$NANO" --scheme fp6:f=2
 ? 2
 
@@ -80,7 +86,7 @@ $ qtool plan "$NANO" --scheme nf4:method=serch
 
 $ qtool plan "$NANO" --scheme nf4 --tensor down_proj
 ? 2
-2 --tensor 'down_proj' is not of the form REGEX=SPEC
+2 --tensor 'down_proj' is not of the form REGEX=SCHEME
 
 $ qtool plan "$NANO" --scheme nf4 --tensor '(=fp6'
 ? 2
