@@ -22,7 +22,8 @@
  *   graph/model.c     the tensors that a config implies, checked against the source -> qt_model;
  *                     roles.c: parts of a layer, tensors.c: the tensors of a part
  *   graph/weights.c   a checkpoint as a source of weights
- *   graph/layer.c     a decoder layer: weights, working memory, the steps of its sublayers
+ *   graph/load.c      weights in backend memory
+ *   graph/layer.c     a decoder layer: working memory, the steps of its sublayers
  *   graph/forward.c   forward pass of decoder layers
  *   graph/embed_head.c  embedding and head
  *   graph/decode.c    a whole model that continues sequences; cache.c: keys, values, states;

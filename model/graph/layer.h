@@ -134,7 +134,7 @@ struct layer_run {
     size_t last;             /* part */
 };
 
-/* ---- layer.c -------------------------------------------------------------------------------- */
+/* ---- load.c --------------------------------------------------------------------------------- */
 
 /* Host memory for one tensor, which grows on demand; the caller frees p. layer_staging makes room
  * for `count` numbers and discards the contents if it has to allocate. */
@@ -147,6 +147,10 @@ int layer_staging(struct staging *s, size_t count, struct qt_err *err);
 int layer_load_part(struct loaded *out, const struct part *part, struct staging *staging,
                     const struct qt_weights *w, struct qt_backend *be, struct qt_err *err);
 void layer_free_part(struct loaded *l, struct qt_backend *be);
+void layer_free_parts(struct qt_layer *l);
+
+/* ---- layer.c -------------------------------------------------------------------------------- */
+
 /* The factor of queries at a position: see struct config, query_beta. */
 float layer_query_growth(const struct config *cfg, size_t position);
 /* cos, sin[positions][dim / 2] of position * inv_freq. The angle is rounded to float first,
