@@ -222,6 +222,8 @@ int container_open(struct qt_container **out, const char *path, struct qt_err *e
 
 /* Checks -o before any work: QT_E_USAGE if the directory to write in does not exist. */
 int out_check(const char *path, struct qt_err *err);
+/* The same for a directory, which must not be named like a file of weights. */
+int out_dir_check(const char *path, struct qt_err *err);
 
 /* --tensor 'REGEX=SPEC', split at the first '='. */
 struct rules {

@@ -76,7 +76,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     if (!o->out && !o->dry_run)
         return qt_fail(err, QT_E_USAGE, NULL, NULL, "--out is required, except with --dry-run");
     if (o->out)
-        QT_TRY(out_check(o->out, err));
+        QT_TRY(out_dir_check(o->out, err));
     QT_TRY(container_open(&container, args[0], err));
     QT_TRY(qt_checksums_check_small(args[0], err));
     QT_TRY(qt_export(&report, container, &opt, err));

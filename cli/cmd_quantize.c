@@ -247,7 +247,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     QT_TRY(qt_string_format(&hint, err, "To continue: %s\n", command));
     interrupt_hint(hint);
     QT_TRY(budget_check(&o->budget, o->scheme, true, err));
-    QT_TRY(out_check(o->out, err));
+    QT_TRY(out_dir_check(o->out, err));
     QT_TRY(kv_options_keys(&kv, &o->kv, err));
     QT_TRY(rules_parse(&rules, &o->tensor, err));
     QT_TRY(qt_learn_parse(&learn, o->learn ? o->learn : "", err));

@@ -150,6 +150,22 @@ int out_check(const char *path, struct qt_err *err)
     return rc;
 }
 
+int out_dir_check(const char *path, struct qt_err *err)
+{
+    static const char *const endings[] = {".gguf", ".safetensors", ".bin", ".pt", ".pth"};
+    const size_t n = strlen(path);
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++) {
+        const size_t m = strlen(endings[i]);
+        if (n > m && strcmp(path + n - m, endings[i]) == 0)
+            return qt_fail(
+                err, QT_E_USAGE, path, NULL,
+                "this will be a directory, in which files are written: choose a name that "
+                "does not end in %s",
+                endings[i]);
+    }
+    return out_check(path, err);
+}
+
 int rules_parse(struct rules *out, const struct opt_list *list, struct qt_err *err)
 {
     int rc;

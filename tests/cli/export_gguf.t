@@ -99,3 +99,11 @@ $ cp -r spm bytes && sed -i 's/"<0x41>"/"A"/' bytes/tokenizer.json && sh ./try b
 $ cp -r spm split && sed -i 's/"pre_tokenizer":null/"pre_tokenizer":{"type":"Digits"}/' split/tokenizer.json && sh ./try split
 ? 4
 2 llama\.cpp has no such normalizers and pre-tokenizers
+
+# The output is a directory.
+$ qtool quantize src -o dir-q --scheme int8 -q >/dev/null && qtool export dir-q -o x.gguf --format gguf
+? 2
+2 ^qtool export: x\.gguf: this will be a directory, in which files are written: choose a name that does not end in \.gguf$
+$ test ! -e x.gguf && qtool quantize src -o x.safetensors --scheme int8
+? 2
+2 x\.safetensors: this will be a directory
