@@ -15,6 +15,7 @@ struct candidates {
     double *error;                     /* [plan items][plans] */
     bool *done;                        /* per plan item: rounded, or not wanted */
     struct qt_weights source, current; /* current: of the model that is run beside the source */
+    struct qt_replaced quantized;      /* `current` with in_turn */
     struct qt_model *model;
     struct qt_sequential *seq;
     bool reload; /* rounded linears of the input are not yet in the model that is run */
@@ -33,41 +34,11 @@ static size_t item_of(const struct candidates *c, const char *name)
 /* ---- the quantized model -------------------------------------------------------------------- */
 
 /* The rounded matrix that takes the place of a tensor; NULL: there is none yet. */
-static const struct qt_packed *find_rounded(const struct candidates *c, const char *name)
+static const struct qt_packed *find_rounded(void *ctx, const char *name)
 {
+    const struct candidates *c = ctx;
     const size_t i = item_of(c, name);
     return i != SIZE_MAX && c->rounded[i].nsections ? &c->rounded[i] : NULL;
-}
-
-static bool current_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
-{
-    const struct candidates *c = ctx;
-    return c->source.shape(c->source.ctx, name, ndim, shape);
-}
-
-static int current_load(void *ctx, const char *name, float *dst, struct qt_err *err)
-{
-    const struct candidates *c = ctx;
-    const struct qt_packed *packed = find_rounded(c, name);
-    return packed ? qt_packed_weights(dst, packed, err)
-                  : c->source.load(c->source.ctx, name, dst, err);
-}
-
-static bool current_unchanged(void *ctx, const char *name)
-{
-    return !find_rounded(ctx, name);
-}
-
-static void set_current(struct candidates *c)
-{
-    c->current = c->source;
-    if (!c->opt->in_turn)
-        return;
-    c->current.ctx = c;
-    c->current.shape = current_shape;
-    c->current.load = current_load;
-    c->current.place = NULL;
-    c->current.unchanged = current_unchanged;
 }
 
 /* ---- one input ------------------------------------------------------------------------------ */
@@ -217,7 +188,8 @@ static int try_layers(struct candidates *c, struct qt_err *err)
     const size_t layers = qt_model_info(c->model)->layers;
     const char *what = c->opt->in_turn ? "choice" : "errors";
     int rc;
-    set_current(c);
+    c->quantized = (struct qt_replaced){.source = c->source, .find = find_rounded, .ctx = c};
+    c->current = c->opt->in_turn ? qt_weights_replaced(&c->quantized) : c->source;
     QT_TRY(qt_sequential_open(&c->seq, &c->source, &c->current, c->opt->data, NULL, err));
     for (size_t layer = 0; layer < layers; layer++) {
         qt_log_progress(c->opt->log, what, (double)layer, (double)layers);

@@ -33,35 +33,19 @@ struct layer_run {
     struct qt_sequential *seq; /* NULL if the statistics come from a file */
     json_t *distribution;      /* of the current input; NULL: unknown */
     bool reload;               /* weights of the current input are not in the backend's memory */
-    struct qt_weights current; /* of the run */
 };
 
 /* ---- the layer's current weights ------------------------------------------------------------ */
 
-static bool current_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
-{
-    const struct layer_run *l = ctx;
-    return l->current.shape(l->current.ctx, name, ndim, shape);
-}
-
 /* The linears of this layer are in memory. Other matrices, such as a router, may be quantized
  * too. */
-static int current_load(void *ctx, const char *name, float *dst, struct qt_err *err)
+static const struct qt_packed *find_packed(void *ctx, const char *name)
 {
     const struct layer_run *l = ctx;
     for (size_t i = 0; i < l->count; i++)
         if (l->packed[i].nsections && strcmp(l->linear[i].weight, name) == 0)
-            return qt_packed_weights(dst, &l->packed[i], err);
-    return l->current.load(l->current.ctx, name, dst, err);
-}
-
-static bool current_unchanged(void *ctx, const char *name)
-{
-    const struct layer_run *l = ctx;
-    for (size_t i = 0; i < l->count; i++)
-        if (l->packed[i].nsections && strcmp(l->linear[i].weight, name) == 0)
-            return false;
-    return l->current.unchanged(l->current.ctx, name);
+            return &l->packed[i];
+    return NULL;
 }
 
 /* ---- resuming ------------------------------------------------------------------------------- */
@@ -440,12 +424,8 @@ done:
 static int quantize_and_advance(struct layer_run *l, struct qt_sequential *seq, size_t layer,
                                 struct qt_err *err)
 {
-    const struct qt_weights current = {.dir = l->current.dir,
-                                       .ctx = l,
-                                       .shape = current_shape,
-                                       .load = current_load,
-                                       .unchanged = current_unchanged,
-                                       .fake_quant = l->current.fake_quant};
+    struct qt_replaced made = {.source = qt_run_weights(l->run), .find = find_packed, .ctx = l};
+    const struct qt_weights current = qt_weights_replaced(&made);
     const struct qt_calibration *data = l->run->opt->calibration;
     const bool last = layer + 1 == qt_model_info(l->model)->layers;
     const int end = (int)qt_model_inputs(l->model, layer) - 1;
@@ -479,7 +459,6 @@ static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt
     struct layer_run l = {.run = run,
                           .model = model,
                           .comm = seq ? run->opt->comm : NULL,
-                          .current = qt_run_weights(run),
                           .undersampled = undersampled,
                           .last_undersampled = -1,
                           .seq = seq};

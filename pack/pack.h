@@ -661,4 +661,14 @@ int qt_export(struct qt_export_report *report, const struct qt_container *c,
 /* The tensors of a container, dequantized when loaded, for qt_model_open and similar functions. */
 struct qt_weights qt_weights_of_container(const struct qt_container *c);
 
+/* Weights of a source, of which packed matrices replace some. */
+struct qt_replaced {
+    struct qt_weights source;
+    /* The matrix that takes the place of a tensor, or NULL. */
+    const struct qt_packed *(*find)(void *ctx, const char *name);
+    void *ctx;
+};
+/* *r must outlive the result. */
+struct qt_weights qt_weights_replaced(struct qt_replaced *r);
+
 #endif

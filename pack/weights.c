@@ -1,5 +1,5 @@
-/* A container as a source of weights: quantized tensors are dequantized, others are read as they
- * are. */
+/* Sources of weights: a container, whose quantized tensors are dequantized and others read as they
+ * are; and weights of which packed matrices replace some. */
 #include "pack/activations/plan.h"
 #include "pack/schemes/scheme.h"
 
@@ -69,4 +69,46 @@ struct qt_weights qt_weights_of_container(const struct qt_container *c)
         .shape = weights_shape,
         .load = weights_load,
     };
+}
+
+/* ---- replaced matrices ---------------------------------------------------------------------- */
+
+static bool replaced_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
+{
+    const struct qt_replaced *r = ctx;
+    return r->source.shape(r->source.ctx, name, ndim, shape);
+}
+
+static int replaced_load(void *ctx, const char *name, float *dst, struct qt_err *err)
+{
+    const struct qt_replaced *r = ctx;
+    const struct qt_packed *packed = r->find(r->ctx, name);
+    return packed ? qt_packed_weights(dst, packed, err)
+                  : r->source.load(r->source.ctx, name, dst, err);
+}
+
+static int replaced_place(void *ctx, struct qt_backend *be, const char *name, float *dst,
+                          bool *done, struct qt_err *err)
+{
+    const struct qt_replaced *r = ctx;
+    *done = false;
+    return r->find(r->ctx, name) ? QT_OK : r->source.place(r->source.ctx, be, name, dst, done, err);
+}
+
+static bool replaced_unchanged(void *ctx, const char *name)
+{
+    const struct qt_replaced *r = ctx;
+    return !r->find(r->ctx, name) &&
+           (!r->source.unchanged || r->source.unchanged(r->source.ctx, name));
+}
+
+struct qt_weights qt_weights_replaced(struct qt_replaced *r)
+{
+    struct qt_weights w = r->source;
+    w.ctx = r;
+    w.shape = replaced_shape;
+    w.load = replaced_load;
+    w.place = r->source.place ? replaced_place : NULL;
+    w.unchanged = replaced_unchanged;
+    return w;
 }

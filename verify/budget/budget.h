@@ -59,7 +59,7 @@ int budget_errors(struct budget *b, struct qt_err *err);
 int budget_round_chosen(struct budget *b, const struct qt_log *log, struct qt_err *err);
 /* The source's weights, with those of one group, or of all (SIZE_MAX), rounded. */
 struct budget_changed {
-    struct qt_weights source;
+    struct qt_replaced weights;
     const struct budget *budget;
     size_t group;
 };

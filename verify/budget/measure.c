@@ -6,8 +6,9 @@
 #define ALL SIZE_MAX
 
 /* The rounded matrix that takes the place of a tensor; NULL: there is none. */
-static const struct qt_packed *find_changed(const struct budget_changed *c, const char *name)
+static const struct qt_packed *find_changed(void *ctx, const char *name)
 {
+    const struct budget_changed *c = ctx;
     const struct budget *b = c->budget;
     const struct qt_plan_item *item = qt_plan_find(&b->plan[0], name);
     const size_t i = item ? (size_t)(item - b->plan[0].items) : 0;
@@ -15,45 +16,14 @@ static const struct qt_packed *find_changed(const struct budget_changed *c, cons
     return group == SIZE_MAX || (c->group != ALL && c->group != group) ? NULL : &b->rounded[i];
 }
 
-static bool changed_shape(void *ctx, const char *name, int *ndim, size_t shape[QT_MAX_DIMS])
-{
-    const struct budget_changed *c = ctx;
-    return c->source.shape(c->source.ctx, name, ndim, shape);
-}
-
-static bool changed_unchanged(void *ctx, const char *name)
-{
-    return !find_changed(ctx, name);
-}
-
-static int changed_load(void *ctx, const char *name, float *dst, struct qt_err *err)
-{
-    const struct budget_changed *c = ctx;
-    const struct qt_packed *packed = find_changed(c, name);
-    return packed ? qt_packed_weights(dst, packed, err)
-                  : c->source.load(c->source.ctx, name, dst, err);
-}
-
-static int changed_place(void *ctx, struct qt_backend *be, const char *name, float *dst, bool *done,
-                         struct qt_err *err)
-{
-    const struct budget_changed *c = ctx;
-    *done = false;
-    return find_changed(c, name) ? QT_OK : c->source.place(c->source.ctx, be, name, dst, done, err);
-}
-
 struct qt_weights budget_changed_weights(struct budget_changed *out, const struct budget *b,
                                          size_t group)
 {
-    const struct qt_weights source = qt_weights_of_ckpt(b->ckpt);
-    struct qt_weights w = source;
-    *out = (struct budget_changed){source, b, group};
-    w.ctx = out;
-    w.shape = changed_shape;
-    w.load = changed_load;
-    w.place = changed_place;
-    w.unchanged = changed_unchanged;
-    return w;
+    *out = (struct budget_changed){
+        .weights = {.source = qt_weights_of_ckpt(b->ckpt), .find = find_changed, .ctx = out},
+        .budget = b,
+        .group = group};
+    return qt_weights_replaced(&out->weights);
 }
 
 static int measure(double *kld, double *se, const struct budget *b, size_t group,
