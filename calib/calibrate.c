@@ -474,7 +474,7 @@ static int embed(struct run *r, const uint32_t *ids, struct qt_err *err)
     size_t bytes;
     int rc;
     if (qt_mul_overflow(&bytes, r->tokens, r->width * sizeof *r->hidden))
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     QT_TRY(r->be->alloc(r->be, &r->hidden, bytes, err));
     if (r->tokens)
         QT_TRY(qt_model_embed(r->hidden, r->model, &r->weights, r->be,

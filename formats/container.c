@@ -171,7 +171,7 @@ static int check_all_claimed(const struct qt_container *c, struct qt_err *err)
 static int keep_word(const char **word, struct qt_container *c, struct qt_err *err)
 {
     if (!json_object_get(c->words, *word) && json_object_set_new(c->words, *word, json_true()) < 0)
-        return qt_fail(err, QT_E_RESOURCE, c->manifest_path, NULL, "out of memory");
+        return qt_no_memory(err, c->manifest_path);
     *word = json_object_iter_key(json_object_iter_at(c->words, *word));
     return QT_OK;
 }
@@ -377,7 +377,7 @@ static int add_member(struct qt_container *c, struct qt_json_part part, struct q
     if (json_object_get(c->manifest, json_object_iter_key(json_object_iter(object))))
         rc = no_json(err, c);
     else if (json_object_update(c->manifest, object) < 0)
-        rc = qt_fail(err, QT_E_RESOURCE, c->manifest_path, NULL, "out of memory");
+        rc = qt_no_memory(err, c->manifest_path);
     json_decref(object);
     return rc;
 }
@@ -463,7 +463,7 @@ static int load(struct qt_container *c, struct qt_err *err)
     c->manifest = json_object();
     c->words = json_object();
     if (!c->manifest || !c->words)
-        return qt_fail(err, QT_E_RESOURCE, c->manifest_path, NULL, "out of memory");
+        return qt_no_memory(err, c->manifest_path);
     QT_TRY(cut_manifest(c, (struct qt_json_part){c->text, size}, err));
     QT_TRY(read_version(c, err));
     if (!c->tensors.text.text)

@@ -261,7 +261,7 @@ int qt_gguf_make_config(json_t **out, const struct qt_gguf *g, const struct qt_g
         if (qt_gguf_get_size(&id, g, "", ids[i][1]))
             set_size(&m, ids[i][0], id);
     if (rc == QT_OK && m.failed)
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = qt_no_memory(err, NULL);
     if (rc < 0)
         json_decref(m.config);
     *out = rc < 0 ? NULL : m.config;

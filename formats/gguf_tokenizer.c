@@ -355,7 +355,7 @@ static int make_model(struct maker *m, json_t *root)
     set(m, model, "merges", merges);
     set(m, root, "model", model);
     if (m->failed) /* an object that could not be added is gone */
-        return qt_fail(m->err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(m->err, NULL);
     set(m, root, "version", json_string("1.0"));
     set(m, root, "truncation", json_null());
     set(m, root, "padding", json_null());
@@ -400,7 +400,7 @@ int qt_gguf_make_tokenizer(json_t **tokenizer, json_t **settings, const struct q
     QT_TRY(make_model(&m, *tokenizer));
     *settings = make_settings(&m);
     if (m.failed)
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = qt_no_memory(err, NULL);
 done:
     qt_free(m.list);
     if (rc < 0) {

@@ -110,14 +110,14 @@ int qt_json_text(char **out, size_t *size, const json_t *value, size_t flags, st
     *out = NULL;
     *size = json_dumpb(value, NULL, 0, flags);
     if (*size == 0)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     int rc = qt_array_new(out, *size + 1, 1, err);
     if (rc < 0)
         return rc;
     if (json_dumpb(value, *out, *size, flags) != *size) { /* allocates and may fail */
         qt_free(*out);
         *out = NULL;
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     }
     return QT_OK;
 }
@@ -189,7 +189,7 @@ static int put_value(struct qt_json_out *o, const json_t *value, struct qt_err *
 static int put_key(struct qt_json_out *o, const char *key, struct qt_err *err)
 {
     json_t *string = key ? json_string(key) : NULL;
-    int rc = key && !string ? qt_fail(err, QT_E_RESOURCE, o->path, NULL, "out of memory") : QT_OK;
+    int rc = key && !string ? qt_no_memory(err, o->path) : QT_OK;
     QT_TRY(rc);
     if (!o->first)
         QT_TRY(put(o, ",", 1, err));

@@ -105,7 +105,7 @@ int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record
         if (s->fd >= 0)
             QT_TRY(qt_file_finish(&s->fd, s->path, err));
         if (json_array_append_new(tensors, json_integer((json_int_t)w->touched[k])) < 0) {
-            rc = qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory");
+            rc = qt_no_memory(err, w->out.dir);
             goto done;
         }
     }
@@ -117,7 +117,7 @@ int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record
     if (w->news &&
         json_array_append_new(w->news, json_pack("{s:s, s:O, s:O}", "unit", unit, "record", record,
                                                  "tensors", tensors)) < 0)
-        rc = qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory");
+        rc = qt_no_memory(err, w->out.dir);
 done:
     json_decref(tensors);
     return rc;

@@ -154,6 +154,6 @@ int qt_writer_begin_json(struct qt_json_out *out, struct qt_writer *w, const cha
     *out = (struct qt_json_out){.fd = -1};
     int rc = check_side_name(w, name, err);
     if (rc == QT_OK && json_object_set_new(w->unlisted, name, json_true()) < 0)
-        rc = qt_fail(err, QT_E_RESOURCE, name, NULL, "out of memory");
+        rc = qt_no_memory(err, name);
     return rc < 0 || !qt_writer_owns(w) ? rc : qt_json_out_open(out, w->out.partial, name, err);
 }

@@ -24,12 +24,12 @@ static int write_index(const struct qt_writer *w, struct qt_err *err)
         total += w->places[i].size;
     QT_TRY(qt_json_out_open(&out, w->out.partial, QT_INDEX_NAME, err));
     head = json_pack("{s:{s:I}}", "metadata", "total_size", (json_int_t)total);
-    QT_TRY(head ? QT_OK : qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory"));
+    QT_TRY(head ? QT_OK : qt_no_memory(err, w->out.dir));
     QT_TRY(qt_json_out_members(&out, head, err));
     QT_TRY(qt_json_out_begin(&out, "weight_map", '{', err));
     for (size_t i = 0; i < w->count; i++) {
         file = json_string(qt_base_name(w->shards[w->places[i].shard].path));
-        QT_TRY(file ? QT_OK : qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory"));
+        QT_TRY(file ? QT_OK : qt_no_memory(err, w->out.dir));
         QT_TRY(qt_json_out_value(&out, w->places[i].name, file, err));
         json_decref(file);
         file = NULL;

@@ -160,7 +160,7 @@ static int check_same(struct qt_writer *w, const char *digest, const json_t *ide
     json_t *here = NULL, *there = NULL;
     int rc;
     here = json_pack("{s:O, s:s}", "identity", identity, "plan", digest);
-    rc = here ? QT_OK : qt_fail(err, QT_E_RESOURCE, w->out.dir, NULL, "out of memory");
+    rc = here ? QT_OK : qt_no_memory(err, w->out.dir);
     if (rc == QT_OK && qt_writer_owns(w))
         rc = qt_json_text(&text, &size, here, JSON_COMPACT, err);
     QT_TRY(share_text(w, &text, &size, rc, err));
@@ -231,10 +231,10 @@ int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tens
     w->unlisted = json_pack("{s:b, s:b}", QT_JOURNAL_NAME, true, QT_CHECKSUMS_NAME, true);
     if (!w->unlisted) {
         qt_free(w);
-        return qt_fail(err, QT_E_RESOURCE, dir, NULL, "out of memory");
+        return qt_no_memory(err, dir);
     }
     if (qt_comm_size(opt->comm) > 1 && !(w->news = json_array())) {
-        rc = qt_fail(err, QT_E_RESOURCE, dir, NULL, "out of memory");
+        rc = qt_no_memory(err, dir);
         goto done;
     }
     QT_TRY(qt_outdir_open(&w->out, dir, &w->opt, err));

@@ -78,7 +78,7 @@ int qt_writer_plan(struct qt_writer *w, const struct qt_tensor *tensors, size_t 
     /* Common loaders reject safetensors files that do not name a framework. */
     metadata = json_object();
     if (json_object_set_new(metadata, "format", json_string("pt")) < 0) {
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = qt_no_memory(err, NULL);
         goto done;
     }
     for (size_t i = 0, first = 0; i < w->nshards; i++) {

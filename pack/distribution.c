@@ -104,7 +104,7 @@ static int figures_json(json_t **out, struct figures *f, struct qt_err *err)
     *out = json_pack("{s:f, s:f, s:I, s:o, s:o}", "rms", sqrt(sum2 / (f->rows * (double)f->k)),
                      "absmax", absmax, "first_bin", (json_int_t)first, "histogram", bins,
                      "channels", channels_json(f));
-    return *out ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    return *out ? QT_OK : qt_no_memory(err, NULL);
 }
 
 int qt_run_distribution(json_t **out, const struct qt_matrix *w, struct qt_err *err)

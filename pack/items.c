@@ -150,7 +150,7 @@ void qt_run_resume(struct qt_run *run)
 static int commit_item(struct qt_run *run, size_t i, json_t *entry, struct qt_err *err)
 {
     if (!entry)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     int rc = qt_writer_commit(run->writer, run->plan.items[i].tensor->name, entry, err);
     json_decref(entry);
     return rc;
@@ -159,7 +159,7 @@ static int commit_item(struct qt_run *run, size_t i, json_t *entry, struct qt_er
 int qt_run_replace_item(struct qt_run *run, size_t i, json_t *entry, struct qt_err *err)
 {
     if (!entry)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     int rc = qt_writer_commit(run->writer, run->plan.items[i].tensor->name, entry, err);
     json_decref(entry);
     return rc;
@@ -374,7 +374,7 @@ int qt_run_item_new(struct qt_run_item **out, struct qt_run *run, size_t i,
     if (hessian->input) { /* another thread will count its references */
         f->input = json_deep_copy(hessian->input);
         if (!f->input)
-            QT_TRY(qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory"));
+            QT_TRY(qt_no_memory(err, NULL));
     }
     run->seconds[i] = qt_clock() - start;
     *out = f;
@@ -492,7 +492,7 @@ int qt_run_read_back(struct qt_packed *out, struct qt_run *run, size_t i, struct
     QT_TRY(read_item(out, run, i, entry, err));
     sections = qt_run_sections_json(out);
     if (!sections)
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = qt_no_memory(err, NULL);
     else if (!json_equal(sections, json_object_get(entry, "sections")))
         rc = qt_fail(
             err, QT_E_RESOURCE, run->opt->out_dir, run->plan.items[i].tensor->name,

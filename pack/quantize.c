@@ -115,7 +115,7 @@ static int identity_new(json_t **out, struct qt_run *run, const struct qt_learne
     json_decref(files);
     json_decref(rules);
     if (rc == QT_OK && (!*out || failed))
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = qt_no_memory(err, NULL);
     return rc;
 }
 
@@ -292,7 +292,7 @@ static int write_manifest(struct qt_run *run, json_t *identity, struct qt_err *e
                      "source_quantization", source, "activations", run->acts.report, "kv",
                      run->kv.entry);
     if (!head || !tail) {
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = qt_no_memory(err, NULL);
         goto done;
     }
     QT_TRY(qt_json_out_members(&out, head, err));

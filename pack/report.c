@@ -25,7 +25,7 @@ static int tensor_json(json_t **out, struct qt_run *run, size_t i, struct qt_err
         t, "ms", run->seconds[i] > 0 ? json_real(1e3 * run->seconds[i]) : json_null());
     json_decref(entry);
     *out = t;
-    return rc == QT_OK && failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory") : rc;
+    return rc == QT_OK && failed ? qt_no_memory(err, NULL) : rc;
 }
 
 /* Peak memory of this process. VmHWM is preferred: ru_maxrss is inherited from the parent process,
@@ -93,7 +93,7 @@ static int make_report(json_t **out, struct qt_run *run, double start, struct qt
     struct qt_json_out file = {.fd = -1};
     json_t *head = json_pack("{s:s}", "format", "qtool-report"), *tail = NULL;
     size_t fallbacks;
-    int rc = head ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    int rc = head ? QT_OK : qt_no_memory(err, NULL);
     QT_TRY(rc);
     if (run->writer) {
         QT_TRY(qt_writer_begin_json(&file, run->writer, QT_REPORT_NAME, err));
@@ -104,7 +104,7 @@ static int make_report(json_t **out, struct qt_run *run, double start, struct qt
     tail = tail_json(run, start, fallbacks);
     if (!tail || json_object_set_new(head, "tensors", json_array()) < 0 ||
         json_object_update(head, tail) < 0) {
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = qt_no_memory(err, NULL);
         goto done;
     }
     if (run->writer) {

@@ -108,7 +108,7 @@ int qt_sequential_open(struct qt_sequential **out, const struct qt_weights *sour
     }
     choose_tokens(s);
     if (qt_mul_overflow(&bytes, s->tokens, s->width * sizeof *s->hidden)) {
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = qt_no_memory(err, NULL);
         goto done;
     }
     QT_TRY(s->be->alloc(s->be, &s->hidden, bytes, err));

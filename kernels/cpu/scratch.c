@@ -8,7 +8,7 @@ int cpu_scratch_need(struct cpu_scratch *s, size_t per_thread, struct qt_err *er
     size_t threads = (size_t)qt_threads(), count;
     per_thread = qt_round_up(per_thread, 16); /* a cache line belongs to one thread */
     if (qt_mul_overflow(&count, per_thread, threads))
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     s->per_thread = per_thread;
     if (count <= s->count)
         return QT_OK;

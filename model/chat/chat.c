@@ -28,7 +28,7 @@ static int load_tokens(struct qt_chat *chat, const json_t *config, struct qt_err
         const json_t *text = token_text(value);
         if (n > 6 && strcmp(key + n - 6, "_token") == 0 && json_is_string(text) &&
             json_object_set_nocheck(chat->globals, key, (json_t *)(uintptr_t)text) < 0)
-            return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+            return qt_no_memory(err, NULL);
     }
     return QT_OK;
 }
@@ -127,7 +127,7 @@ int qt_chat_open(struct qt_chat **out, const char *dir, struct qt_err *err)
         return rc;
     chat->globals = json_object();
     if (!chat->globals)
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = qt_no_memory(err, NULL);
     if (rc == QT_OK)
         rc = load_file(chat, dir, err);
     for (size_t i = 0; rc == QT_OK && i < sizeof configs / sizeof *configs; i++)

@@ -467,11 +467,11 @@ static int rename_keys(json_t **out, const struct config *cfg, const struct sour
 {
     *out = json_copy((json_t *)(uintptr_t)src->json);
     if (!*out || json_object_size(*out) != json_object_size(src->json)) /* Jansson ignores it */
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     for (const struct arch_alias *a = cfg->arch->aliases; a && a->key; a++) {
         json_t *value = one_of_all(json_object_get(*out, a->alias));
         if (value && !json_object_get(*out, a->key) && json_object_set(*out, a->key, value) < 0)
-            return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+            return qt_no_memory(err, NULL);
     }
     return cfg->arch->adapt ? cfg->arch->adapt(*out, src, err) : QT_OK;
 }

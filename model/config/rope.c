@@ -443,7 +443,7 @@ int config_read_rope(struct config *cfg, const struct source *src, struct qt_err
     const json_t *rope, *local;
     int rc = QT_OK;
     if (!empty)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     cfg->interleaved = cfg->arch->interleaved;
     if (cfg->arch->interleave_read)
         QT_TRY(qt_json_get_bool(&cfg->interleaved, src->json, "rope_interleave", src->path, err));

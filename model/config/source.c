@@ -72,7 +72,5 @@ int config_expect_string(const struct source *src, const char *key, const char *
 
 int config_put(json_t *out, const char *key, json_t *value, struct qt_err *err)
 {
-    return value && json_object_set_new(out, key, value) == 0
-               ? QT_OK
-               : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    return value && json_object_set_new(out, key, value) == 0 ? QT_OK : qt_no_memory(err, NULL);
 }

@@ -192,7 +192,7 @@ done:
 
 static int no_memory(struct reader *r)
 {
-    return qt_fail(r->err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    return qt_no_memory(r->err, NULL);
 }
 
 static int by_score(const void *pa, const void *pb)

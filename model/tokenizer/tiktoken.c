@@ -34,7 +34,7 @@ struct maker {
 
 static int no_memory(struct maker *m)
 {
-    return qt_fail(m->err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    return qt_no_memory(m->err, NULL);
 }
 
 static int start(struct maker *m)

@@ -167,7 +167,7 @@ int qt_act_measure_sensitivity(struct qt_act_planner *p, struct qt_err *err)
     if (qt_act_precision(p->spec) != QT_ACT_MIXED)
         return QT_OK; /* nothing to choose */
     if (qt_mul_overflow(&bytes, count * tokens, qt_model_info(p->model)->state * sizeof *variants))
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     QT_TRY(p->be->alloc(p->be, &variants, bytes, err));
     QT_TRY(sensitivity_open(&s, p, err));
     for (size_t v = 0; v < p->out->layers * QT_INPUTS; v++)

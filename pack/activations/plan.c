@@ -304,7 +304,7 @@ static int plan_layers(struct qt_act_planner *p, struct qt_err *err)
     p->held_out = tokens / 2;
     p->stride = qt_ceil_div(tokens - p->held_out, SAMPLES);
     if (qt_mul_overflow(&bytes, tokens, qt_model_info(p->model)->state * sizeof *hidden))
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     QT_TRY(p->be->alloc(p->be, &hidden, bytes, err));
     QT_TRY(qt_model_embed(hidden, p->model, &p->source, p->be, p->data->ids, tokens,
                           p->data->seqlen, err));
@@ -350,7 +350,7 @@ static int make_report(struct qt_act_planner *p, struct qt_err *err)
     }
     p->out->report = macs_json(&all);
     failed |= json_object_set_new(p->out->report, "layers", layers) < 0;
-    return failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory") : QT_OK;
+    return failed ? qt_no_memory(err, NULL) : QT_OK;
 }
 
 /* ---- the plan ------------------------------------------------------------------------------- */

@@ -98,7 +98,7 @@ static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
     *out = json_pack("{s:s, s:s, s:i, s:i, s:b, s:o, s:b}", "quant_method", "awq", "version",
                      "gemm", "bits", 4, "group_size", c->groups == 1 ? -1 : (int)c->group,
                      "zero_point", 1, "modules_to_not_convert", left, "lm_head", 0);
-    return *out ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    return *out ? QT_OK : qt_no_memory(err, NULL);
 }
 
 const struct qt_export_format qt_export_awq = {

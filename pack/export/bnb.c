@@ -96,7 +96,7 @@ static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
         0, "bnb_4bit_quant_type", "nf4", "bnb_4bit_use_double_quant", 0, "bnb_4bit_compute_dtype",
         "float16", "bnb_4bit_quant_storage", "uint8", "llm_int8_enable_fp32_cpu_offload", 0,
         "llm_int8_has_fp16_weight", 0, "llm_int8_skip_modules", left, "llm_int8_threshold", 6.0);
-    return *out ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    return *out ? QT_OK : qt_no_memory(err, NULL);
 }
 
 const struct qt_export_format qt_export_bnb = {

@@ -215,7 +215,7 @@ static int check_scales(const struct qt_export *x, const struct qt_export_matrix
 static int share_scales(const struct qt_export *x, struct qt_err *err)
 {
     json_t *largest = json_object(); /* index of a matrix, by what is fused */
-    int rc = largest ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    int rc = largest ? QT_OK : qt_no_memory(err, NULL);
     for (size_t pass = 0; pass < 2; pass++)
         for (size_t i = 0; i < x->count && rc == QT_OK; i++) {
             struct qt_export_matrix *m = &x->matrix[i];
@@ -232,7 +232,7 @@ static int share_scales(const struct qt_export *x, struct qt_err *err)
                 found ? x->matrix[json_integer_value(found)].entry : m->entry;
             if (pass == 0 && (!found || m->entry->scale_exp2 > best->scale_exp2) &&
                 json_object_set_new(largest, key, json_integer((json_int_t)i)) < 0)
-                rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+                rc = qt_no_memory(err, NULL);
             m->own = best;
             if (pass == 1 && best->scale_exp2 != m->entry->scale_exp2)
                 rc = check_scales(x, m, best->scale_exp2, err);
@@ -299,7 +299,7 @@ static int add_to_group(json_t *groups, const struct qt_export *x, const struct 
     failed = failed || json_array_append_new(json_object_get(found ? found : scheme, "targets"),
                                              json_string(m->module)) < 0;
     json_decref(scheme);
-    return failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory") : QT_OK;
+    return failed ? qt_no_memory(err, NULL) : QT_OK;
 }
 
 /* One group can name the class instead of all modules. */
@@ -316,7 +316,7 @@ static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
 {
     json_t *groups = json_object(), *ignore = NULL;
     bool mixed = false;
-    int rc = groups ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    int rc = groups ? QT_OK : qt_no_memory(err, NULL);
     for (size_t i = 0; i < x->count && rc == QT_OK; i++) {
         rc = add_to_group(groups, x, &x->matrix[i], err);
         mixed = mixed || strcmp(format_of(&x->matrix[i]), format_of(&x->matrix[0])) != 0;
@@ -330,7 +330,7 @@ static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
             "format", mixed || x->count == 0 ? "mixed-precision" : format_of(&x->matrix[0]),
             "quantization_status", "compressed", "global_compression_ratio", "kv_cache_scheme",
             "ignore", ignore, "version", "0.15.0", "config_groups", groups);
-        rc = *out ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = *out ? QT_OK : qt_no_memory(err, NULL);
     }
     json_decref(groups);
     json_decref(ignore);

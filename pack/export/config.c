@@ -43,7 +43,7 @@ int qt_export_left(json_t **out, const struct qt_export *x, struct qt_err *err)
     for (size_t i = 0; i < x->count; i++)
         head = head || x->matrix[i].head;
     failed = failed || (!head && json_array_append_new(*out, json_string("lm_head")) < 0);
-    return failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory") : QT_OK;
+    return failed ? qt_no_memory(err, NULL) : QT_OK;
 }
 
 /* The dtype in which a runtime holds the scales: it converts them to the dtype of the model. */

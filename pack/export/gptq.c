@@ -82,7 +82,7 @@ static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
                      c->groups == 1 ? -1 : (int)c->group, "desc_act", 0, "sym", !c->asymmetric,
                      "lm_head", 0, "checkpoint_format", format, "format", format, "pack_dtype",
                      "int32", "meta", "quantizer", "qtool:" QT_VERSION);
-    return *out ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    return *out ? QT_OK : qt_no_memory(err, NULL);
 }
 
 static int extra(const struct qt_export *x, const json_t *quantization, struct qt_err *err)

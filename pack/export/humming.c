@@ -167,7 +167,7 @@ static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
     json_decref(left);
     json_decref(dynamic);
     json_decref(base);
-    return rc < 0 ? rc : failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory") : QT_OK;
+    return rc < 0 ? rc : failed ? qt_no_memory(err, NULL) : QT_OK;
 }
 
 const struct qt_export_format qt_export_humming = {

@@ -78,7 +78,7 @@ static json_t *quantization(const struct qt_export *x)
 static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
 {
     *out = quantization(x);
-    return *out ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    return *out ? QT_OK : qt_no_memory(err, NULL);
 }
 
 const struct qt_export_format qt_export_mlx = {

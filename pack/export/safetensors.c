@@ -119,7 +119,7 @@ static int write_shard(struct run *run, const char *name, size_t first, size_t n
     size_t size;
     int rc;
     if (!metadata)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     QT_TRY(qt_array_new(&offsets, count + 1, sizeof *offsets, err));
     QT_TRY(qt_safetensors_header(&header, &size, offsets, tensors, count, metadata, err));
     QT_TRY(qt_output_create(run->x.out, name, offsets[count], err));
@@ -147,7 +147,7 @@ static int add_to_index(json_t *map, const struct run *run, const char *name, si
         for (size_t k = 0; k < run->items[i].ntensors; k++)
             if (json_object_set_new(map, run->tensors[run->items[i].first + k].name,
                                     json_string(name)) < 0)
-                return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+                return qt_no_memory(err, NULL);
     return QT_OK;
 }
 
@@ -156,7 +156,7 @@ int qt_export_write_shards(struct run *run, struct qt_err *err)
     const size_t count = shard_count(run);
     json_t *map = json_object();
     char name[QT_WEIGHT_FILE_NAME];
-    int rc = map ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    int rc = map ? QT_OK : qt_no_memory(err, NULL);
     for (size_t first = 0, i = 0; rc == QT_OK && first < run->nitems; i++) {
         const size_t n = shard_items(run, first);
         qt_weight_file_name(name, i, count, "safetensors");
@@ -167,8 +167,8 @@ int qt_export_write_shards(struct run *run, struct qt_err *err)
     if (rc == QT_OK && count > 1) {
         json_t *index = json_pack("{s:{s:I}, s:O}", "metadata", "total_size",
                                   (json_int_t)run->bytes, "weight_map", map);
-        rc = index ? qt_output_json(run->x.out, QT_INDEX_NAME, index, err)
-                   : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc =
+            index ? qt_output_json(run->x.out, QT_INDEX_NAME, index, err) : qt_no_memory(err, NULL);
         json_decref(index);
     }
 done:

@@ -109,7 +109,7 @@ static int write_tensor(struct pass *p, size_t layer, size_t which, const char *
                                (json_int_t)run->plan.kv.heads, (json_int_t)run->plan.kv.head_dim,
                                "crc32", qt_crc_json(qt_crc32(0, data, bytes)));
     if (json_object_set_new(json_object_get(run->kv.entry, "tensors"), name, stored) < 0)
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = qt_no_memory(err, NULL);
 done:
     qt_free(name);
     return rc;
@@ -133,7 +133,7 @@ static int calibrate_layer(struct pass *p, struct qt_layer **handle, size_t laye
     }
     json_t *sqnr = error > 0 ? json_real(10 * log10(energy / error)) : json_null();
     if (json_array_append_new(json_object_get(p->run->kv.entry, "sqnr_db"), sqnr) < 0) {
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = qt_no_memory(err, NULL);
         goto done;
     }
     QT_TRY(write_tensor(p, layer, 0, "scale", p->scale, err));
@@ -213,11 +213,11 @@ int qt_run_kv(struct qt_run *run, struct qt_err *err)
         return qt_writer_record(&run->kv.entry, run->writer, unit, err);
     run->kv.entry = qt_kv_entry_new(run->plan.kv.keys);
     if (!run->kv.entry)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     if (!unit) /* nothing to calibrate */
         return QT_OK;
     if (json_object_set_new(run->kv.entry, "sqnr_db", json_array()) < 0)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     QT_TRY(pass_open(&p, run, err));
     for (size_t layer = 0; layer < run->plan.kv.layers; layer++) {
         QT_TRY(qt_run_check_interrupted(run, err));

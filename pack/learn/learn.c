@@ -408,7 +408,7 @@ static int update_entry(json_t **entry, json_t **before, bool *differs, struct q
     *before = json_incref(json_object_get(*entry, key));
     *differs = rc == QT_OK && !json_equal(*before, value);
     if (*differs && json_object_set(*entry, key, value) < 0)
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = qt_no_memory(err, NULL);
     json_decref(value);
     return rc;
 }
@@ -431,7 +431,7 @@ static int rewrite_matrix(struct qt_learner *l, const struct learn_matrix *m, st
     struct qt_matrix w = {blob.data, t->dtype, t->shape[0], t->shape[1], t->file, t->name};
     QT_TRY(qt_packed_compare(&error, &m->packed, &w, err));
     if (json_object_set_new(entry, "error", qt_run_error_json(&error)) < 0) {
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = qt_no_memory(err, NULL);
         goto done;
     }
     QT_TRY(qt_writer_reopen(run->writer, t->name, err));
@@ -570,7 +570,7 @@ int qt_learn_run(struct qt_learner *l, struct qt_err *err)
     QT_TRY(rewrite(l, err));
     l->run->learning = report_json(l, start);
     if (!l->run->learning)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     QT_TRY(qt_writer_commit(l->run->writer, unit_name, l->run->learning, err));
 done:
     return rc;

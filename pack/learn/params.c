@@ -42,7 +42,7 @@ static int assign_indices(struct qt_learner *l, struct qt_err *err)
     l->layer_first[l->info.layers + 1] = count;
     l->params.count = count;
     if (count > SIZE_MAX / 64)
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     return QT_OK;
 }
 

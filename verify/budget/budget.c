@@ -42,7 +42,7 @@ static int find_group(size_t *out, struct budget *b, json_t *numbers, const char
         goto done;
     QT_TRY(qt_array_grow(&b->groups, &b->capacity, b->ngroups + 1, sizeof *b->groups, err));
     if (json_object_set_new(numbers, key, json_integer((json_int_t)b->ngroups)) < 0)
-        QT_TRY(qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory"));
+        QT_TRY(qt_no_memory(err, NULL));
     b->groups[b->ngroups++] = (struct group){.key = key, .kld = NAN};
     key = NULL;
 done:

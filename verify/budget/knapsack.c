@@ -70,7 +70,7 @@ int budget_solve(struct budget *b, const double *cost, struct qt_err *err)
     size_t cells;
     int rc;
     if (qt_mul_overflow(&cells, b->ngroups, units))
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     QT_TRY(qt_array_new(&least, units, sizeof *least, err));
     QT_TRY(qt_array_new(&next, units, sizeof *next, err));
     QT_TRY(qt_array_new(&choice, cells, 1, err));

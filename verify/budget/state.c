@@ -20,7 +20,7 @@ static json_t *state_head(const struct budget *b, struct qt_err *err)
         "samples", (json_int_t)data->samples, "seqlen", (json_int_t)data->seqlen, "measured",
         (json_int_t)b->opt->measured.samples, "checked", (json_int_t)b->opt->checked.samples);
     if (!head)
-        qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        qt_no_memory(err, NULL);
     return head;
 }
 
@@ -141,7 +141,7 @@ int budget_save(const struct budget *b, struct qt_err *err)
     if (!b->opt->state)
         return QT_OK;
     if (!set_all(b))
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        return qt_no_memory(err, NULL);
     rc = qt_json_text(&text, &size, b->state, JSON_INDENT(1) | JSON_SORT_KEYS, err);
     if (rc == QT_OK)
         rc = qt_file_publish(b->opt->state, &(struct qt_file_piece){text, size}, 1, NULL, err);

@@ -151,7 +151,7 @@ int kinds_of_tensors(const char ***kinds, size_t *n, size_t **index,
         (*kinds)[(*n)++] = tensors[i].kind;
     }
     if (failed)
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = qt_no_memory(err, NULL);
 done:
     json_decref(numbers);
     return rc;

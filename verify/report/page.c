@@ -89,7 +89,7 @@ static int write_json(struct text *t, json_t *ids, const struct page *pages, str
         html(t, "</script>\n");
     }
     json_decref(doc);
-    return failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory") : QT_OK;
+    return failed ? qt_no_memory(err, NULL) : QT_OK;
 }
 
 int qt_report_html(char **text, size_t *size, json_t **ids, const struct qt_report *r,

@@ -169,7 +169,7 @@ static int container_tensors(struct subject *s, struct qt_err *err)
     const size_t count = qt_container_count(s->container);
     json_t *records = run_tensors(s->run);
     double weights = 0, bits = 0;
-    int rc = records ? QT_OK : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+    int rc = records ? QT_OK : qt_no_memory(err, NULL);
     QT_TRY(rc);
     QT_TRY(qt_array_new(&s->tensors, count, sizeof *s->tensors, err));
     for (size_t i = 0; i < count; i++) {
@@ -260,7 +260,7 @@ static int name_schemes(struct subject *s, struct qt_err *err)
             at = qt_min_size(at + (size_t)size, sizeof s->schemes - 1);
         }
     json_decref(names);
-    return failed ? qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory") : QT_OK;
+    return failed ? qt_no_memory(err, NULL) : QT_OK;
 }
 
 /* ---- containers ----------------------------------------------------------------------------- */

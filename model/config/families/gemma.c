@@ -117,7 +117,7 @@ static int adapt_gemma3n(json_t *out, const struct source *src, struct qt_err *e
             return config_unsupported(src, key, "a list of different numbers", err);
     return !json_is_integer(first) || json_object_set(out, key, first) == 0
                ? QT_OK
-               : qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+               : qt_no_memory(err, NULL);
 }
 
 /* The inputs of single layers; *width: the default. */

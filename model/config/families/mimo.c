@@ -75,7 +75,7 @@ static int adapt_mimo(json_t *out, const struct source *src, struct qt_err *err)
     if (config_given(out, key)) {
         QT_TRY(config_read_size(&before, src, key, CONFIG_POSITIONS, err));
         if (json_object_set_new(out, "sliding_window", json_integer((json_int_t)before + 1)) < 0)
-            rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+            rc = qt_no_memory(err, NULL);
     }
 done:
     return rc;

@@ -52,7 +52,7 @@ static int name_flags(json_t *out, const char *key, const json_t *flags, const c
         }
     }
     if (!names || json_object_set_new(out, key, names) < 0)
-        rc = qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
+        rc = qt_no_memory(err, NULL);
     return rc;
 }
 

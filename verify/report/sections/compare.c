@@ -88,7 +88,7 @@ static int write_tensors(struct page *p, const struct subject *a, const struct s
     for (size_t i = 0; i < b->count; i++)
         failed |= json_object_set_new(index, b->tensors[i].name, json_integer((json_int_t)i)) < 0;
     if (failed)
-        QT_TRY(qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory"));
+        QT_TRY(qt_no_memory(err, NULL));
     TABLE_BEGIN(&t, "Tensors of both", tensor_columns);
     for (size_t i = 0; i < a->count; i++) {
         const struct tensor_figures *ta = &a->tensors[i], *tb;
