@@ -96,6 +96,21 @@ int qt_run_replace_item(struct qt_run *run, size_t i, json_t *entry, struct qt_e
 json_t *qt_run_sections_json(const struct qt_packed *p);
 json_t *qt_run_error_json(const struct qt_error *e);
 
+/* Index of a tensor's plan item. QT_E_INTERNAL if there is none. */
+int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err);
+/* A matrix with sections that are allocated but empty. The caller frees *out, also on failure. */
+int qt_run_packed_new(struct qt_packed *out, const struct qt_run *run, size_t i, int scale_exp2,
+                      struct qt_err *err);
+/* Reads a finished matrix back from the output, because later steps depend on it. QT_E_RESOURCE if
+ * it does not match its entry; the unchecked function does not compare. The caller frees *out, also
+ * on failure. */
+int qt_run_read_back(struct qt_packed *out, struct qt_run *run, size_t i, struct qt_err *err);
+int qt_run_read_unchecked(struct qt_packed *out, struct qt_run *run, size_t i, struct qt_err *err);
+
+/* The partly quantized model: finished matrices dequantized, source weights elsewhere, and
+ * simulated quantization of activations. */
+struct qt_weights qt_run_weights(struct qt_run *run);
+
 /* ---- distribution.c ------------------------------------------------------------------------- */
 
 /* A member of entries in the journal and in the report, but not in the manifest. */
@@ -111,21 +126,6 @@ int qt_run_distribution(json_t **out, const struct qt_matrix *w, struct qt_err *
 /* *out is owned, or NULL without tokens. c has a histogram. */
 int qt_run_input_distribution(json_t **out, const struct qt_channels *c, size_t k,
                               struct qt_err *err);
-
-/* Index of a tensor's plan item. QT_E_INTERNAL if there is none. */
-int qt_run_find_item(size_t *out, const struct qt_run *run, const char *name, struct qt_err *err);
-/* A matrix with sections that are allocated but empty. The caller frees *out, also on failure. */
-int qt_run_packed_new(struct qt_packed *out, const struct qt_run *run, size_t i, int scale_exp2,
-                      struct qt_err *err);
-/* Reads a finished matrix back from the output, because later steps depend on it. QT_E_RESOURCE if
- * it does not match its entry; the unchecked function does not compare. The caller frees *out, also
- * on failure. */
-int qt_run_read_back(struct qt_packed *out, struct qt_run *run, size_t i, struct qt_err *err);
-int qt_run_read_unchecked(struct qt_packed *out, struct qt_run *run, size_t i, struct qt_err *err);
-
-/* The partly quantized model: finished matrices dequantized, source weights elsewhere, and
- * simulated quantization of activations. */
-struct qt_weights qt_run_weights(struct qt_run *run);
 
 /* ---- ranks.c -------------------------------------------------------------------------------- */
 
@@ -151,8 +151,6 @@ int qt_run_gather_seconds(struct qt_run *run, struct qt_err *err);
 /* Says how the ranks have spent the seconds of the run. */
 int qt_run_log_ranks(const struct qt_run *run, double seconds, struct qt_err *err);
 
-/* ---- the parts of a run --------------------------------------------------------------------- */
-
 /* ---- side_files.c --------------------------------------------------------------------------- */
 
 /* A new value of quantization_config for config.json and the manifest; NULL: out of memory. */
@@ -173,15 +171,16 @@ int qt_run_check_records(const struct qt_run *run, struct qt_err *err);
  * QT_E_INPUT and QT_E_UNSUPPORTED as qt_container_open. Tensor data is not read. */
 int qt_run_reuse(struct qt_run *run, const json_t *identity, struct qt_err *err);
 
-/* layers.c: quantizes all linears of the decoder layers, layer by layer. */
+/* ---- layers.c, kv/calibrate.c, report.c ------------------------------------------------------ */
+
+/* Quantizes all linears of the decoder layers, layer by layer. */
 int qt_run_layers(struct qt_run *run, struct qt_err *err);
 
-/* kv/calibrate.c: finds the scales of a KV cache when all tensors are final, if the plan has
- * any. */
+/* Finds the scales of a KV cache when all tensors are final, if the plan has any. */
 int qt_run_kv(struct qt_run *run, struct qt_err *err);
 
 #define QT_REPORT_NAME "qtool-report.json"
-/* report.c: scheme and errors of each tensor, totals, times, peak memory. Passes the tensors on to
+/* Reports scheme and errors of each tensor, totals, times and peak memory. Passes the tensors on to
  * opt->tensor, and sets *out, owned, to the other members. Writes the file, if there is a writer.
  * If the output is reused, its report is returned, or made without times if it has none. */
 int qt_run_report(json_t **out, struct qt_run *run, double start, struct qt_err *err);

@@ -281,8 +281,8 @@ done:
  *   by that of the text from p on.
  *
  *   Take any place `end`. The encoding of the text has a boundary at `end`, or at the beginning p
- *   of the token that covers it. There are few such places: a token of the vocabulary must stand at p
- *   and reach beyond `end`. A boundary that the encodings of the texts before all of these places
+ *   of the token that covers it. There are few such places: a token of the vocabulary must stand at
+ *   p and reach beyond `end`. A boundary that the encodings of the texts before all of these places
  *   have in common is a boundary of the whole text.
  */
 

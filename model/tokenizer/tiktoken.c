@@ -2,9 +2,9 @@
  * Byte-level BPE whose merges follow from the ranks of tokens: two adjacent tokens merge if they
  * make a token, the one with the lowest rank first.
  *
- *   tiktoken    lines "BASE64 RANK"; id = rank. Patterns and special tokens are not in the file: they
- *               are those of Qwen (1), by the name of the file, or of Llama 3 or Kimi.
- *   tekken      JSON; id = rank + number of special tokens, which have the ids below.
+ *   tiktoken   lines "BASE64 RANK"; id = rank. Patterns and special tokens are not in the file:
+ *              they are those of Qwen (1), by the name of the file, or of Llama 3 or Kimi.
+ *   tekken     JSON; id = rank + number of special tokens, which have the ids below.
  */
 #include "model/tokenizer/internal.h"
 

@@ -2,10 +2,10 @@
  * bnb: NF4 as bitsandbytes stores it (functional.py, QuantState.as_dict). A weight [N][K] is one
  * sequence of N K codes in blocks of g, so K must be a multiple of g:
  *
- *     M.weight                                    U8 [N K / 2][1]   even elements in the high nibble
- *     M.weight.absmax                             F32 [N K / g]
- *     M.weight.quant_map                          F32 [16]
- *     M.weight.quant_state.bitsandbytes__nf4      U8                JSON text
+ *     M.weight                                 U8 [N K / 2][1]   even elements in the high nibble
+ *     M.weight.absmax                          F32 [N K / g]
+ *     M.weight.quant_map                       F32 [16]
+ *     M.weight.quant_state.bitsandbytes__nf4   U8                JSON text
  *
  * The kernels of bitsandbytes have the table in FP32 as constants, the container's is rounded to
  * FP16: weights differ by at most 2^-11 of their magnitude.

@@ -4,7 +4,7 @@
  *
  * For a module M of N rows and K channels in groups of g:
  *
- *     M.weight_packed      I32 [N][K b / 32]      codes along K, dense bit string, code = q + 2^(b-1)
+ *     M.weight_packed      I32 [N][K b / 32]      codes along K, bit string, code = q + 2^(b-1)
  *     M.weight_scale       F16 [N][K / g]
  *     M.weight_zero_point  I32 [N b / 32][K / g]  asymmetric: codes along N
  *     M.weight_shape       I64 [2]
