@@ -105,6 +105,7 @@ const struct qt_export_format qt_export_awq = {
     .name = "awq",
     .help = "INT4 of one group size (GEMM)",
     .runtimes = "vLLM, SGLang, transformers",
+    .fused = true,
     .scale_dtype = QT_F16,
     .fit = fit,
     .describe = describe,

@@ -171,20 +171,6 @@ static void convert(const struct qt_export_matrix *m, const struct qt_export_pan
 
 /* ---- config.json ---------------------------------------------------------------------------- */
 
-/* Modules that vLLM fuses: it takes one tensor scale of NVFP4 for all. 0: alone. */
-static int fused_as(const char *part)
-{
-    static const struct {
-        const char *part;
-        int as;
-    } fused[] = {{"q_proj", 1},  {"k_proj", 1}, {"v_proj", 1}, {"gate_proj", 2},
-                 {"up_proj", 2}, {"w1", 2},     {"w3", 2}};
-    for (size_t i = 0; i < sizeof fused / sizeof *fused; i++)
-        if (strcmp(part, fused[i].part) == 0)
-            return fused[i].as;
-    return 0;
-}
-
 /* QT_E_UNSUPPORTED if a block scale of the matrix has no E4M3 code under the tensor scale 2^exp2,
  * which is not less than its own. */
 static int check_scales(const struct qt_export *x, const struct qt_export_matrix *m, int exp2,
@@ -221,7 +207,7 @@ static int share_scales(const struct qt_export *x, struct qt_err *err)
             struct qt_export_matrix *m = &x->matrix[i];
             char key[QT_TENSOR_NAME_MAX + 16];
             const char *dot = strrchr(m->module, '.');
-            const int as = fused_as(dot ? dot + 1 : m->module);
+            const int as = qt_export_fused_as(m->module);
             if (!is_nvfp4(m->spec))
                 continue;
             snprintf(key, sizeof key, "%.*s %d",
@@ -342,6 +328,7 @@ const struct qt_export_format qt_export_compressed_tensors = {
     .help = "integers and FP8",
     .runtimes = "vLLM, transformers, SGLang",
     .fp8_inputs = true,
+    .fused = true,
     .scale_dtype = QT_F16,
     .fit = fit,
     .describe = describe,

@@ -395,6 +395,8 @@ static int plan(struct run *run, struct qt_err *err)
     QT_TRY(list_items(run, err));
     if (x->format->describe)
         qt_export_warn(x);
+    if (x->format->fused)
+        QT_TRY(qt_export_warn_fused(x, err));
     if (x->format->plan)
         QT_TRY(x->format->plan(x, &run->bytes, err));
 done:

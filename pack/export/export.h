@@ -92,6 +92,7 @@ struct qt_export_format {
     bool rounds;               /* always, by little: reported, but needs no --lossy */
     bool embeddings;           /* the format can hold quantized embeddings */
     bool fp8_inputs;           /* the format can say that inputs are rounded to FP8 */
+    bool fused;                /* runtimes fuse modules, which need one scheme (fused.c) */
     enum qt_dtype scale_dtype; /* QT_F16: as --dtype says; QT_F32 */
     /* If matrices are rounded because the runtime decodes to table[code] * scale: that table.
      * Scales are F32, there are no zero-points. */
@@ -127,6 +128,11 @@ extern const struct qt_export_format qt_export_dense, qt_export_compressed_tenso
 
 /* Warns of what may keep a runtime from loading the export. */
 void qt_export_warn(const struct qt_export *x);
+/* What runtimes make of this module and others beside it: 1: a matrix of q, k and v, 2: of gate and
+ * up; 0: the module stays alone. */
+int qt_export_fused_as(const char *module);
+/* Warns of such modules, and experts of a layer, with different schemes. */
+int qt_export_warn_fused(const struct qt_export *x, struct qt_err *err);
 /* True for a copied matrix that checkpoints have as [columns][rows]. */
 bool qt_export_is_turned(const struct qt_export *x, const struct qt_tensor *t);
 /* Writes data[rows][columns] of the matrix, whose elements have whole bytes, in that form. */

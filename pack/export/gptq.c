@@ -94,6 +94,7 @@ const struct qt_export_format qt_export_gptq = {
     .name = "gptq",
     .help = "integers of one bit width and group size",
     .runtimes = "vLLM, SGLang, transformers, ExLlama",
+    .fused = true,
     .scale_dtype = QT_F16,
     .fit = fit,
     .describe = describe,

@@ -174,6 +174,7 @@ const struct qt_export_format qt_export_humming = {
     .name = "humming",
     .help = "minifloats of up to 8 bits, integers",
     .runtimes = "vLLM 0.33 and later, SGLang",
+    .fused = true,
     .scale_dtype = QT_F16,
     .fit = fit,
     .describe = describe,

@@ -83,6 +83,20 @@ $ qtool quantize "$MODELS/qwen3_vl_moe" -o apart --scheme none --tensor 'experts
 $ cp -r "$NANO" coded && chmod -R u+w coded && sed -i '1s/{/{"auto_map": {"AutoConfig": "configuration_x.XConfig"},/' coded/config.json && qtool quantize coded -o code --scheme int4 -q >/dev/null && qtool export code --format gptq --dry-run
 2 ^qtool export: warning: config\.json names Python files \(auto_map\)
 
+# Runtimes fuse q, k and v, and gate and up, and have one kernel for all experts of a layer.
+$ for rule in q_proj=int8 v_proj=int4:g=64 up_proj=none down_proj=int8 o_proj=none 'layers\.1\.=int8' 'proj=int4:method=rtn'; do qtool quantize "$NANO" -o fused --force --scheme int4 --tensor "$rule" -q >/dev/null && echo "$rule $(qtool export fused --format compressed-tensors --dry-run 2>&1 | grep -c 'attn\.[kq]_proj and .*self_attn\.[qv]_proj differ\|gate_proj and .*up_proj differ')"; done
+> ^q_proj=int8 1$
+> ^v_proj=int4:g=64 1$
+> ^up_proj=none 1$
+> ^down_proj=int8 0$
+> ^o_proj=none 0$
+> ^layers..1..=int8 0$
+> ^proj=int4:method=rtn 0$
+$ for rule in 'attn=fp8:max=448' 'experts\.0\.=fp8:max=448' 'experts\.0\.=none'; do qtool quantize "$MODELS/qwen3_moe" -o fused --force --scheme none --tensor experts=int8 --tensor "$rule" -q >/dev/null && echo "$rule $(qtool export fused --format compressed-tensors --dry-run 2>&1 | grep -c 'experts\.[01]\..* and .*experts\.[01]\..* differ')"; done
+> ^attn=fp8:max=448 0$
+> ^experts..0..=fp8:max=448 1$
+> ^experts..0..=none 1$
+
 # NVFP4: runtimes take one tensor scale for matrices that they fuse; the weights do not change.
 $ qtool quantize "$NANO" -o nv --scheme nvfp4 -q >/dev/null && qtool export nv -o nvx --format compressed-tensors -q >/dev/null && qtool eval nv --data "$NANO/eval.txt" --windows 1 -q >one && qtool eval nvx --data "$NANO/eval.txt" --windows 1 -q | diff one - && grep -o tensor_group nvx/config.json
 > ^tensor_group$
