@@ -30,7 +30,7 @@
  *                     sample.c: the next token
  *   graph/parts.c     the tensors and options of a decoder, for runtimes without struct qt_backend
  *   graph/experts.c   routing of tokens to experts; tokens.c: token lists
- *   graph/backward.c  gradients of a loss through head and decoder layers
+ *   graph/backward.c  gradients of a loss through decoder layers; head_grad.c: through the head
  */
 #ifndef QT_MODEL_H
 #define QT_MODEL_H
