@@ -332,10 +332,11 @@ static void quote_start(char *buf, size_t room, const unsigned char *p, size_t s
     buf[n] = '\0';
 }
 
-/* Kinds that a name alone decides between. */
-static bool is_checkpoint(enum qt_kind kind)
+/* Kinds whose advice is about weights. */
+static bool has_weights(enum qt_kind kind)
 {
-    return kind == QT_KIND_SAFETENSORS || kind == QT_KIND_TORCH || kind == QT_KIND_GGUF;
+    return kind == QT_KIND_SAFETENSORS || kind == QT_KIND_TORCH || kind == QT_KIND_NPZ ||
+           (kind >= QT_KIND_GGUF && kind <= QT_KIND_TENSORFLOW);
 }
 
 int qt_kind_expect(enum qt_kind expected, const char *what, const void *data, size_t size,
@@ -354,8 +355,7 @@ int qt_kind_expect(enum qt_kind expected, const char *what, const void *data, si
         return qt_fail(err, QT_E_INPUT, file, NULL, "not %s, but %s that begins with '%s'", what,
                        qt_kind_name(kind), start);
     }
-    const char *advice =
-        is_checkpoint(kind) && !is_checkpoint(expected) ? NULL : qt_kind_advice(kind);
+    const char *advice = has_weights(kind) && !has_weights(expected) ? NULL : qt_kind_advice(kind);
     return qt_fail(err, QT_E_INPUT, file, NULL, "not %s, but %s%s%s", what, qt_kind_name(kind),
                    advice ? ": " : "", advice ? advice : "");
 }

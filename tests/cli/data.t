@@ -92,6 +92,11 @@ $ mkdir slow && cp "$NANO"/* slow && sed 's/"pre_tokenizer": *{/"pre_tokenizer":
 ? 3
 2 slow/tokenizer\.json: the regex '.*' takes too many steps at byte [0-9]* of the text
 
+# No advice about weights.
+$ { printf 'PK\003\004' && head -c 22 /dev/zero && printf '\005\000\000\000a.npy'; } >a.npz && qtool eval "$NANO" --data a.npz
+? 3
+2 but an \.npz archive of NumPy arrays$
+
 # --windows reads no more than it needs, with the same result.
 $ for i in 1 2 3 4 5 6 7 8 9; do cat "$NANO/calib.txt"; done >k.txt && qtool eval "$NANO" --data k.txt --windows 3 -q >first && qtool eval "$NANO" --data "$NANO/calib.txt" --windows 3 -q | cmp - first
 
