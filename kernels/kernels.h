@@ -94,8 +94,6 @@ struct qt_gpu {
     int (*plan)(struct qt_gpu *gpu, struct qtool_matmul_plan *out,
                 const struct qtool_matmul_weight *w, size_t m,
                 const struct qtool_matmul_options *opt, struct qt_err *err);
-    int (*replan)(struct qt_gpu *gpu, struct qtool_matmul_plan *plan,
-                  const struct qtool_matmul_weight *w, struct qt_err *err);
     int (*run)(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
                const struct qtool_matmul_weight *w, void *y, const void *x, void *workspace,
                struct qt_err *err);

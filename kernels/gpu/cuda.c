@@ -178,13 +178,6 @@ static int gpu_plan(struct qt_gpu *gpu, struct qtool_matmul_plan *out,
     return planned(qtool_matmul_plan(out, w, m, opt), out->reason, err);
 }
 
-static int gpu_replan(struct qt_gpu *gpu, struct qtool_matmul_plan *plan,
-                      const struct qtool_matmul_weight *w, struct qt_err *err)
-{
-    (void)gpu;
-    return planned(qtool_matmul_plan_check(plan, w), plan->reason, err);
-}
-
 static int launched(int status, const char *what, struct qt_err *err)
 {
     if (status == QTOOL_OK)
@@ -624,7 +617,6 @@ static const struct qt_gpu functions = {
     .pin = gpu_pin,
     .unpin = gpu_unpin,
     .plan = gpu_plan,
-    .replan = gpu_replan,
     .run = gpu_run,
     .plan_many = gpu_plan_many,
     .run_many = gpu_run_many,

@@ -49,7 +49,7 @@ static void try_one(struct tried *tried, size_t *count, struct qt_gpu *gpu,
     if (*count == MAX_TRIED)
         return;
     t->config = plan->config;
-    if (gpu->replan(gpu, plan, &copies->weight[0], NULL) == QT_OK &&
+    if (qtool_matmul_plan_check(plan, &copies->weight[0]) == QTOOL_OK &&
         gpu_time_plan(&t->us, NULL, gpu, copies, plan, NULL, o, NULL) == QT_OK)
         ++*count;
 }
