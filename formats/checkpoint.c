@@ -320,9 +320,7 @@ static int open_files(struct qt_ckpt *ckpt, const char *name, struct qt_err *err
     QT_TRY(name ? names_add(&names, name, err)
                 : list_directory(&names, ckpt->dir, ".safetensors", err));
     if (names.count == 0)
-        QT_TRY(qt_fail(err, QT_E_INPUT, ckpt->dir, NULL,
-                       "no checkpoint here: no *.safetensors, " QT_INDEX_NAME ", "
-                       "pytorch_model.bin, pytorch_model.bin.index.json or *.gguf"));
+        QT_TRY(qt_ckpt_none_in(ckpt->dir, err));
     names_sort_unique(&names);
     if (!name)
         QT_TRY(check_numbered(&names, ckpt->dir, err));
@@ -431,7 +429,7 @@ static int open_file(struct qt_ckpt *ckpt, const char *path, struct qt_err *err)
     const bool gguf = qt_gguf_name_ok(name);
     ckpt->is_file = !gguf;
     if (access(path, F_OK) < 0 && errno != EACCES) /* also for dangling and circular links */
-        return qt_fail(err, QT_E_INPUT, path, NULL, "cannot open: %s", strerror(errno));
+        return qt_ckpt_none_at(path, errno, err);
     if (!gguf && !qt_shard_name_ok(name))
         return qt_fail(err, QT_E_INPUT, path, NULL,
                        "a directory or a .safetensors, .bin, .pt, .pth or .gguf file is expected");

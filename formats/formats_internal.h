@@ -130,4 +130,11 @@ int qt_safetensors_open(struct qt_shard *shard, struct qt_err *err);
 int qt_torch_open(struct qt_shard *shard, struct qt_err *err);
 int qt_torch_read(struct qt_blob *out, const struct qt_slot *slot, struct qt_err *err);
 
+/* ---- no_checkpoint.c ------------------------------------------------------------------------ */
+
+/* Errors for a path that cannot be opened (why: errno), and a directory without weight files, with
+ * advice if the path is the name of a model or of its cache. */
+int qt_ckpt_none_at(const char *path, int why, struct qt_err *err);
+int qt_ckpt_none_in(const char *dir, struct qt_err *err);
+
 #endif

@@ -103,6 +103,19 @@ $ qtool plan '' --scheme nf4
 ? 3
 2 ^qtool plan: '': cannot open: No such file
 
+# What people give who know transformers: the name of a model, or its cache.
+$ qtool plan Qwen/Qwen3-0.6B
+? 3
+2 ^qtool plan: Qwen/Qwen3-0\.6B: cannot open: No such file or directory; qtool downloads no models: use 'hf download Qwen/Qwen3-0\.6B --local-dir DIR'$
+$ mkdir Qwen && qtool plan Qwen/Qwen3-0.6B
+? 3
+2 ^qtool plan: Qwen/Qwen3-0\.6B: cannot open: No such file or directory$
+$ for p in ./q/x q/x/y q/x.gguf q/x.safetensors 'q/x y'; do qtool plan "$p" && exit 9; done; exit 0
+2! downloads
+$ mkdir -p hub/snapshots/1 hub/blobs && cp "$NANO"/model.safetensors hub/blobs/b && ln -s ../../blobs/b hub/snapshots/1/model.safetensors && qtool plan hub/snapshots/1 && qtool plan hub
+? 3
+2 ^qtool plan: hub: no checkpoint here, but a cache of Hugging Face: give a directory in snapshots/$
+
 # The memory that plan predicts is about what quantize takes.
 $ qtool plan "$NANO" --scheme nf3 --data "$NANO/calib.txt" --samples 8 --seqlen 128 --threads 2
 > ^memory +[0-9.]+ MiB at the peak, for 8 windows of 128 tokens$
