@@ -3,46 +3,33 @@
  * gradients have files of their own (attention.c, factor.c, round.c, grad.c); everything else is in
  * the kernels of math.cu. Operations of few models are computed on the CPU (host_ops.c).
  */
-#include "kernels/gpu/host_ops.h"
-#include "kernels/gpu/product.h"
+#include "kernels/gpu/backend.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
-struct cuda {
-    struct qt_backend be;
-    char name[400];
-    struct qt_gpu *gpu;
-    struct qt_backend *cpu;
-    struct gpu_cublas *cublas;
-    struct gpu_nccl *nccl; /* NULL: not linked */
-    struct gpu_products products;
-    struct gpu_scratch scratch;
-    void *stream;
-};
-
 /* Frees the FP16 factors of weights, which stay valid with `same_weights` only. */
-static struct cuda *entered(struct qt_backend *be)
+static struct gpu_backend *entered(struct qt_backend *be)
 {
-    struct cuda *g = be->ctx;
+    struct gpu_backend *g = be->ctx;
     if (!be->same_weights)
         gpu_products_release(&g->products);
     return g;
 }
 
 /* For functions that may change any backend memory. */
-static struct cuda *self(struct qt_backend *be)
+static struct gpu_backend *self(struct qt_backend *be)
 {
-    struct cuda *g = entered(be);
+    struct gpu_backend *g = entered(be);
     gpu_products_forget(&g->products);
     return g;
 }
 
 /* For functions that change these bytes only. */
-static struct cuda *writing(struct qt_backend *be, const void *p, size_t bytes)
+static struct gpu_backend *writing(struct qt_backend *be, const void *p, size_t bytes)
 {
-    struct cuda *g = entered(be);
+    struct gpu_backend *g = entered(be);
     gpu_products_changed(&g->products, p, bytes);
     return g;
 }
@@ -52,12 +39,12 @@ static struct cuda *writing(struct qt_backend *be, const void *p, size_t bytes)
 static int writing_largest(uint32_t **largest, struct qt_backend *be, const float *x, size_t count,
                            struct qt_err *err)
 {
-    struct cuda *g = writing(be, x, count * sizeof *x);
+    struct gpu_backend *g = writing(be, x, count * sizeof *x);
     *largest = NULL;
     return be->half ? gpu_largest_new(largest, &g->products, x, count, err) : QT_OK;
 }
 
-static struct gpu_products *products_of(struct cuda *g)
+static struct gpu_products *products_of(struct gpu_backend *g)
 {
     g->products.half = g->be.half;
     return &g->products;
@@ -66,11 +53,6 @@ static struct gpu_products *products_of(struct cuda *g)
 static struct gpu_products *products(struct qt_backend *be)
 {
     return products_of(self(be));
-}
-
-struct qt_backend *gpu_cpu_of(struct qt_backend *be)
-{
-    return self(be)->cpu;
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -120,7 +102,7 @@ static int cuda_upload_narrow(struct qt_backend *be, float *dst, const void *x, 
                               size_t count, struct qt_err *err)
 {
     enum { BYTES = 2 };
-    struct cuda *g = self(be);
+    struct gpu_backend *g = self(be);
     int rc = QT_OK;
     QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, count, BYTES, err));
     QT_TRY(cuda_upload(be, g->scratch.p, x, count * BYTES, err));
@@ -134,7 +116,7 @@ done:
 static int cuda_download(struct qt_backend *be, void *dst, const void *src, size_t bytes,
                          struct qt_err *err)
 {
-    struct qt_gpu *gpu = ((struct cuda *)be->ctx)->gpu;
+    struct qt_gpu *gpu = ((struct gpu_backend *)be->ctx)->gpu;
     return bytes ? gpu->download(gpu, dst, src, bytes, err) : QT_OK;
 }
 
@@ -213,7 +195,7 @@ static int multiply(struct qt_backend *be, float *c, struct factor a, struct fac
 static int cuda_linear(struct qt_backend *be, float *y, const float *x, const float *w,
                        const float *bias, size_t m, size_t n, size_t k, struct qt_err *err)
 {
-    void *stream = ((struct cuda *)be->ctx)->stream; /* the bias changes y, as the product */
+    void *stream = ((struct gpu_backend *)be->ctx)->stream; /* the bias changes y, as the product */
     int rc;
     QT_TRY(multiply(be, y, (struct factor){x, false}, (struct factor){w, true}, true, false, m, n,
                     k, err));
@@ -245,7 +227,7 @@ static int cuda_attention(struct qt_backend *be, float *y, const float *q, const
                           const float *v, size_t m, const struct qt_attention *a,
                           struct qt_err *err)
 {
-    struct gpu_products *g = &((struct cuda *)be->ctx)->products;
+    struct gpu_products *g = &((struct gpu_backend *)be->ctx)->products;
     int rc;
     g->half = be->half;
     if (gpu_attends_in_half(g, a)) {
@@ -269,7 +251,7 @@ static int cuda_norm(struct qt_backend *be, float *y, const float *x, const floa
                      const float *bias, enum qt_norm_kind kind, float eps, size_t m, size_t n,
                      struct qt_err *err)
 {
-    void *stream = ((struct cuda *)be->ctx)->stream;
+    void *stream = ((struct gpu_backend *)be->ctx)->stream;
     uint32_t *largest;
     int rc = check_size(m, err);
     if (rc < 0 || m == 0 || n == 0)
@@ -302,7 +284,7 @@ static const enum gpu_act activations[] = {
 static int cuda_activate(struct qt_backend *be, float *y, const float *gate, const float *up,
                          enum qt_act_kind kind, size_t count, struct qt_err *err)
 {
-    void *stream = ((struct cuda *)be->ctx)->stream;
+    void *stream = ((struct gpu_backend *)be->ctx)->stream;
     uint32_t *largest;
     int rc = QT_OK;
     if (count == 0)
@@ -318,7 +300,7 @@ done:
 static int cuda_subtract(struct qt_backend *be, float *y, const float *x, size_t count,
                          struct qt_err *err)
 {
-    void *stream = ((struct cuda *)be->ctx)->stream;
+    void *stream = ((struct gpu_backend *)be->ctx)->stream;
     uint32_t *largest;
     int rc = QT_OK;
     if (count == 0)
@@ -352,7 +334,7 @@ static int on_rows(rows_fn *fn, struct qt_backend *be, float *y, const float *x,
                    const uint32_t *rows, const float *factor, size_t m, size_t n,
                    struct qt_err *err)
 {
-    struct cuda *g = self(be);
+    struct gpu_backend *g = self(be);
     uint32_t *at;
     float *by;
     int rc = QT_OK;
@@ -409,7 +391,7 @@ static float by_7(float clip)
 static int inputs_new(struct gpu_input *a, struct qt_backend *be, float *y, const float *x,
                       size_t m, const struct qt_act *act, size_t before, struct qt_err *err)
 {
-    struct cuda *g = writing(be, y, y ? m * act->k * sizeof *y : 0);
+    struct gpu_backend *g = writing(be, y, y ? m * act->k * sizeof *y : 0);
     const size_t k = act->k, blocks = qt_ceil_div(k, QT_ACT_BLOCK);
     uint32_t *order;
     float *factor;
@@ -450,7 +432,7 @@ static int launch_inputs(struct qt_backend *be, float *y, const float *x, size_t
         return QT_OK;
     QT_TRY(inputs_new(&a, be, y, x, m, act, 0, err));
     QT_TRY(writing_largest(&a.largest, be, y, m * act->k, err));
-    QT_TRY(gpu_check_launch(launch(&a, ((struct cuda *)be->ctx)->stream), "quantizer", err));
+    QT_TRY(gpu_check_launch(launch(&a, ((struct gpu_backend *)be->ctx)->stream), "quantizer", err));
 done:
     return rc;
 }
@@ -502,7 +484,7 @@ static int cuda_score(struct qt_backend *be, struct qt_score *scores, const floa
                       const float *ref, const uint32_t *targets, float softcap, size_t m,
                       size_t vocab, struct qt_err *err)
 {
-    struct cuda *g = self(be);
+    struct gpu_backend *g = self(be);
     struct gpu_score *host = NULL, *made;
     int rc = QT_OK;
     for (size_t i = 0; i < m; i++)
@@ -537,7 +519,7 @@ done:
 static int cuda_gram(struct qt_backend *be, double *h, const float *x, size_t m, size_t k,
                      struct qt_err *err)
 {
-    struct cuda *g = writing(be, h, k * k * sizeof *h);
+    struct gpu_backend *g = writing(be, h, k * k * sizeof *h);
     int rc = check_sizes(m, k, 0, err);
     g->products.half = be->half;
     return rc < 0 ? rc : gpu_gram(&g->products, h, x, m, k, err);
@@ -546,7 +528,7 @@ static int cuda_gram(struct qt_backend *be, double *h, const float *x, size_t m,
 static int cuda_channels(struct qt_backend *be, const struct qt_channels *c, const float *x,
                          size_t m, size_t k, struct qt_err *err)
 {
-    struct cuda *g = be->ctx;
+    struct gpu_backend *g = be->ctx;
     uint32_t *largest = NULL;
     int rc = check_size(k, err);
     if (rc < 0 || k == 0 || m == 0)
@@ -617,7 +599,7 @@ static int cuda_norm_grad(struct qt_backend *be, float *dx, float *dw, const flo
                           const float *x, const float *w, enum qt_norm_kind kind, float eps,
                           size_t m, size_t n, struct qt_err *err)
 {
-    struct cuda *g = writing(be, dx, m * n * sizeof *dx);
+    struct gpu_backend *g = writing(be, dx, m * n * sizeof *dx);
     int rc = check_sizes(m, n, 0, err);
     if (dw)
         writing(be, dw, n * sizeof *dw);
@@ -630,7 +612,7 @@ static int cuda_attention_grad(struct qt_backend *be, float *dq, float *dk, floa
                                size_t m, const struct qt_attention *a, struct qt_err *err)
 {
     const size_t keys = m * a->kv_heads * a->head_dim * sizeof *dk;
-    struct cuda *g = writing(be, dq, m * a->heads * a->head_dim * sizeof *dq);
+    struct gpu_backend *g = writing(be, dq, m * a->heads * a->head_dim * sizeof *dq);
     int rc = check_sizes(a->heads * a->head_dim, a->seqlen, a->heads, err);
     if (rc < 0)
         return rc;
@@ -657,7 +639,7 @@ static int cuda_loss_grad(struct qt_backend *be, double *losses, float *dlogits,
                           const float *logits, const float *ref, const uint32_t *targets,
                           float softcap, float weight, size_t m, size_t vocab, struct qt_err *err)
 {
-    struct cuda *g = writing(be, dlogits, m * vocab * sizeof *dlogits);
+    struct gpu_backend *g = writing(be, dlogits, m * vocab * sizeof *dlogits);
     int rc = check_sizes(m, vocab, 0, err);
     return rc < 0 ? rc
                   : gpu_loss_grad(products_of(g), losses, dlogits, logits, ref, targets, softcap,
@@ -667,7 +649,7 @@ static int cuda_loss_grad(struct qt_backend *be, double *losses, float *dlogits,
 static int cuda_square_grad(struct qt_backend *be, double *sum, float *grad, const float *y,
                             const float *target, float weight, size_t count, struct qt_err *err)
 {
-    struct cuda *g = writing(be, grad, count * sizeof *grad);
+    struct gpu_backend *g = writing(be, grad, count * sizeof *grad);
     return gpu_square_grad(products_of(g), sum, grad, y, target, weight, count, err);
 }
 
@@ -734,7 +716,7 @@ static int cuda_tune(struct qt_backend *be, const struct qt_tuned *t, const stru
 static int cuda_link(struct qt_backend *be, struct qt_comm *comm, char *text, size_t size,
                      struct qt_err *err)
 {
-    struct cuda *g = self(be);
+    struct gpu_backend *g = self(be);
     int rc = gpu_nccl_open(&g->nccl, text, size, comm, g->gpu->device, g->stream, err);
     be->linked = g->nccl != NULL;
     return rc;
@@ -756,7 +738,7 @@ static int cuda_broadcast(struct qt_backend *be, void *data, size_t bytes, size_
 
 static void cuda_close(struct qt_backend *be)
 {
-    struct cuda *g = be ? self(be) : NULL;
+    struct gpu_backend *g = be ? self(be) : NULL;
     if (!g)
         return;
     if (g->gpu) {
@@ -828,7 +810,7 @@ static const struct qt_backend functions = {
 
 int qt_backend_cuda_open(struct qt_backend **out, int device, struct qt_err *err)
 {
-    struct cuda *g = NULL;
+    struct gpu_backend *g = NULL;
     int rc;
     *out = NULL;
     QT_TRY(qt_array_new(&g, 1, sizeof *g, err));

@@ -1,5 +1,10 @@
-/* Operations of few models, which the CUDA backend leaves to the CPU backend (host_ops.h). */
-#include "kernels/gpu/host_ops.h"
+/* Operations of few models, which the CUDA backend leaves to the CPU backend (backend.h). */
+#include "kernels/gpu/backend.h"
+
+static struct qt_backend *cpu_of(struct qt_backend *be)
+{
+    return ((struct gpu_backend *)be->ctx)->cpu;
+}
 
 /* *out: copy of x[count] in host memory, owned by the caller; NULL if x is NULL. */
 static int fetch(float **out, struct qt_backend *be, const float *x, size_t count,
@@ -25,7 +30,7 @@ int gpu_host_convolve(struct qt_backend *be, float *y, const float *x, const flo
                       const float *bias, size_t m, size_t seqlen, size_t channels, size_t kernel,
                       struct qt_err *err)
 {
-    struct qt_backend *cpu = gpu_cpu_of(be);
+    struct qt_backend *cpu = cpu_of(be);
     float *hx = NULL, *hw = NULL, *hbias = NULL, *hy = NULL;
     int rc;
     QT_TRY(fetch(&hx, be, x, m * channels, err));
@@ -45,7 +50,7 @@ done:
 int gpu_host_delta_rule(struct qt_backend *be, float *y, const float *qkv, const float *decay,
                         const float *rate, size_t m, const struct qt_delta *d, struct qt_err *err)
 {
-    struct qt_backend *cpu = gpu_cpu_of(be);
+    struct qt_backend *cpu = cpu_of(be);
     const size_t keys = d->key_heads * d->key_dim, values = d->value_heads * d->value_dim;
     const size_t states = m / d->seqlen * d->value_heads * d->key_dim * d->value_dim;
     float *hqkv = NULL, *hdecay = NULL, *hrate = NULL, *ha = NULL, *hdt = NULL, *hy = NULL;
@@ -77,7 +82,7 @@ done:
 
 int gpu_host_clip(struct qt_backend *be, float *y, float limit, size_t count, struct qt_err *err)
 {
-    struct qt_backend *cpu = gpu_cpu_of(be);
+    struct qt_backend *cpu = cpu_of(be);
     float *host = NULL;
     int rc;
     QT_TRY(fetch(&host, be, y, count, err));
@@ -91,7 +96,7 @@ done:
 int gpu_host_attention(struct qt_backend *be, float *y, const float *q, const float *k,
                        const float *v, size_t m, const struct qt_attention *a, struct qt_err *err)
 {
-    struct qt_backend *cpu = gpu_cpu_of(be);
+    struct qt_backend *cpu = cpu_of(be);
     const size_t wide = m * a->heads * a->head_dim;
     const size_t keys = m / a->seqlen * (a->past + a->seqlen) * a->kv_heads * a->head_dim;
     struct qt_attention host = *a;
@@ -124,7 +129,7 @@ done:
 int gpu_host_state_space(struct qt_backend *be, float *y, const float *xbc, const float *steps,
                          size_t m, const struct qt_state_space *s, struct qt_err *err)
 {
-    struct qt_backend *cpu = gpu_cpu_of(be);
+    struct qt_backend *cpu = cpu_of(be);
     const size_t values = s->heads * s->dim, width = values + 2 * s->groups * s->state;
     const size_t states = m / s->seqlen * values * s->state;
     float *hxbc = NULL, *hsteps = NULL, *ha = NULL, *hdt = NULL, *hd = NULL, *hy = NULL;
@@ -159,7 +164,7 @@ int gpu_host_attention_grad(struct qt_backend *be, float *dq, float *dk, float *
                             const float *q, const float *k, const float *v, size_t m,
                             const struct qt_attention *a, struct qt_err *err)
 {
-    struct qt_backend *cpu = gpu_cpu_of(be);
+    struct qt_backend *cpu = cpu_of(be);
     const size_t wide = m * a->heads * a->head_dim, narrow = m * a->kv_heads * a->head_dim;
     struct qt_attention host = *a;
     float *hdy = NULL, *hq = NULL, *hk = NULL, *hv = NULL, *hdq = NULL, *hdk = NULL, *hdv = NULL;

@@ -1,8 +1,10 @@
-/* What builtin.c and strings.c share (private to model/chat/). */
+/* What builtin.c, strings.c and args.c share (private to model/chat/). */
 #ifndef QT_MODEL_CHAT_BUILTIN_H
 #define QT_MODEL_CHAT_BUILTIN_H
 
 #include "model/chat/chat.h"
+
+/* ---- args.c --------------------------------------------------------------------------------- */
 
 /* Argument `place` without a keyword, or the one with this keyword; undefined if absent. */
 json_t *chat_arg(const struct chat_args *args, size_t place, const char *name);
@@ -16,7 +18,9 @@ json_t *chat_new_list(struct chat_run *r);
 /* An undefined value becomes none. */
 void chat_append(struct chat_run *r, json_t *list, json_t *v);
 
-/* strings.c. *found = false: there is no method, or filter, of this name. */
+/* ---- strings.c ------------------------------------------------------------------------------ */
+
+/* *found = false: there is no method, or filter, of this name. */
 json_t *chat_string_method(struct chat_run *r, json_t *object, const char *name,
                            const struct chat_args *args, bool *found);
 json_t *chat_string_filter(struct chat_run *r, const char *name, json_t *v,

@@ -5,7 +5,8 @@
  *   parse.c    text -> nodes; tokens.c: the tokens in tags
  *   render.c   statements: output, if, for, set, macro
  *   expr.c     expressions
- *   builtin.c  filters, tests, methods and functions; strings.c: those of strings
+ *   builtin.c  filters, tests, methods and functions; strings.c: those of strings;
+ *              args.c: their arguments
  *   value.c    strings, truth, comparison and text of values
  *
  * Values are Jansson's; an undefined value is NULL. All values that a rendering makes live in a
