@@ -283,7 +283,7 @@ static int add_to_group(json_t *groups, const struct qt_export *x, const struct 
     snprintf(name, sizeof name, "group_%zu", json_object_size(groups));
     bool failed = !scheme || (!found && json_object_set(groups, name, scheme) < 0);
     failed = failed || json_array_append_new(json_object_get(found ? found : scheme, "targets"),
-                                             json_string(m->module)) < 0;
+                                             qt_export_module_json(x, m->module)) < 0;
     json_decref(scheme);
     return failed ? qt_no_memory(err, NULL) : QT_OK;
 }
@@ -308,7 +308,7 @@ static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
         mixed = mixed || strcmp(format_of(&x->matrix[i]), format_of(&x->matrix[0])) != 0;
     }
     if (rc == QT_OK)
-        rc = qt_export_left(&ignore, x, err);
+        rc = qt_export_ignored(&ignore, x, err);
     if (rc == QT_OK) {
         name_class(groups);
         *out = json_pack(

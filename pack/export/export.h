@@ -183,5 +183,9 @@ int qt_export_check_uniform(const struct qt_export *x, struct qt_err *err);
 /* *out: a list of the modules with matrices that are not quantized, "lm_head" among them even if it
  * is tied to the embedding and not stored. A new reference. */
 int qt_export_left(json_t **out, const struct qt_export *x, struct qt_err *err);
+/* patterns.c: the same, and one module, for programs that take regular expressions ("re:..."),
+ * which the result has if the model is multimodal. */
+int qt_export_ignored(json_t **out, const struct qt_export *x, struct qt_err *err);
+json_t *qt_export_module_json(const struct qt_export *x, const char *module);
 
 #endif

@@ -97,6 +97,14 @@ $ for rule in 'attn=fp8:max=448' 'experts\.0\.=fp8:max=448' 'experts\.0\.=none';
 > ^experts..0..=fp8:max=448 1$
 > ^experts..0..=none 1$
 
+# Programs load multimodal models under other names than those of the checkpoint: patterns name what is behind the prefix.
+$ ignored() { qtool quantize "$MODELS/$1" -o images --force -q --scheme none --tensor "$2" >/dev/null && qtool export images -o images-x --format compressed-tensors --force -q >/dev/null && tr -d ' \n' <images-x/config.json | sed 's/.*"ignore":\[\([^]]*\)\].*/\1/'; echo; }; ignored qwen2_5_vl layers=int8 && ignored qwen3_vl 'layers|visual.*mlp=int8' && ignored qwen2 layers=int8
+> ^"re:\(\.\*\\\\\.\)\?lm_head\$","re:\(\.\*\\\\\.\)\?embed_tokens\$","re:\(\.\*\\\\\.\)\?visual\\\\\."$
+> ,"re:\(\.\*\\\\\.\)\?visual\\\\\.blocks\\\\\.0\\\\\.attn\\\\\.proj\$",
+> ^"model\.embed_tokens","lm_head"$
+$ qtool quantize "$MODELS/mistral3_images" -o images --force -q --scheme none --tensor layers=int8 --tensor 'up_proj=fp8:max=448' >/dev/null && qtool export images -o images-x --format compressed-tensors --force -q >/dev/null && grep -c '"re:(.*\\\\.)?layers\\\\.0\\\\.mlp\\\\.down_proj\$"' images-x/config.json
+> ^1$
+
 # NVFP4: runtimes take one tensor scale for matrices that they fuse; the weights do not change.
 $ qtool quantize "$NANO" -o nv --scheme nvfp4 -q >/dev/null && qtool export nv -o nvx --format compressed-tensors -q >/dev/null && qtool eval nv --data "$NANO/eval.txt" --windows 1 -q >one && qtool eval nvx --data "$NANO/eval.txt" --windows 1 -q | diff one - && grep -o tensor_group nvx/config.json
 > ^tensor_group$
