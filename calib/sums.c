@@ -22,10 +22,9 @@ enum {
 struct node {
     size_t first, end; /* blocks */
     size_t rank;
-    void
-        *array[QT_SUM_ARRAYS]; /* in the rank itself: backend memory; element 0 of the first node is
-                                 * the caller's */
-    char *packed;              /* host: all arrays, or this rank's slice of them */
+    /* In the rank itself: backend memory; those of its first node are the caller's. */
+    void *array[QT_SUM_ARRAYS];
+    char *packed; /* host: all arrays, or this rank's slice of them */
 };
 
 struct run {

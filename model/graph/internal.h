@@ -215,10 +215,10 @@ struct arch {
     const char *head_experts;
     /* The shared expert stores GATE_UP, with these names, where routed ones have GATE and UP. */
     const char *shared_gate_up, *shared_down;
-    const char
-        *routed_parts[EXPERT_ROLES]; /* names of routed experts' parts; NULL: as in `parts` */
-    const char *experts_switch;      /* key that enables the experts, default false; NULL: always */
-    bool experts_optional;           /* num_local_experts may be 0 */
+    /* Names of routed experts' parts; NULL: as in `parts`. */
+    const char *routed_parts[EXPERT_ROLES];
+    const char *experts_switch; /* key that enables the experts, default false; NULL: always */
+    bool experts_optional;      /* num_local_experts may be 0 */
     struct arch_flag normalize_routing; /* routing weights of the chosen experts sum to 1 */
     bool sigmoid_router;                /* scores are sigmoids, not a softmax */
     bool sparse_mixer;                  /* see experts.c; reads router_jitter_noise */
@@ -399,8 +399,7 @@ struct config {
     /* Latent attention. An attention head has `nope` channels without rotary embedding and `rope`
      * channels with it; info.head_dim is the width in memory, at least nope + rope and v. */
     struct {
-        size_t q_rank,
-            kv_rank; /* widths of the latent states; q_rank 0: Q instead of Q_A and Q_B */
+        size_t q_rank, kv_rank; /* of the latent states; q_rank 0: Q instead of Q_A and Q_B */
         size_t nope, rope, v;
     } latent;
     /* Queries are multiplied by 1 + query_beta ln(1 + floor(position / query_step)); query_beta 0:
@@ -449,8 +448,8 @@ struct part {
     bool plus_1;  /* 1 is added to the stored weight */
     bool unit;    /* each row of the stored weight is divided by its L2 norm */
     size_t index; /* in the list of linears or of norms; row range: that of the fused part */
-    size_t whole,
-        first; /* this is rows [first, first + n) of part number `whole` (else: itself, 0) */
+    /* This is rows [first, first + n) of part number `whole`; else: itself, 0. */
+    size_t whole, first;
 };
 
 struct layer_def {
