@@ -27,25 +27,6 @@ static int set_member(struct edit *e, const char *key, json_t *value, struct qt_
     return QT_OK;
 }
 
-int qt_export_left(json_t **out, const struct qt_export *x, struct qt_err *err)
-{
-    char module[QT_TENSOR_NAME_MAX];
-    bool failed, head = false;
-    *out = json_array();
-    failed = !*out;
-    for (size_t i = 0; i < x->ncopied; i++) {
-        const struct qt_tensor *t = x->copied[i];
-        if (t->ndim < 2 || !qt_export_module(module, t->name))
-            continue;
-        head = head || strcmp(module, "lm_head") == 0;
-        failed = failed || json_array_append_new(*out, json_string(module)) < 0;
-    }
-    for (size_t i = 0; i < x->count; i++)
-        head = head || x->matrix[i].head;
-    failed = failed || (!head && json_array_append_new(*out, json_string("lm_head")) < 0);
-    return failed ? qt_no_memory(err, NULL) : QT_OK;
-}
-
 /* The dtype in which a runtime holds the scales: it converts them to the dtype of the model. */
 static int set_dtype(struct edit *e, const struct qt_export *x, struct qt_err *err)
 {

@@ -187,5 +187,8 @@ int qt_export_left(json_t **out, const struct qt_export *x, struct qt_err *err);
  * which the result has if the model is multimodal. */
 int qt_export_ignored(json_t **out, const struct qt_export *x, struct qt_err *err);
 json_t *qt_export_module_json(const struct qt_export *x, const char *module);
+/* A regular expression for what may precede the module in a program's names, and *module without
+ * the prefix of the checkpoint; "" and the whole name if the model is not multimodal. */
+const char *qt_export_any_prefix(const char **module, const struct qt_export *x);
 
 #endif

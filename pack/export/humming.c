@@ -115,13 +115,15 @@ static const char *fused_name(const char *last)
 
 /* A regular expression that matches the module, and the fused one, from the start of the runtime's
  * name. */
-static int add_override(json_t *dynamic, const struct qt_export_matrix *m, json_t *value)
+static int add_override(json_t *dynamic, const struct qt_export *x,
+                        const struct qt_export_matrix *m, json_t *value)
 {
     char key[2 * QT_TENSOR_NAME_MAX + 32], *to = key;
-    const char *dot = strrchr(m->module, '.'), *last = dot ? dot + 1 : m->module;
+    const char *module = m->module, *prefix = qt_export_any_prefix(&module, x);
+    const char *dot = strrchr(module, '.'), *last = dot ? dot + 1 : module;
     const char *fused = fused_name(last);
-    to += sprintf(to, "+:");
-    for (const char *c = m->module; c < last; c++) {
+    to += sprintf(to, "+:%s", prefix);
+    for (const char *c = module; c < last; c++) {
         if (*c == '.')
             *to++ = '\\';
         *to++ = *c;
@@ -155,7 +157,7 @@ static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
     for (size_t i = 0; rc == QT_OK && !failed && i < x->count; i++) {
         own = options(&x->matrix[i]);
         failed = !own || (!json_equal(own, base) &&
-                          add_override(dynamic, &x->matrix[i], json_incref(own)) < 0);
+                          add_override(dynamic, x, &x->matrix[i], json_incref(own)) < 0);
         json_decref(own);
     }
     if (rc == QT_OK && !failed) {

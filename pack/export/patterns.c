@@ -9,7 +9,10 @@
 #include "pack/roles.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <string.h>
+
+#define ANY_PREFIX "(.*\\.)?"
 
 enum { PATTERN_MAX = 2 * QT_TENSOR_NAME_MAX + 32 };
 
@@ -36,16 +39,24 @@ static const char *behind_prefix(const char *name)
     return name;
 }
 
-/* "re:(.*\.)?NAME", escaped, and what follows it. */
+/* "re:", any prefix, the name, escaped, and what follows it. */
 static void pattern(char out[PATTERN_MAX], const char *name, size_t size, const char *end)
 {
-    size_t n = (size_t)(stpcpy(out, "re:(.*\\.)?") - out);
+    size_t n = (size_t)(stpcpy(out, "re:" ANY_PREFIX) - out);
     for (size_t i = 0; i < size && i < QT_TENSOR_NAME_MAX; i++) {
         if (!isalnum((unsigned char)name[i]) && name[i] != '_')
             out[n++] = '\\';
         out[n++] = name[i];
     }
     strcpy(out + n, end);
+}
+
+const char *qt_export_any_prefix(const char **module, const struct qt_export *x)
+{
+    if (!is_multimodal(x))
+        return "";
+    *module = behind_prefix(*module);
+    return ANY_PREFIX;
 }
 
 json_t *qt_export_module_json(const struct qt_export *x, const char *module)
@@ -73,33 +84,69 @@ static size_t whole_part(const struct qt_export *x, const struct qt_tensor *t, c
     return size;
 }
 
-int qt_export_ignored(json_t **out, const struct qt_export *x, struct qt_err *err)
+/* Adds a text to the list unless the list has it. */
+static int add(json_t *list, json_t *seen, const char *text)
 {
-    char module[QT_TENSOR_NAME_MAX], text[PATTERN_MAX];
-    bool failed, head = false;
+    if (json_object_get(seen, text))
+        return 0;
+    return json_object_set_new(seen, text, json_true()) < 0
+               ? -1
+               : json_array_append_new(list, json_string(text));
+}
+
+/* Adds a module, or the whole part of it that is left. Programs without "re:" look for a component
+ * or a part of a name, or match a regular expression from the start. */
+static int add_left(json_t *list, json_t *seen, const struct qt_export *x,
+                    const struct qt_tensor *t, const char *module, bool patterns)
+{
+    char text[PATTERN_MAX];
+    const char *name = is_multimodal(x) ? behind_prefix(module) : module;
+    const size_t part = is_multimodal(x) && t ? whole_part(x, t, name) : 0;
     if (!is_multimodal(x))
-        return qt_export_left(out, x, err);
-    *out = json_array();
+        return add(list, seen, module);
+    if (patterns) {
+        pattern(text, name, part ? part : strlen(name), part ? "" : "$");
+        return add(list, seen, text);
+    }
+    const int size = (int)(part ? part - 1 : strlen(name)); /* without the dot */
+    snprintf(text, sizeof text, "%.*s", size, name);
+    if (add(list, seen, part ? text : module) < 0)
+        return -1;
+    snprintf(text, sizeof text, ".*%.*s%s", size, name, part ? "" : "$");
+    return add(list, seen, text);
+}
+
+static int list_left(json_t **out, const struct qt_export *x, bool patterns, struct qt_err *err)
+{
+    char module[QT_TENSOR_NAME_MAX];
     json_t *seen = json_object();
-    failed = !*out || !seen;
+    bool head = false;
+    *out = json_array();
+    bool failed = !*out || !seen;
+    for (size_t i = 0; i < x->ncopied && !failed; i++) {
+        const struct qt_tensor *t = x->copied[i];
+        if (t->ndim < 2 || !qt_export_module(module, t->name))
+            continue;
+        head = head || strcmp(module, "lm_head") == 0;
+        failed = add_left(*out, seen, x, t, module, patterns) < 0;
+    }
     for (size_t i = 0; i < x->count; i++)
         head = head || x->matrix[i].head;
-    for (size_t i = 0; i <= x->ncopied && !failed; i++) {
-        const struct qt_tensor *t = i < x->ncopied ? x->copied[i] : NULL;
-        if (t ? t->ndim < 2 || !qt_export_module(module, t->name) : head)
-            continue;
-        const char *name = t ? behind_prefix(module) : "lm_head";
-        const size_t part = t ? whole_part(x, t, name) : 0;
-        pattern(text, name, part ? part : strlen(name), part ? "" : "$");
-        if (json_object_get(seen, text))
-            continue;
-        failed = json_object_set_new(seen, text, json_true()) < 0 ||
-                 json_array_append_new(*out, json_string(text)) < 0;
-    }
+    failed = failed || (!head && add_left(*out, seen, x, NULL, "lm_head", patterns) < 0);
     json_decref(seen);
     if (!failed)
         return QT_OK;
     json_decref(*out);
     *out = NULL;
     return qt_no_memory(err, NULL);
+}
+
+int qt_export_left(json_t **out, const struct qt_export *x, struct qt_err *err)
+{
+    return list_left(out, x, false, err);
+}
+
+int qt_export_ignored(json_t **out, const struct qt_export *x, struct qt_err *err)
+{
+    return list_left(out, x, true, err);
 }

@@ -105,6 +105,11 @@ $ ignored() { qtool quantize "$MODELS/$1" -o images --force -q --scheme none --t
 $ qtool quantize "$MODELS/mistral3_images" -o images --force -q --scheme none --tensor layers=int8 --tensor 'up_proj=fp8:max=448' >/dev/null && qtool export images -o images-x --format compressed-tensors --force -q >/dev/null && grep -c '"re:(.*\\\\.)?layers\\\\.0\\\\.mlp\\\\.down_proj\$"' images-x/config.json
 > ^1$
 
+$ qtool quantize "$MODELS/qwen2_5_vl" -o images --force -q --scheme none --tensor '[kv]_proj=nf4:g=32' >/dev/null && qtool export images -o images-x --format bnb --force -q >/dev/null && tr -d ' \n' <images-x/config.json | sed 's/.*"llm_int8_skip_modules":\[\([^]]*\)\].*/\1/'
+> ^"lm_head","\.\*lm_head\$","model\.embed_tokens","\.\*embed_tokens\$",.*"model\.layers\.0\.self_attn\.q_proj","\.\*layers\.0\.self_attn\.q_proj\$",.*,"visual","\.\*visual"$
+$ qtool quantize "$MODELS/mistral3_images" -o images --force -q --scheme none --tensor 'language.*(gate|up)_proj=int8' --tensor 'language.*0.*up_proj=int4:g=32' >/dev/null && qtool export images -o images-x --format humming --force -q >/dev/null && grep -c '"+:(.*\\\\.)?layers\\\\.0\\\\.mlp\\\\.(up_proj|gate_up_proj)\$"' images-x/config.json
+> ^1$
+
 # NVFP4: runtimes take one tensor scale for matrices that they fuse; the weights do not change.
 $ qtool quantize "$NANO" -o nv --scheme nvfp4 -q >/dev/null && qtool export nv -o nvx --format compressed-tensors -q >/dev/null && qtool eval nv --data "$NANO/eval.txt" --windows 1 -q >one && qtool eval nvx --data "$NANO/eval.txt" --windows 1 -q | diff one - && grep -o tensor_group nvx/config.json
 > ^tensor_group$
