@@ -252,7 +252,7 @@ static json_t *fp8_inputs(void)
 static json_t *scheme_json(const struct qt_export *x, const struct qt_export_matrix *m)
 {
     const bool round_inputs = x->opt->fp8_inputs && is_float(m->spec);
-    const bool rows = m->codes.groups == 1;
+    const bool rows = qt_export_has_rows(m);
     json_t *weights = json_pack(
         "{s:i, s:s, s:b, s:s, s:o*, s:b}", "num_bits", (int)m->codes.bits, "type",
         m->integer ? "int" : "float", "symmetric", !m->codes.asymmetric, "strategy",

@@ -73,13 +73,23 @@ int qt_export_check_groups(const struct qt_export_matrix *m, struct qt_err *err)
                    "%zu channels are no multiple of the group of %zu", m->k, m->codes.group);
 }
 
+bool qt_export_has_rows(const struct qt_export_matrix *m)
+{
+    const struct qt_param *p;
+    for (size_t i = 0; (p = qt_scheme_param(m->spec->scheme, i)) != NULL; i++)
+        if (strcmp(p->key, "g") == 0 && m->spec->value[i] == (double)m->k)
+            return false;
+    return m->codes.groups == 1;
+}
+
 int qt_export_check_uniform(const struct qt_export *x, struct qt_err *err)
 {
     for (size_t i = 1; i < x->count; i++) {
         const struct qt_export_matrix *first = &x->matrix[0], *m = &x->matrix[i];
         const struct qt_code_info *a = &first->codes, *b = &m->codes;
-        const bool rows = a->groups == 1 && b->groups == 1;
-        if (a->bits != b->bits || a->asymmetric != b->asymmetric || (a->group != b->group && !rows))
+        const bool rows = qt_export_has_rows(first);
+        if (a->bits != b->bits || a->asymmetric != b->asymmetric || rows != qt_export_has_rows(m) ||
+            (a->group != b->group && !rows))
             return qt_fail(err, QT_E_UNSUPPORTED, qt_container_dir(x->container), m->entry->name,
                            "%s needs one scheme for all matrices, but this one is %s and %s is %s; "
                            "compressed-tensors can hold both",

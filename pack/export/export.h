@@ -177,6 +177,9 @@ int qt_export_panels(const struct qt_export *x, struct qt_export_matrix *m,
                      struct qt_err *err);
 /* For `describe`: QT_E_UNSUPPORTED unless all groups of a row are whole. */
 int qt_export_check_groups(const struct qt_export_matrix *m, struct qt_err *err);
+/* True if the matrix has one scale per row; false for groups, also those as long as a row: modules
+ * with the same groups need the same options, whatever their length. */
+bool qt_export_has_rows(const struct qt_export_matrix *m);
 /* A `check`: QT_E_UNSUPPORTED unless all matrices have the same bits, groups and kind of
  * zero-points. */
 int qt_export_check_uniform(const struct qt_export *x, struct qt_err *err);

@@ -35,8 +35,8 @@ static bool alike(const struct qt_export_matrix *a, const struct qt_export_matri
 {
     static const char *const free[] = {"method", "learn", "g"};
     const struct qt_param *p;
-    const bool rows = a->codes.groups == 1;
-    if (a->spec->scheme != b->spec->scheme || rows != (b->codes.groups == 1) ||
+    const bool rows = qt_export_has_rows(a);
+    if (a->spec->scheme != b->spec->scheme || rows != qt_export_has_rows(b) ||
         (!rows && a->codes.group != b->codes.group))
         return false;
     for (size_t i = 0; (p = qt_scheme_param(a->spec->scheme, i)) != NULL; i++) {

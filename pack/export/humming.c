@@ -86,7 +86,7 @@ static void convert(const struct qt_export_matrix *m, const struct qt_export_pan
 static json_t *options(const struct qt_export_matrix *m)
 {
     const unsigned bits = m->codes.bits;
-    const bool rows = m->codes.groups == 1;
+    const bool rows = qt_export_has_rows(m);
     char type[TYPE_TEXT];
     if (is_float(m->spec)) {
         const unsigned e = (unsigned)qt_spec_value(m->spec, "e");

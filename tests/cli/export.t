@@ -83,6 +83,11 @@ $ qtool quantize "$MODELS/qwen3_vl_moe" -o apart --scheme none --tensor 'experts
 $ cp -r "$NANO" coded && chmod -R u+w coded && sed -i '1s/{/{"auto_map": {"AutoConfig": "configuration_x.XConfig"},/' coded/config.json && qtool quantize coded -o code --scheme int4 -q >/dev/null && qtool export code --format gptq --dry-run
 2 ^qtool export: warning: config\.json names Python files \(auto_map\)
 
+# Groups as long as a row are groups: modules with longer rows have the same options.
+$ qtool quantize "$NANO" -o long --scheme int4:g=256 --tensor '0.mlp.down_proj=none' -q >/dev/null && for f in compressed-tensors gptq; do qtool export long -o long-x --format $f --force -q >/dev/null && echo $f $(tr -d ' \n' <long-x/config.json | grep -o '"targets":[^]]*]\|"group_size":[0-9-]*'); done
+> ^compressed-tensors "targets":\["Linear"\] "group_size":256$
+> ^gptq "group_size":256$
+
 # Runtimes fuse q, k and v, and gate and up, and have one kernel for all experts of a layer.
 $ for rule in q_proj=int8 v_proj=int4:g=64 up_proj=none down_proj=int8 o_proj=none 'layers\.1\.=int8' 'proj=int4:method=rtn'; do qtool quantize "$NANO" -o fused --force --scheme int4 --tensor "$rule" -q >/dev/null && echo "$rule $(qtool export fused --format compressed-tensors --dry-run 2>&1 | grep -c 'attn\.[kq]_proj and .*self_attn\.[qv]_proj differ\|gate_proj and .*up_proj differ')"; done
 > ^q_proj=int8 1$
