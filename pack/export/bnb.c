@@ -103,6 +103,9 @@ const struct qt_export_format qt_export_bnb = {
     .name = "bnb",
     .help = "NF4 of bitsandbytes; its table is FP32, the container's FP16",
     .runtimes = "transformers, vLLM (plugin)",
+    .experts =
+        "transformers 5 cannot load experts that are quantized in this format: leave them as "
+        "they are (quantize --tensor 'experts=none'), or use int4 and compressed-tensors",
     .rounds = true,
     .scale_dtype = QT_F32,
     .table = nf4,

@@ -93,6 +93,7 @@ struct qt_export_format {
     bool embeddings;           /* the format can hold quantized embeddings */
     bool fp8_inputs;           /* the format can say that inputs are rounded to FP8 */
     bool fused;                /* runtimes fuse modules, which need one scheme (fused.c) */
+    const char *experts;       /* a warning for quantized experts, or NULL */
     enum qt_dtype scale_dtype; /* QT_F16: as --dtype says; QT_F32 */
     /* If matrices are rounded because the runtime decodes to table[code] * scale: that table.
      * Scales are F32, there are no zero-points. */

@@ -15,9 +15,13 @@ static bool is_apart(const struct qt_export *x, const struct qt_export_matrix *m
 
 void qt_export_warn(const struct qt_export *x)
 {
-    bool apart = false;
-    for (size_t i = 0; i < x->count; i++)
+    bool apart = false, experts = false;
+    for (size_t i = 0; i < x->count; i++) {
         apart = apart || is_apart(x, &x->matrix[i]);
+        experts = experts || strstr(x->matrix[i].module, ".experts.");
+    }
+    if (experts && x->format->experts)
+        qt_log_message(x->opt->log, QT_LOG_WARNING, "%s", x->format->experts);
     if (apart)
         qt_log_message(
             x->opt->log, QT_LOG_WARNING,

@@ -115,6 +115,12 @@ $ qtool quantize "$MODELS/qwen2_5_vl" -o images --force -q --scheme none --tenso
 $ qtool quantize "$MODELS/mistral3_images" -o images --force -q --scheme none --tensor 'language.*(gate|up)_proj=int8' --tensor 'language.*0.*up_proj=int4:g=32' >/dev/null && qtool export images -o images-x --format humming --force -q >/dev/null && grep -c '"+:(.*\\\\.)?layers\\\\.0\\\\.mlp\\\\.(up_proj|gate_up_proj)\$"' images-x/config.json
 > ^1$
 
+# transformers has experts in one tensor, which bitsandbytes does not quantize.
+$ qtool quantize "$MODELS/qwen3_moe" -o expert --scheme none --tensor 'experts.*(gate|up)_proj=nf4:g=32' -q >/dev/null && qtool export expert --format bnb --dry-run
+2 ^qtool export: warning: transformers 5 cannot load experts that are quantized in this format
+$ qtool quantize "$MODELS/qwen3_moe" -o expert --scheme none --force --tensor 'k_proj=nf4:g=32' -q >/dev/null && qtool export expert --format bnb --dry-run
+2-
+
 # NVFP4: runtimes take one tensor scale for matrices that they fuse; the weights do not change.
 $ qtool quantize "$NANO" -o nv --scheme nvfp4 -q >/dev/null && qtool export nv -o nvx --format compressed-tensors -q >/dev/null && qtool eval nv --data "$NANO/eval.txt" --windows 1 -q >one && qtool eval nvx --data "$NANO/eval.txt" --windows 1 -q | diff one - && grep -o tensor_group nvx/config.json
 > ^tensor_group$
