@@ -95,10 +95,10 @@ static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
     int rc = qt_export_left(&left, x, err);
     if (rc < 0)
         return rc;
-    *out =
-        json_pack("{s:s, s:s, s:i, s:i, s:b, s:o, s:b}", "quant_method", "awq", "version", "gemm",
-                  "bits", 4, "group_size", qt_export_has_rows(&x->matrix[0]) ? -1 : (int)c->group,
-                  "zero_point", 1, "modules_to_not_convert", left, "lm_head", 0);
+    *out = json_pack("{s:s, s:s, s:i, s:i, s:b, s:o, s:b}", "quant_method", "awq", "version",
+                     "gemm", "bits", 4, "group_size",
+                     qt_export_has_rows(&x->matrix[0]) ? -1 : (int)c->group, "zero_point", 1,
+                     "modules_to_not_convert", left, "lm_head", qt_export_has_head(x));
     return *out ? QT_OK : qt_no_memory(err, NULL);
 }
 

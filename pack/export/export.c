@@ -73,6 +73,14 @@ int qt_export_check_groups(const struct qt_export_matrix *m, struct qt_err *err)
                    "%zu channels are no multiple of the group of %zu", m->k, m->codes.group);
 }
 
+bool qt_export_has_head(const struct qt_export *x)
+{
+    bool head = false;
+    for (size_t i = 0; i < x->count; i++)
+        head = head || x->matrix[i].head;
+    return head;
+}
+
 bool qt_export_has_rows(const struct qt_export_matrix *m)
 {
     const struct qt_param *p;

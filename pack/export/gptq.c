@@ -77,11 +77,11 @@ static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
 {
     const struct qt_code_info *c = &x->matrix[0].codes;
     const char *format = c->asymmetric ? "gptq_v2" : "gptq";
-    *out = json_pack("{s:s, s:i, s:i, s:b, s:b, s:b, s:s, s:s, s:s, s:{s:[s]}}", "quant_method",
-                     "gptq", "bits", (int)c->bits, "group_size",
-                     qt_export_has_rows(&x->matrix[0]) ? -1 : (int)c->group, "desc_act", 0, "sym",
-                     !c->asymmetric, "lm_head", 0, "checkpoint_format", format, "format", format,
-                     "pack_dtype", "int32", "meta", "quantizer", "qtool:" QT_VERSION);
+    *out = json_pack(
+        "{s:s, s:i, s:i, s:b, s:b, s:b, s:s, s:s, s:s, s:{s:[s]}}", "quant_method", "gptq", "bits",
+        (int)c->bits, "group_size", qt_export_has_rows(&x->matrix[0]) ? -1 : (int)c->group,
+        "desc_act", 0, "sym", !c->asymmetric, "lm_head", qt_export_has_head(x), "checkpoint_format",
+        format, "format", format, "pack_dtype", "int32", "meta", "quantizer", "qtool:" QT_VERSION);
     return *out ? QT_OK : qt_no_memory(err, NULL);
 }
 

@@ -41,6 +41,11 @@ static int describe(struct qt_export_matrix *m, struct qt_err *err)
 {
     const size_t groups = m->codes.groups;
     const unsigned bits = m->codes.bits;
+    if (m->head)
+        return qt_fail(
+            err, QT_E_UNSUPPORTED, NULL, NULL,
+            "vLLM takes no quantized head in this format; a rule 'lm_head=none' leaves it "
+            "as it is");
     if (m->k % m->codes.group != 0 || m->k % 32 != 0)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
                        "%zu channels are no multiple of 32 and of the group", m->k);

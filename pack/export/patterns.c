@@ -120,7 +120,7 @@ static int list_left(json_t **out, const struct qt_export *x, bool patterns, str
 {
     char module[QT_TENSOR_NAME_MAX];
     json_t *seen = json_object();
-    bool head = false;
+    bool head = qt_export_has_head(x);
     *out = json_array();
     bool failed = !*out || !seen;
     for (size_t i = 0; i < x->ncopied && !failed; i++) {
@@ -130,8 +130,6 @@ static int list_left(json_t **out, const struct qt_export *x, bool patterns, str
         head = head || strcmp(module, "lm_head") == 0;
         failed = add_left(*out, seen, x, t, module, patterns) < 0;
     }
-    for (size_t i = 0; i < x->count; i++)
-        head = head || x->matrix[i].head;
     failed = failed || (!head && add_left(*out, seen, x, NULL, "lm_head", patterns) < 0);
     json_decref(seen);
     if (!failed)

@@ -83,6 +83,13 @@ $ qtool quantize "$MODELS/qwen3_vl_moe" -o apart --scheme none --tensor 'experts
 $ cp -r "$NANO" coded && chmod -R u+w coded && sed -i '1s/{/{"auto_map": {"AutoConfig": "configuration_x.XConfig"},/' coded/config.json && qtool quantize coded -o code --scheme int4 -q >/dev/null && qtool export code --format gptq --dry-run
 2 ^qtool export: warning: config\.json names Python files \(auto_map\)
 
+# A quantized head.
+$ cp -r "$NANO" untied && chmod -R u+w untied && sed -i 's/"model.embed_tokens.weight"/"lm_head.weight"           /' untied/model.safetensors && qtool quantize untied -o headed --scheme int4 --tensor 'lm_head=int4' -q >/dev/null && for f in gptq awq; do qtool export headed -o headed-x --format $f --force -q >/dev/null && echo $f $(grep -o '"lm_head": *[a-z]*' headed-x/config.json); done; qtool export headed --format humming --dry-run
+? 4
+> ^gptq "lm_head": true$
+> ^awq "lm_head": true$
+2 tensor lm_head\.weight: humming cannot hold int4.*: vLLM takes no quantized head in this format
+
 # Groups as long as a row are groups: modules with longer rows have the same options.
 $ qtool quantize "$NANO" -o long --scheme int4:g=256 --tensor '0.mlp.down_proj=none' -q >/dev/null && for f in compressed-tensors gptq; do qtool export long -o long-x --format $f --force -q >/dev/null && echo $f $(tr -d ' \n' <long-x/config.json | grep -o '"targets":[^]]*]\|"group_size":[0-9-]*'); done
 > ^compressed-tensors "targets":\["Linear"\] "group_size":256$
