@@ -167,6 +167,7 @@ static void test_rules(void **state)
         {"m.layers.0.experts.0.down_proj.weight", 0},
         {"m.layers.0.experts.1.down_proj.weight", 0},
         {"m.layers.2.x.weight", 2},
+        {"m.layers.9.a+b=c.weight", 0},
     };
     enum { N = sizeof tensors / sizeof *tensors };
     struct qt_tensor t[N] = {0};
@@ -188,7 +189,7 @@ static void test_rules(void **state)
     assert_int_equal(budget_rules(&out, &b, NULL), QT_OK);
     assert_string_equal(out.scheme, "nf4");
     assert_int_equal(out.nrules, 2);
-    assert_string_equal(out.rules[0].regex, "^m\\.layers\\.(0|10)\\.a\\+b\\x3dc\\.weight$");
+    assert_string_equal(out.rules[0].regex, "^m\\.layers\\.(0|9|10)\\.a\\+b\\x3dc\\.weight$");
     assert_string_equal(out.rules[0].spec, "nf3");
     assert_string_equal(out.rules[1].regex,
                         "^m\\.layers\\.0\\.experts\\.[0-9]+\\.down_proj\\.weight$");

@@ -3,6 +3,7 @@
 
 #include <ctype.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 /* Projections with a common input. */
 static const struct {
@@ -111,36 +112,51 @@ static void add_literal(struct text *t, const char *s, size_t n, struct qt_err *
     }
 }
 
-/* The layers of the names that differ from `name` in the layer only and have its choice, and a flag
- * for each that says so. */
+/* The number of a layer within a name. */
+struct layer {
+    const char *digits;
+    size_t size;
+};
+
+static int compare_layers(const void *a, const void *b)
+{
+    const struct layer *x = a, *y = b;
+    return x->size != y->size ? (x->size > y->size) - (x->size < y->size)
+                              : strncmp(x->digits, y->digits, x->size);
+}
+
+/* The layers, in numeric order, of the names that differ from `name` in the layer only and have its
+ * choice, and a flag for each that says so. */
 static void add_layers(struct text *t, bool *done, const struct budget *b, size_t item,
                        struct qt_err *err)
 {
     const char *name = b->plan[0].items[item].tensor->name;
-    size_t digits, other_digits, count = 0;
-    const char *layer = find_layer(name, &digits);
     const size_t choice = b->groups[b->group_of[item]].choice;
-    const size_t begin = t->size;
-    add(t, "(", 1, err);
-    for (size_t i = item; i < b->plan[0].count; i++) {
-        const char *other = b->plan[0].items[i].tensor->name;
-        const char *other_layer = find_layer(other, &other_digits);
+    struct layer own, other, *list = NULL;
+    size_t count = 0, room = 0;
+    own.digits = find_layer(name, &own.size);
+    for (size_t i = item; i < b->plan[0].count && t->rc == QT_OK; i++) {
+        const char *at = b->plan[0].items[i].tensor->name;
+        other.digits = find_layer(at, &other.size);
         if (done[i] || b->group_of[i] == SIZE_MAX || b->groups[b->group_of[i]].choice != choice ||
-            other_layer - other != layer - name ||
-            strncmp(other, name, (size_t)(layer - name)) != 0 ||
-            strcmp(other_layer + other_digits, layer + digits) != 0)
+            other.digits - at != own.digits - name ||
+            strncmp(at, name, (size_t)(own.digits - name)) != 0 ||
+            strcmp(other.digits + other.size, own.digits + own.size) != 0)
             continue;
         done[i] = true;
-        if (count++)
-            add(t, "|", 1, err);
-        add(t, other_layer, other_digits, err);
+        t->rc = qt_array_grow(&list, &room, count + 1, sizeof *list, err);
+        if (t->rc == QT_OK)
+            list[count++] = other;
     }
-    if (count == 1 && t->rc == QT_OK) { /* no need of an alternative */
-        t->size = begin;
-        add(t, layer, digits, err);
-    } else {
-        add(t, ")", 1, err);
+    if (count > 1)
+        qsort(list, count, sizeof *list, compare_layers);
+    add(t, "(", count > 1, err); /* a single one needs no alternative */
+    for (size_t i = 0; i < count; i++) {
+        add(t, "|", i > 0, err);
+        add(t, list[i].digits, list[i].size, err);
     }
+    add(t, ")", count > 1, err);
+    qt_free(list);
 }
 
 static int add_rule(struct qt_budget *out, size_t *capacity, bool *done, const struct budget *b,
