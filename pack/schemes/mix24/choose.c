@@ -305,7 +305,7 @@ size_t qt_mix24_prepare_bytes(const struct qt_packed *p)
     qt_mix24_open(&m, p);
     return (m.outliers ? m.n * (m.k * sizeof(float) + m.groups * sizeof(uint16_t)) : 0) +
            m.strips * m.groups * sizeof(double) +
-           (size_t)qt_threads() * (ROWS * m.k * sizeof(float) + BINS * sizeof(size_t));
+           (size_t)qt_threads() * (ROWS * m.k * sizeof(float) + DIGITS * sizeof(size_t));
 }
 
 /* Copies the weights to the host; they are the caller's. */

@@ -5,7 +5,8 @@
 
 #include "pack/schemes/mix24/fit.h"
 
-enum { ROWS = QT_FRAG_ROWS, MAX_G = 16, BINS = 65536 }; /* BINS: of half of the bits of a score */
+/* DIGIT: bits of a score that decide at a time which are the largest (outliers.c). */
+enum { ROWS = QT_FRAG_ROWS, MAX_G = 16, DIGIT = 11, DIGITS = 1 << DIGIT };
 
 /* The largest min-max scale of a strip's groups and the largest outlier, for weights before
  * division by 2^scale_exp2. */

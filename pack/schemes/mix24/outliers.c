@@ -55,29 +55,26 @@ static int score_strip(void *ctx, size_t strip, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-/* Radix selection among the scores with 16 bits at a time: nonnegative floats compare like their
- * bits. */
+/* Radix selection among the scores with DIGIT bits at a time: nonnegative floats compare like their
+ * bits, of which the first is 0. */
 struct selection {
     const struct qt_mix24_chooser *c;
-    bool is_second;  /* half of the bits */
-    uint32_t prefix; /* first half of the limit */
-    size_t *bins;    /* [threads][BINS] */
+    int shift;       /* of the digit */
+    uint32_t prefix; /* digits of the limit before it */
+    size_t *count;   /* [threads][DIGITS] scores with this prefix by their digit */
 };
 
-static int count_bins(void *ctx, size_t strip, int thread, struct qt_err *err)
+static int count_digits(void *ctx, size_t strip, int thread, struct qt_err *err)
 {
     const struct selection *s = ctx;
     const struct qt_mix24 *m = &s->c->m;
     const size_t first = strip * ROWS * s->c->scores,
                  end = first + qt_min_size(ROWS, m->n - strip * ROWS) * s->c->scores;
-    size_t *bins = s->bins + (size_t)thread * BINS;
+    size_t *count = s->count + (size_t)thread * DIGITS;
     (void)err;
     for (size_t i = first; i < end; i++) {
-        const uint32_t bits = qt_f32_bits(s->c->score[i]);
-        if (!s->is_second)
-            bins[bits >> 16]++;
-        else if (bits >> 16 == s->prefix)
-            bins[bits & 0xffff]++;
+        const uint32_t digits = qt_f32_bits(s->c->score[i]) >> s->shift;
+        count[digits % DIGITS] += digits >> DIGIT == s->prefix;
     }
     return QT_OK;
 }
@@ -90,21 +87,20 @@ static int threshold(uint32_t *limit, size_t *above, const struct qt_mix24_choos
     struct selection s = {.c = c};
     int rc;
     *above = 0;
-    QT_TRY(qt_array_new(&s.bins, threads, BINS * sizeof *s.bins, err));
-    for (int half = 0; half < 2; half++) {
-        size_t bin = BINS;
-        s.is_second = half;
-        memset(s.bins, 0, threads * BINS * sizeof *s.bins);
-        QT_TRY(qt_parallel(c->m.strips, count_bins, &s, err));
-        for (size_t i = BINS; i < threads * BINS; i++)
-            s.bins[i % BINS] += s.bins[i];
-        while (bin > 1 && *above + s.bins[bin - 1] < c->m.outliers)
-            *above += s.bins[--bin];
-        s.prefix = s.prefix << 16 | (uint32_t)(bin - 1);
+    QT_TRY(qt_array_new(&s.count, threads, DIGITS * sizeof *s.count, err));
+    for (s.shift = 2 * DIGIT; s.shift >= 0; s.shift -= DIGIT) {
+        size_t digit = DIGITS;
+        memset(s.count, 0, threads * DIGITS * sizeof *s.count);
+        QT_TRY(qt_parallel(c->m.strips, count_digits, &s, err));
+        for (size_t i = DIGITS; i < threads * DIGITS; i++)
+            s.count[i % DIGITS] += s.count[i];
+        while (digit > 1 && *above + s.count[digit - 1] < c->m.outliers)
+            *above += s.count[--digit];
+        s.prefix = s.prefix << DIGIT | (uint32_t)(digit - 1);
     }
     *limit = s.prefix;
 done:
-    qt_free(s.bins);
+    qt_free(s.count);
     return rc;
 }
 
