@@ -465,14 +465,18 @@ struct qt_backend {
      * for bit the results of qt_act_arrange in pack/. */
     int (*arrange_inputs)(struct qt_backend *be, float *y, const float *x, size_t m,
                           const struct qt_act *act, struct qt_err *err);
+    /* g[blocks][QT_ACT_BLOCK][QT_ACT_BLOCK] += w_b^T w_b for each channel block w_b of w[n][k]. */
+    int (*block_grams)(struct qt_backend *be, float *g, const float *w, size_t n, size_t k,
+                       struct qt_err *err);
     /* Errors of the channel blocks of x[m][k] with each of `count` roundings, at most
-     * QT_ACT_ROUNDINGS: d[count][blocks] (host memory) = sums over tokens of e g[b] e^T, where e is
-     * x less its rounded values in packed order, scale and rotation. g[blocks][QT_ACT_BLOCK]
-     * [QT_ACT_BLOCK]: symmetric, 0 beyond the last channel. Does not read act->bits and
-     * act->clip. */
-    int (*input_errors)(struct qt_backend *be, double *d, const float *x, const float *g, size_t m,
-                        const struct qt_act *act, const struct qt_act_rounding *how, size_t count,
-                        struct qt_err *err);
+     * QT_ACT_ROUNDINGS: d and squares [count][blocks] (host memory) = sums over tokens of
+     * e g[b] e^T and of e e^T, where e is x less its rounded values in packed order, scale and
+     * rotation.
+     * g[blocks][QT_ACT_BLOCK][QT_ACT_BLOCK]: symmetric, 0 beyond the last channel. Does not read
+     * act->bits and act->clip. */
+    int (*input_errors)(struct qt_backend *be, double *d, double *squares, const float *x,
+                        const float *g, size_t m, const struct qt_act *act,
+                        const struct qt_act_rounding *how, size_t count, struct qt_err *err);
 
     /* ---- rounding; NULL if not implemented: the scheme then rounds on the host ---- */
 

@@ -40,9 +40,10 @@ struct qt_factor {
      * are in its memory. */
     float *input_correction, *output_correction;
     double input_shrink, output_shrink; /* factors applied to the corrections, 0 to 1 */
-    double scale;                       /* factor that made the mean diagonal of H 1 */
-    double damp;                /* multiple of the mean diagonal that was added to the diagonal */
-    size_t dead;                /* number of channels that are 0 for all tokens */
+    double output_explained; /* by the correction without its factor: of the energy of the errors */
+    double scale;            /* factor that made the mean diagonal of H 1 */
+    double damp;             /* multiple of the mean diagonal that was added to the diagonal */
+    size_t dead;             /* number of channels that are 0 for all tokens */
     struct qt_backend *backend; /* from the options; NULL: the CPU */
     bool sums_on_backend;       /* from the options */
     enum qt_damping damping;

@@ -89,37 +89,36 @@ static void shrink_row(void *ctx, size_t item)
         to[i] = s->shrink > 0 ? to[i] * (float)s->shrink : 0; /* to[i] may be non-finite */
 }
 
-/* *out = C H^-1 times *shrink, for C = cross[rows][k]. */
-static int regress_on_host(float **out, double *shrink, const struct qt_factor *f,
-                           const float *cross, size_t rows, double error_energy, size_t tokens,
-                           struct qt_err *err)
+/* *out = C H^-1 times *shrink, for C = cross[rows][k]; *explained = sum of C times C H^-1. */
+static int regress_on_host(float **out, double *shrink, double *explained,
+                           const struct qt_factor *f, const float *cross, size_t rows,
+                           double error_energy, size_t tokens, struct qt_err *err)
 {
     struct job s = {.f = f, .from = cross, .rows = rows};
-    double explained = 0;
     int rc = qt_array_new(out, rows, f->k * sizeof **out, err);
     if (rc < 0)
         return rc;
     s.to = *out;
+    *explained = 0;
     QT_TRY(run(&s, solve_panel, err));
     QT_TRY(qt_array_new(&s.explained, rows, sizeof *s.explained, err));
     qt_parallel_for(rows, explain_row, &s);
     for (size_t i = 0; i < rows; i++)
-        explained += s.explained[i];
-    s.shrink = *shrink = shrinkage(f, explained, error_energy, tokens);
+        *explained += s.explained[i];
+    s.shrink = *shrink = shrinkage(f, *explained, error_energy, tokens);
     qt_parallel_for(rows, shrink_row, &s);
 done:
     qt_free(s.explained);
     return rc;
 }
 
-static int regress_on_backend(float **out, double *shrink, const struct qt_factor *f,
-                              const float *cross, size_t rows, double error_energy, size_t tokens,
-                              struct qt_err *err)
+static int regress_on_backend(float **out, double *shrink, double *explained,
+                              const struct qt_factor *f, const float *cross, size_t rows,
+                              double error_energy, size_t tokens, struct qt_err *err)
 {
     struct qt_backend *be = f->backend;
     const size_t cells = rows * f->k;
     float *uploaded = NULL;
-    double explained;
     int rc;
     QT_TRY(be->alloc(be, out, cells * sizeof **out, err));
     if (!f->sums_on_backend) {
@@ -127,9 +126,9 @@ static int regress_on_backend(float **out, double *shrink, const struct qt_facto
         QT_TRY(be->upload(be, uploaded, cross, cells * sizeof *uploaded, err));
         cross = uploaded;
     }
-    QT_TRY(be->regress(be, *out, &explained, cross, f->backend_v, f->order, f->scale, rows, f->k,
-                       err));
-    *shrink = shrinkage(f, explained, error_energy, tokens);
+    QT_TRY(
+        be->regress(be, *out, explained, cross, f->backend_v, f->order, f->scale, rows, f->k, err));
+    *shrink = shrinkage(f, *explained, error_energy, tokens);
     QT_TRY(*shrink > 0 ? be->scale(be, *out, (float)*shrink, cells, err)
                        : be->zero(be, *out, cells * sizeof **out, err));
 done:
@@ -137,25 +136,27 @@ done:
     return rc;
 }
 
-static int regress(float **out, double *shrink, const struct qt_factor *f, const float *cross,
-                   size_t rows, double error_energy, size_t tokens, struct qt_err *err)
+static int regress(float **out, double *shrink, double *explained, const struct qt_factor *f,
+                   const float *cross, size_t rows, double error_energy, size_t tokens,
+                   struct qt_err *err)
 {
-    return f->backend ? regress_on_backend(out, shrink, f, cross, rows, error_energy, tokens, err)
-                      : regress_on_host(out, shrink, f, cross, rows, error_energy, tokens, err);
+    return (f->backend ? regress_on_backend : regress_on_host)(out, shrink, explained, f, cross,
+                                                               rows, error_energy, tokens, err);
 }
 
 int qt_factor_correct_input_error(struct qt_factor *f, const float *cross, double error_energy,
                                   size_t tokens, struct qt_err *err)
 {
-    return regress(&f->input_correction, &f->input_shrink, f, cross, f->k, error_energy, tokens,
-                   err);
+    double explained;
+    return regress(&f->input_correction, &f->input_shrink, &explained, f, cross, f->k, error_energy,
+                   tokens, err);
 }
 
 int qt_factor_correct_output_error(struct qt_factor *f, const float *cross, size_t n,
                                    double error_energy, size_t tokens, struct qt_err *err)
 {
-    return regress(&f->output_correction, &f->output_shrink, f, cross, n, error_energy, tokens,
-                   err);
+    return regress(&f->output_correction, &f->output_shrink, &f->output_explained, f, cross, n,
+                   error_energy, tokens, err);
 }
 
 /* ---- targets -------------------------------------------------------------------------------- */

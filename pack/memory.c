@@ -2,7 +2,7 @@
  * The memory that quantize takes at its peak, from the shapes that its phases allocate. Checked
  * against measurements by tests/large/plan_memory.sh.
  */
-#include "pack/schemes/scheme.h"
+#include "pack/activations/planner.h"
 #include "pack/sequential.h"
 
 #include <sys/stat.h>
@@ -13,9 +13,7 @@ enum {
     LAYER_TOKENS = 2048,
     CHUNK_TOKENS = 4096,
     HEAD_TOKENS = 512,
-    STAT_WINDOWS = 32,
     ACT_SAMPLES = 512,
-    ACT_ROWS = 192,
     ACT_LOGITS = 256
 };
 
@@ -36,7 +34,8 @@ struct shapes {
     uint64_t backward; /* of a backward pass, besides */
     uint64_t solving;  /* bytes for the linear input that needs most, without layers */
     uint64_t widest_k; /* channels of the widest linear input */
-    uint64_t squares;  /* sum of k^2 over the linear inputs of a layer; experts share two */
+    uint64_t squares;  /* sum of k^2 over the linear inputs of a layer, for the channels that the
+                        * planner of activations judges; experts share two */
 };
 
 /* What the calibrated phases share. Bytes. */
@@ -117,7 +116,8 @@ static uint64_t layer_shapes(struct phases *p, const struct qt_plan *plan,
     for (size_t i = 0; i < count; i++) {
         const uint64_t n = linear[i].n, k = linear[i].k;
         weights += n * k;
-        square[qt_act_pooled(linear[i].input)] = k * k;
+        const uint64_t judged = k / qt_act_judge_stride(k);
+        square[qt_act_pooled(linear[i].input)] = judged * judged;
         p->s.linear = max_u64(p->s.linear, n * k);
         p->s.widest_k = max_u64(p->s.widest_k, k);
         const struct qt_linear *only =
@@ -159,21 +159,24 @@ static void find_phases(struct phases *p, const struct qt_plan *plan, const stru
     p->head = (uint64_t)qt_model_outer_floats(model) * 4;
 }
 
-/* The choice of activation precisions: the hidden states in front of a layer and behind it,
- * statistics of the inputs with a sample of each, three more copies of one sample and its Gram
- * matrices; the Hessians of the inputs, one of them factored, and a sample of rows; then a window
- * in as many variants as there are inputs. */
+/* The choice of activation precisions. Windows in as many variants as there are inputs, and besides
+ * either the hidden states in front of a layer and behind it, statistics of the inputs with a
+ * sample of each, three more copies of one sample, its Gram matrices, the Hessians of the inputs,
+ * one of them factored, and a sample of rows; or embedding and head, and logits. */
 static uint64_t acts_bytes(const struct phases *p)
 {
     const struct qt_model_info *info = p->info;
-    const uint64_t window = (uint64_t)p->opt->seqlen * info->state * 4;
-    const uint64_t k = p->s.widest_k, tokens = (QT_INPUTS + 3) * ACT_SAMPLES + QT_ACT_BLOCK;
-    const uint64_t statistics = 2 * qt_min_size(p->opt->samples, STAT_WINDOWS) * window +
-                                (tokens + 5 * ACT_ROWS) * k * 4 + p->s.squares * 8 +
-                                k * k * (2 * 4 + 8 + 2 * 4 + 8);
-    const uint64_t variants = (1 + (uint64_t)info->layers * QT_INPUTS) * window + p->head +
-                              2 * ACT_LOGITS * (uint64_t)info->vocab * 4;
-    return p->layer + p->s.linear * 4 + max_u64(statistics, variants);
+    const struct qt_calibration data = {.samples = p->opt->samples, .seqlen = p->opt->seqlen};
+    const uint64_t state = info->state * 4, k = p->s.widest_k;
+    const uint64_t judged = k / qt_act_judge_stride(k);
+    const uint64_t tokens = (QT_INPUTS + 3) * ACT_SAMPLES + QT_ACT_BLOCK + QT_ACT_JUDGE_ROWS;
+    const uint64_t statistics = 2 * qt_act_stat_tokens(&data) * state + tokens * k * 4 +
+                                5 * QT_ACT_JUDGE_ROWS * judged * 4 + p->s.squares * 8 +
+                                judged * judged * (2 * 4 + 8 + 2 * 4 + 8);
+    const uint64_t variants =
+        (1 + (uint64_t)info->layers * QT_INPUTS) * qt_act_variant_tokens(&data) * state;
+    const uint64_t scores = p->head + 2 * ACT_LOGITS * (uint64_t)info->vocab * 4;
+    return p->layer + p->s.linear * 4 + variants + max_u64(statistics, scores);
 }
 
 /* Learning keeps the outputs of the unquantized model for all windows, the hidden states of a batch

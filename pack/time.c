@@ -20,8 +20,7 @@
 
 enum {
     LEAST_TOKENS = 64,
-    LARGEST_K = 2048,  /* of sampled products; wider inputs count by their first channels */
-    STAT_WINDOWS = 32, /* windows of the statistics of activations (activations/plan.c) */
+    LARGEST_K = 2048, /* of sampled products; wider inputs count by their first channels */
 };
 /* Multiply-accumulates that the sample's forward passes may take. */
 static const double sample_macs = 4e9;
@@ -41,6 +40,7 @@ struct sample {
     double macs;              /* of a token in the layer */
     double enter, layer_time; /* seconds: loading the layer twice; `tokens` in it */
     double factoring;         /* seconds for all inputs of the layer */
+    double factoring_some;    /* of the channels that are sampled */
     double *rounding;         /* seconds for each linear */
     double forward;           /* seconds for `tokens` */
 };
@@ -141,8 +141,11 @@ static int solve_linear(struct sample *s, size_t i, const struct qt_observed *se
     bool first = solves; /* linears with the same input share the factor */
     for (size_t j = 0; j < i && first; j++)
         first = s->linear[j].input != linear->input;
-    if (first)
-        s->factoring += (processor_seconds() - start) * wider * wider * wider;
+    if (first) {
+        const double seconds = processor_seconds() - start;
+        s->factoring += seconds * wider * wider * wider;
+        s->factoring_some += seconds;
+    }
     start = processor_seconds();
     rc = round_rows(item, &w, blob.data, linear->k, f.k ? &f : NULL, &why);
     s->rounding[i] = (processor_seconds() - start) * panels * (solves ? wider * wider : wider);
@@ -308,9 +311,11 @@ static double comparing(const struct sample *s, const struct qt_spec *spec)
         double all = 0;
         for (size_t j = 0; j < s->linears; j++)
             all += s->linear[j].input == s->linear[i].input ? (double)s->linear[j].n : 0;
-        rows += s->rounding[i] * fmin(1, QT_ACT_JUDGE_ROWS / all);
+        const double stride = (double)qt_act_judge_stride(s->linear[i].k);
+        rows += s->rounding[i] * fmin(1, QT_ACT_JUDGE_ROWS / all) / (stride * stride);
     }
-    return compared > 1 ? s->factoring + compared * (s->factoring + rows) : 0;
+    const double factor = s->factoring_some;
+    return compared > 1 ? factor + compared * (factor + rows) : 0;
 }
 
 /* Seconds for the choice of activation precisions. forward: of a token in a layer. */
@@ -329,8 +334,7 @@ static int choosing(double *seconds, const struct sample *s, double forward, str
         rc = time_choice(&choice, &p, err);
     if (rc == QT_OK && p.spec)
         *seconds = (double)out.layers * (choice + comparing(s, p.spec)) +
-                   forward * (2 * (double)out.layers * (double)data.seqlen *
-                                  (double)qt_min_size(data.samples, STAT_WINDOWS) +
+                   forward * (2 * (double)out.layers * (double)qt_act_stat_tokens(&data) +
                               qt_act_sensitivity_tokens(&p) + head * qt_act_scored_tokens(&p));
     qt_act_plan_free(&out);
     qt_free(p.inputs);

@@ -7,6 +7,18 @@
 
 #include <string.h>
 
+/* g[blocks][128][128] += the Gram matrices of the channel blocks of w[n][k] (block_grams). */
+static inline void block_grams_by_definition(float *g, const float *w, size_t n, size_t k)
+{
+    for (size_t i = 0; i < k; i++)
+        for (size_t j = i - i % QT_ACT_BLOCK; j < k && j / QT_ACT_BLOCK == i / QT_ACT_BLOCK; j++) {
+            double sum = 0;
+            for (size_t r = 0; r < n; r++)
+                sum += (double)w[r * k + i] * (double)w[r * k + j];
+            g[i * QT_ACT_BLOCK + j % QT_ACT_BLOCK] += (float)sum;
+        }
+}
+
 /* e g e^T of a channel block with `width` channels. */
 static inline double error_form(const float *e, const float *g, size_t width)
 {
@@ -17,10 +29,10 @@ static inline double error_form(const float *e, const float *g, size_t width)
     return sum;
 }
 
-/* d[blocks] of one rounding of the tokens t[m][k], which are in packed order, scale and
- * rotation. */
-static inline int errors_of(double *d, const float *t, const float *g, size_t m, struct qt_act *act,
-                            struct qt_act_rounding how, struct qt_err *err)
+/* d[blocks] and squares[blocks] of one rounding of the tokens t[m][k], which are in packed order,
+ * scale and rotation. */
+static inline int errors_of(double *d, double *squares, const float *t, const float *g, size_t m,
+                            struct qt_act *act, struct qt_act_rounding how, struct qt_err *err)
 {
     const size_t k = act->k, blocks = qt_ceil_div(k, QT_ACT_BLOCK);
     float *e = NULL;
@@ -31,17 +43,22 @@ static inline int errors_of(double *d, const float *t, const float *g, size_t m,
     QT_TRY(qt_act_round(e, t, m, act, err));
     for (size_t i = 0; i < m * k; i++)
         e[i] -= t[i];
-    for (size_t b = 0; b < blocks; b++)
-        for (size_t i = 0; i < m; i++)
-            d[b] += error_form(e + i * k + b * QT_ACT_BLOCK, g + b * QT_ACT_BLOCK * QT_ACT_BLOCK,
-                               qt_min_size(QT_ACT_BLOCK, k - b * QT_ACT_BLOCK));
+    for (size_t b = 0, at = 0; b < blocks; b++, at += QT_ACT_BLOCK)
+        for (size_t i = 0; i < m; i++) {
+            const float *own = e + i * k + at;
+            const size_t width = qt_min_size(QT_ACT_BLOCK, k - at);
+            d[b] += error_form(own, g + at * QT_ACT_BLOCK, width);
+            for (size_t j = 0; j < width; j++)
+                squares[b] += (double)own[j] * (double)own[j];
+        }
 done:
     qt_free(e);
     return rc;
 }
 
-static inline int input_errors_by_definition(struct qt_backend *be, double *d, const float *x,
-                                             const float *g, size_t m, const struct qt_act *act,
+static inline int input_errors_by_definition(struct qt_backend *be, double *d, double *squares,
+                                             const float *x, const float *g, size_t m,
+                                             const struct qt_act *act,
                                              const struct qt_act_rounding *how, size_t count,
                                              struct qt_err *err)
 {
@@ -52,11 +69,12 @@ static inline int input_errors_by_definition(struct qt_backend *be, double *d, c
     (void)be;
     own.bits = NULL;
     memset(d, 0, count * blocks * sizeof *d);
+    memset(squares, 0, count * blocks * sizeof *squares);
     QT_TRY(qt_array_new(&own.bits, blocks, 1, err));
     QT_TRY(qt_array_new(&t, m, act->k * sizeof *t, err));
     QT_TRY(qt_act_arrange(t, x, m, act, err));
     for (size_t i = 0; i < count; i++)
-        QT_TRY(errors_of(d + i * blocks, t, g, m, &own, how[i], err));
+        QT_TRY(errors_of(d + i * blocks, squares + i * blocks, t, g, m, &own, how[i], err));
 done:
     qt_free(own.bits);
     qt_free(t);

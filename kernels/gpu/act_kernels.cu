@@ -229,15 +229,25 @@ static __device__ __forceinline__ float form(const channel_block &e, const float
     return sum;
 }
 
+/* e e^T: this lane's terms. */
+static __device__ __forceinline__ float square(const channel_block &e)
+{
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++)
+        sum += e.v[i] * e.v[i];
+    return sum;
+}
+
 /* A thread block has GPU_ERROR_TOKENS tokens of a channel block. */
 static __global__ void __launch_bounds__(THREADS) input_errors_kernel(struct gpu_input_errors a)
 {
     extern __shared__ float g[]; /* [BLOCK][BLOCK] */
-    __shared__ double part[WARPS][GPU_ROUNDINGS];
+    __shared__ double part[2][WARPS][GPU_ROUNDINGS]; /* of d, of squares */
     const size_t block = blockIdx.y, at = block * BLOCK, first = blockIdx.x * GPU_ERROR_TOKENS;
     const size_t end = min(first + GPU_ERROR_TOKENS, a.in.m);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    double sum[GPU_ROUNDINGS] = {};
+    double sum[2][GPU_ROUNDINGS] = {};
     for (int i = (int)threadIdx.x; i < BLOCK * BLOCK; i += THREADS)
         g[i] = a.g[block * BLOCK * BLOCK + i];
     __syncthreads();
@@ -255,22 +265,25 @@ static __global__ void __launch_bounds__(THREADS) input_errors_kernel(struct gpu
 #pragma unroll
             for (int j = 0; j < PER_LANE; j++)
                 e.v[j] -= v.v[j];
-            sum[i] += (double)form(e, g);
+            sum[0][i] += (double)form(e, g);
+            sum[1][i] += (double)square(e);
         }
     }
 #pragma unroll
-    for (int i = 0; i < GPU_ROUNDINGS; i++) {
+    for (int i = 0; i < 2 * GPU_ROUNDINGS; i++) {
+        double &lanes = sum[i / GPU_ROUNDINGS][i % GPU_ROUNDINGS];
         for (int mask = 16; mask; mask /= 2)
-            sum[i] += __shfl_xor_sync(~0u, sum[i], mask);
+            lanes += __shfl_xor_sync(~0u, lanes, mask);
         if (lane == 0)
-            part[warp][i] = sum[i];
+            part[i / GPU_ROUNDINGS][warp][i % GPU_ROUNDINGS] = lanes;
     }
     __syncthreads();
-    if ((int)threadIdx.x >= a.count)
+    if ((int)threadIdx.x >= 2 * a.count)
         return;
+    const int of = (int)threadIdx.x / a.count, i = (int)threadIdx.x % a.count;
     double all = 0;
-    for (int i = 0; i < WARPS; i++)
-        all += part[i][threadIdx.x];
+    for (int w = 0; w < WARPS; w++)
+        all += part[of][w][i];
     a.part[(threadIdx.x * gridDim.y + block) * gridDim.x + blockIdx.x] = all;
 }
 

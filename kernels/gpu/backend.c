@@ -449,9 +449,16 @@ static int cuda_arrange_inputs(struct qt_backend *be, float *y, const float *x, 
     return launch_inputs(be, y, x, m, act, gpu_arrange_inputs, err);
 }
 
-static int cuda_input_errors(struct qt_backend *be, double *d, const float *x, const float *g,
-                             size_t m, const struct qt_act *act, const struct qt_act_rounding *how,
-                             size_t count, struct qt_err *err)
+static int cuda_block_grams(struct qt_backend *be, float *g, const float *w, size_t n, size_t k,
+                            struct qt_err *err)
+{
+    int rc = check_sizes(n, k, 0, err);
+    return rc < 0 || n == 0 ? rc : gpu_block_grams(products(be), g, w, n, k, err);
+}
+
+static int cuda_input_errors(struct qt_backend *be, double *d, double *squares, const float *x,
+                             const float *g, size_t m, const struct qt_act *act,
+                             const struct qt_act_rounding *how, size_t count, struct qt_err *err)
 {
     const size_t tiles = qt_ceil_div(m, GPU_ERROR_TOKENS),
                  sums = count * qt_ceil_div(act->k, QT_ACT_BLOCK);
@@ -459,10 +466,11 @@ static int cuda_input_errors(struct qt_backend *be, double *d, const float *x, c
     double *part = NULL;
     int rc = QT_OK;
     memset(d, 0, sums * sizeof *d);
+    memset(squares, 0, sums * sizeof *squares);
     if (m == 0 || sums == 0)
         return QT_OK;
-    QT_TRY(qt_array_new(&part, sums, tiles * sizeof *part, err));
-    QT_TRY(inputs_new(&a.in, be, NULL, x, m, act, sums * tiles, err));
+    QT_TRY(qt_array_new(&part, 2 * sums, tiles * sizeof *part, err));
+    QT_TRY(inputs_new(&a.in, be, NULL, x, m, act, 2 * sums * tiles, err));
     a.part = self(be)->scratch.p;
     for (size_t i = 0; i < count; i++) {
         a.how[i].narrow = how[i].bits == 4;
@@ -470,9 +478,11 @@ static int cuda_input_errors(struct qt_backend *be, double *d, const float *x, c
         a.how[i].clip_by_7 = by_7(how[i].clip);
     }
     QT_TRY(gpu_check_launch(gpu_input_errors(&a, self(be)->stream), "errors of inputs", err));
-    QT_TRY(cuda_download(be, part, a.part, sums * tiles * sizeof *part, err));
-    for (size_t i = 0; i < sums * tiles; i++)
+    QT_TRY(cuda_download(be, part, a.part, 2 * sums * tiles * sizeof *part, err));
+    for (size_t i = 0; i < sums * tiles; i++) {
         d[i / tiles] += part[i];
+        squares[i / tiles] += part[sums * tiles + i];
+    }
 done:
     qt_free(part);
     return rc;
@@ -794,6 +804,7 @@ static const struct qt_backend functions = {
     .tune = cuda_tune,
     .round_inputs = cuda_round_inputs,
     .arrange_inputs = cuda_arrange_inputs,
+    .block_grams = cuda_block_grams,
     .input_errors = cuda_input_errors,
     .factor = cuda_factor,
     .factor_again = cuda_factor_again,

@@ -136,8 +136,8 @@ struct gpu_input {
 int gpu_round_inputs(const struct gpu_input *a, void *stream);
 /* For the function arrange_inputs; bits and clips are not used. */
 int gpu_arrange_inputs(const struct gpu_input *a, void *stream);
-/* For the function input_errors: part[count][blocks][tiles], in sums over GPU_ERROR_TOKENS tokens.
- * bits and clips of `in` are not used. */
+/* For the function input_errors: part[2][count][blocks][tiles], d and then squares, in sums over
+ * GPU_ERROR_TOKENS tokens. bits and clips of `in` are not used. */
 enum { GPU_ERROR_TOKENS = 16, GPU_ROUNDINGS = 8 };
 struct gpu_input_errors {
     struct gpu_input in;

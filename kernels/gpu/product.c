@@ -33,6 +33,7 @@ void gpu_products_free(struct gpu_products *g)
     g->gpu->free(g->gpu, g->left.p);
     g->gpu->free(g->gpu, g->right.p);
     g->gpu->free(g->gpu, g->panel.p);
+    g->gpu->free(g->gpu, g->pointers.p);
     g->gpu->free(g->gpu, g->factors.p);
     g->gpu->free(g->gpu, g->scores.p);
     g->gpu->free(g->gpu, g->rows.p);
@@ -42,7 +43,7 @@ void gpu_products_free(struct gpu_products *g)
         g->gpu->free(g->gpu, g->halves[i].z.p);
         g->halves[i] = (struct gpu_half){0};
     }
-    g->left = g->right = g->panel = g->factors = g->scores = g->rows = g->known =
+    g->left = g->right = g->panel = g->pointers = g->factors = g->scores = g->rows = g->known =
         (struct gpu_scratch){0};
     gpu_products_forget(g);
 }
@@ -231,6 +232,94 @@ int gpu_gram(struct gpu_products *g, double *h, const float *x, size_t m, size_t
         QT_TRY(gpu_half_of(&z, g, x, (int)m, (int)k, (int)k, false, err));
     for (size_t t = 0; t < m; t += tokens)
         QT_TRY(add_gram(g, h, x, z, t, (int)qt_min_size(tokens, m - t), (int)k, err));
+done:
+    return rc;
+}
+
+/* Gram matrices of channel blocks. A batch has one product per block and piece of rows: products of
+ * few columns are small, so that those of a few blocks would leave the GPU idle. */
+enum { SIDE = QT_ACT_BLOCK, CELLS = SIDE * SIDE, BATCH = 128 };
+
+/* *at: device memory, the places in w of the parts [pieces][blocks], and those of their products in
+ * `sums`. */
+static int upload_parts(float ***at, struct gpu_products *g, const float *w, float *sums,
+                        size_t pieces, size_t rows, size_t blocks, size_t k, struct qt_err *err)
+{
+    const size_t parts = pieces * blocks;
+    const float **of = NULL;
+    int rc;
+    QT_TRY(qt_array_new(&of, 2 * parts, sizeof *of, err));
+    for (size_t i = 0; i < parts; i++) {
+        of[i] = w + i / blocks * rows * k + i % blocks * SIDE;
+        of[parts + i] = sums + i * CELLS;
+    }
+    QT_TRY(gpu_scratch_need(&g->pointers, g->gpu, 2 * parts, sizeof *of, err));
+    QT_TRY(g->gpu->upload(g->gpu, g->pointers.p, of, 2 * parts * sizeof *of, err));
+    *at = g->pointers.p;
+done:
+    qt_free(of);
+    return rc;
+}
+
+/* g[blocks][SIDE][SIDE] += the Gram matrices of whole channel blocks of w[pieces * rows][k]. */
+static int add_block_grams(struct gpu_products *p, float *g, const float *w, size_t pieces,
+                           size_t rows, size_t blocks, size_t k, struct qt_err *err)
+{
+    const size_t parts = pieces * blocks;
+    float **at, *sums;
+    int rc;
+    QT_TRY(gpu_scratch_need(&p->panel, p->gpu, parts * CELLS, sizeof *sums, err));
+    sums = p->panel.p;
+    QT_TRY(upload_parts(&at, p, w, sums, pieces, rows, blocks, k, err));
+    QT_TRY(gpu_product(p,
+                       &(struct gpu_product){.m = SIDE,
+                                             .n = SIDE,
+                                             .k = (int)rows,
+                                             .alpha = 1,
+                                             .a_transposed = true,
+                                             .lda = (int)k,
+                                             .ldb = (int)k,
+                                             .ldc = SIDE,
+                                             .as = at,
+                                             .bs = at,
+                                             .cs = at + parts,
+                                             .count = (int)parts},
+                       err));
+    for (size_t i = 0; i < pieces; i++)
+        QT_TRY(gpu_check_launch(
+            gpu_math_add(g, sums + i * blocks * CELLS, blocks * CELLS, gpu_stream_of(p->gpu)),
+            "sum", err));
+done:
+    return rc;
+}
+
+int gpu_block_grams(struct gpu_products *p, float *g, const float *w, size_t n, size_t k,
+                    struct qt_err *err)
+{
+    const size_t blocks = k / SIDE, last = k % SIDE;
+    const size_t pieces = blocks ? qt_max_size(BATCH / blocks, 1) : 1, rows = n / pieces;
+    const float *rest = w + pieces * rows * k;
+    int rc = QT_OK;
+    if (blocks && rows)
+        QT_TRY(add_block_grams(p, g, w, pieces, rows, blocks, k, err));
+    if (blocks && n > pieces * rows)
+        QT_TRY(add_block_grams(p, g, rest, 1, n - pieces * rows, blocks, k, err));
+    if (last)
+        QT_TRY(gpu_product(p,
+                           &(struct gpu_product){.m = (int)last,
+                                                 .n = (int)last,
+                                                 .k = (int)n,
+                                                 .alpha = 1,
+                                                 .beta = 1,
+                                                 .a = w + blocks * SIDE,
+                                                 .b = w + blocks * SIDE,
+                                                 .c = g + blocks * CELLS,
+                                                 .a_transposed = true,
+                                                 .lda = (int)k,
+                                                 .ldb = (int)k,
+                                                 .ldc = SIDE,
+                                                 .count = 1},
+                           err));
 done:
     return rc;
 }

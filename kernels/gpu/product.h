@@ -40,7 +40,8 @@ enum { GPU_HALVES = 4, GPU_KEPT = 64, GPU_LARGEST = 8 };
 struct gpu_products {
     struct qt_gpu *gpu;
     struct gpu_scratch left, right;  /* TF32 parts of the factors, at most 805 MB each */
-    struct gpu_scratch panel;        /* product of a panel of a Gram matrix */
+    struct gpu_scratch panel;        /* product of a panel of a Gram matrix, or of pieces of many */
+    struct gpu_scratch pointers;     /* of a batch */
     struct gpu_scratch factors;      /* of products in FP16: alpha and beta */
     struct gpu_scratch scores, rows; /* of attention and gradients */
     struct gpu_half halves[GPU_HALVES];
@@ -85,6 +86,11 @@ int gpu_product(struct gpu_products *g, const struct gpu_product *p, struct qt_e
 /* h[k][k] += x^T x of x[m][k], lower triangle: the function gram of struct qt_backend. */
 int gpu_gram(struct gpu_products *g, double *h, const float *x, size_t m, size_t k,
              struct qt_err *err);
+
+/* g[blocks][128][128] += w_b^T w_b for each channel block w_b of w[n][k]: the function block_grams
+ * of struct qt_backend. */
+int gpu_block_grams(struct gpu_products *p, float *g, const float *w, size_t n, size_t k,
+                    struct qt_err *err);
 
 /* attention.c: the function attention of struct qt_backend. gpu_attention_half: with `half`, of the
  * kinds for which gpu_attends_in_half returns true. gpu_attention: of all kinds that are causal and

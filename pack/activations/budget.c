@@ -15,7 +15,7 @@
 #include <string.h>
 
 enum {
-    SENSITIVITY_TOKENS = 512, /* at least, if there are so many */
+    SENSITIVITY_TOKENS = 512, /* if there are so many; at least, with shorter windows */
     LOGIT_POSITIONS = 256,    /* whose logits are in memory at a time */
     TOKENS_APART = 1 << 16,   /* that pass a layer between two calls of qt_act_advance, on a backend
                                * whose memory is not the host's */
@@ -23,14 +23,71 @@ enum {
 
 /* ---- sensitivity ---------------------------------------------------------------------------- */
 
-static size_t window_tokens(const struct qt_act_planner *p)
+/*
+ * The windows of all variants pass the layers together, one variant behind the other. Variant 0 is
+ * the unquantized model. Variant 1 + QT_INPUTS * l + i has input i of layer l at 4 bits; it starts
+ * as a copy of variant 0 at layer l.
+ */
+struct qt_act_sensitivity {
+    size_t seqlen, tokens; /* of a window; of a variant: those of all windows */
+    float *hidden;         /* backend, [variants][tokens][state] */
+    float *logits, *ref;   /* backend, [LOGIT_POSITIONS][vocab] */
+    uint32_t targets[LOGIT_POSITIONS];
+    struct qt_score scores[LOGIT_POSITIONS];
+};
+
+static size_t window_length(const struct qt_calibration *data)
 {
-    const size_t windows = qt_ceil_div(SENSITIVITY_TOKENS, p->data->seqlen);
-    return qt_min_size(p->data->samples, windows) * p->data->seqlen;
+    return qt_min_size(data->seqlen, SENSITIVITY_TOKENS);
 }
 
-/* Callback `input` of struct qt_fake_quant: quantizes the active input only. */
-static int quantize_active(void *ctx, struct qt_backend *be, float *y, const float *x,
+size_t qt_act_variant_tokens(const struct qt_calibration *data)
+{
+    const size_t windows = qt_ceil_div(SENSITIVITY_TOKENS, window_length(data));
+    return qt_min_size(data->samples, windows) * window_length(data);
+}
+
+static float *variant(const struct qt_act_planner *p, size_t v)
+{
+    const struct qt_act_sensitivity *s = p->sensitivity;
+    return s->hidden + v * s->tokens * qt_model_info(p->model)->state;
+}
+
+void qt_act_sensitivity_end(struct qt_act_planner *p)
+{
+    struct qt_act_sensitivity *s = p->sensitivity;
+    if (!s)
+        return;
+    p->be->free(p->be, s->hidden);
+    p->be->free(p->be, s->logits);
+    p->be->free(p->be, s->ref);
+    qt_free(s);
+    p->sensitivity = NULL;
+}
+
+int qt_act_sensitivity_begin(struct qt_act_planner *p, struct qt_err *err)
+{
+    const size_t count = 1 + p->out->layers * QT_INPUTS;
+    struct qt_act_sensitivity *s;
+    size_t bytes;
+    int rc;
+    if (qt_act_precision(p->spec) != QT_ACT_MIXED)
+        return QT_OK;                            /* nothing to choose */
+    QT_TRY(qt_array_new(&s, 1, sizeof *s, err)); /* targets stay 0: only KLD is read */
+    p->sensitivity = s;
+    s->seqlen = window_length(p->data);
+    s->tokens = qt_act_variant_tokens(p->data);
+    if (qt_mul_overflow(&bytes, count * s->tokens,
+                        qt_model_info(p->model)->state * sizeof *s->hidden))
+        return qt_no_memory(err, NULL);
+    QT_TRY(p->be->alloc(p->be, &s->hidden, bytes, err));
+    QT_TRY(qt_model_embed(s->hidden, p->model, &p->source, p->be, p->data->ids, s->tokens,
+                          s->seqlen, err));
+done:
+    return rc;
+}
+
+int qt_act_quantize_active(void *ctx, struct qt_backend *be, float *y, const float *x,
                            const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err)
 {
     const struct qt_act_planner *p = ctx;
@@ -40,57 +97,49 @@ static int quantize_active(void *ctx, struct qt_backend *be, float *y, const flo
     return qt_act_apply_on(be, y, x, m, qt_act_planned(p, linear->layer, input), err);
 }
 
-/*
- * Runs one window of all variants through a layer. Variant 0 is the unquantized model. Variant 1 +
- * QT_INPUTS * l + i has input i of layer l at 4 bits; it starts as a copy of variant 0 at layer l.
- */
-static int run_variants(struct qt_act_planner *p, size_t layer, float *variants, struct qt_err *err)
+int qt_act_sensitivity_layer(struct qt_act_planner *p, size_t layer, struct qt_layer *handle,
+                             struct qt_err *err)
 {
-    size_t tokens = p->data->seqlen, step = tokens * qt_model_info(p->model)->state;
-    const size_t at_a_time = p->be->host ? 1 : qt_max_size(TOKENS_APART / tokens, 1);
-    struct qt_weights w = p->source;
-    struct qt_layer *handle = NULL;
-    int rc;
-    w.fake_quant = (struct qt_fake_quant){.ctx = p, .input = quantize_active};
-    QT_TRY(qt_layer_open(&handle, p->model, layer, &w, p->be, err));
+    const struct qt_act_sensitivity *s = p->sensitivity;
+    const size_t variants = 1 + layer * QT_INPUTS;
+    int rc = QT_OK;
+    if (!s)
+        return QT_OK;
+    const size_t bytes = s->tokens * qt_model_info(p->model)->state * sizeof *s->hidden;
+    const size_t at_a_time = p->be->host ? 1 : qt_max_size(TOKENS_APART / s->tokens, 1);
     for (int i = 0; i < QT_INPUTS; i++) {
-        float *v = variants + (1 + layer * QT_INPUTS + (size_t)i) * step;
-        p->active = qt_act_input_at(p, layer, i)->k ? i : -1;
-        QT_TRY(p->be->copy(p->be, v, variants, step * sizeof *v, err));
-        QT_TRY(qt_layer_run(handle, v, tokens, tokens, NULL, err));
-        QT_TRY(qt_act_advance(p, tokens, err));
+        const size_t k = qt_act_input_at(p, layer, i)->k;
+        float *v = variant(p, variants + (size_t)i);
+        if (k)
+            memset(qt_act_planned(p, layer, i)->bits, 4, qt_ceil_div(k, QT_ACT_BLOCK));
+        p->active = k ? i : -1;
+        QT_TRY(p->be->copy(p->be, v, variant(p, 0), bytes, err));
+        QT_TRY(qt_layer_run(handle, v, s->tokens, s->seqlen, NULL, err));
+        QT_TRY(qt_act_advance(p, s->tokens, err));
     }
     p->active = -1;
-    for (size_t v = 0, n; v < 1 + layer * QT_INPUTS; v += n) {
-        n = qt_min_size(at_a_time, 1 + layer * QT_INPUTS - v);
-        QT_TRY(qt_layer_run(handle, variants + v * step, n * tokens, tokens, NULL, err));
-        QT_TRY(qt_act_advance(p, n * tokens, err));
+    for (size_t v = 0, n; v < variants; v += n) {
+        n = qt_min_size(at_a_time, variants - v);
+        QT_TRY(qt_layer_run(handle, variant(p, v), n * s->tokens, s->seqlen, NULL, err));
+        QT_TRY(qt_act_advance(p, n * s->tokens, err));
     }
 done:
-    qt_layer_close(handle);
+    p->active = -1;
     return rc;
 }
 
-struct sensitivity {
-    struct qt_embed_head *head;
-    float *logits, *ref; /* backend, [LOGIT_POSITIONS][vocab] */
-    uint32_t targets[LOGIT_POSITIONS];
-    struct qt_score scores[LOGIT_POSITIONS];
-};
-
 /* Adds the mean divergence of positions [at, at + m) to the sensitivities of all inputs. */
-static int score_chunk(struct qt_act_planner *p, struct sensitivity *s, const float *variants,
-                       size_t at, size_t m, struct qt_err *err)
+static int score_chunk(struct qt_act_planner *p, struct qt_embed_head *head, size_t at, size_t m,
+                       struct qt_err *err)
 {
-    const size_t tokens = p->data->seqlen;
+    struct qt_act_sensitivity *s = p->sensitivity;
     const struct qt_model_info *info = qt_model_info(p->model);
     int rc;
-    QT_TRY(qt_head_logits(s->head, s->ref, variants + at * info->state, m, err));
+    QT_TRY(qt_head_logits(head, s->ref, variant(p, 0) + at * info->state, m, err));
     for (size_t v = 0; v < p->out->layers * QT_INPUTS; v++) {
-        const float *hidden = variants + ((1 + v) * tokens + at) * info->state;
         if (!p->inputs[v].k)
             continue;
-        QT_TRY(qt_head_logits(s->head, s->logits, hidden, m, err));
+        QT_TRY(qt_head_logits(head, s->logits, variant(p, 1 + v) + at * info->state, m, err));
         QT_TRY(p->be->score(p->be, s->scores, s->logits, s->ref, s->targets, info->logit_softcap, m,
                             info->vocab, err));
         for (size_t i = 0; i < m; i++) {
@@ -99,46 +148,34 @@ static int score_chunk(struct qt_act_planner *p, struct sensitivity *s, const fl
                              "gives logits that are not finite on the calibration data");
                 goto done;
             }
-            p->inputs[v].sensitivity += s->scores[i].kld / (double)window_tokens(p);
+            p->inputs[v].sensitivity += s->scores[i].kld / (double)s->tokens;
         }
     }
 done:
     return rc;
 }
 
-static int score_variants(struct qt_act_planner *p, struct sensitivity *s, const float *variants,
-                          struct qt_err *err)
+int qt_act_sensitivity_score(struct qt_act_planner *p, struct qt_err *err)
 {
-    size_t tokens = p->data->seqlen;
+    struct qt_act_sensitivity *s = p->sensitivity;
+    const size_t bytes = LOGIT_POSITIONS * qt_model_info(p->model)->vocab * sizeof *s->logits;
+    struct qt_embed_head *head = NULL;
     int rc = QT_OK;
-    for (size_t at = 0; at < tokens; at += LOGIT_POSITIONS) {
-        QT_TRY(score_chunk(p, s, variants, at, qt_min_size(LOGIT_POSITIONS, tokens - at), err));
-        QT_TRY(qt_act_advance(p, 0, err));
-    }
-done:
-    return rc;
-}
-
-static int sensitivity_open(struct sensitivity **out, struct qt_act_planner *p, struct qt_err *err)
-{
-    size_t bytes = LOGIT_POSITIONS * qt_model_info(p->model)->vocab * sizeof(float);
-    int rc;
-    QT_TRY(qt_array_new(out, 1, sizeof **out, err)); /* targets stay 0: only KLD is read */
-    QT_TRY(qt_embed_head_open(&(*out)->head, p->model, &p->source, p->be, err));
-    QT_TRY(p->be->alloc(p->be, &(*out)->logits, bytes, err));
-    QT_TRY(p->be->alloc(p->be, &(*out)->ref, bytes, err));
-done:
-    return rc;
-}
-
-static void sensitivity_close(struct sensitivity *s, struct qt_act_planner *p)
-{
     if (!s)
-        return;
-    p->be->free(p->be, s->logits);
-    p->be->free(p->be, s->ref);
-    qt_embed_head_close(s->head);
-    qt_free(s);
+        return QT_OK;
+    QT_TRY(qt_embed_head_open(&head, p->model, &p->source, p->be, err));
+    QT_TRY(p->be->alloc(p->be, &s->logits, bytes, err));
+    QT_TRY(p->be->alloc(p->be, &s->ref, bytes, err));
+    qt_act_windows(p, true);
+    for (size_t at = 0; at < s->tokens && rc == QT_OK; at += LOGIT_POSITIONS) {
+        rc = score_chunk(p, head, at, qt_min_size(LOGIT_POSITIONS, s->tokens - at), err);
+        if (rc == QT_OK)
+            rc = qt_act_advance(p, 0, err);
+    }
+    qt_act_windows(p, false);
+done:
+    qt_embed_head_close(head);
+    return rc;
 }
 
 double qt_act_sensitivity_tokens(const struct qt_act_planner *p)
@@ -146,45 +183,15 @@ double qt_act_sensitivity_tokens(const struct qt_act_planner *p)
     double layers = (double)p->out->layers, inputs = QT_INPUTS;
     if (qt_act_precision(p->spec) != QT_ACT_MIXED)
         return 0;
-    return (double)window_tokens(p) * layers * (1 + inputs + inputs * (layers - 1) / 2);
+    return (double)qt_act_variant_tokens(p->data) * layers *
+           (1 + inputs + inputs * (layers - 1) / 2);
 }
 
 double qt_act_scored_tokens(const struct qt_act_planner *p)
 {
     if (qt_act_precision(p->spec) != QT_ACT_MIXED)
         return 0;
-    return (double)window_tokens(p) * (1 + (double)p->out->layers * QT_INPUTS);
-}
-
-/* Runs one window at a time, because there are many variants. */
-int qt_act_measure_sensitivity(struct qt_act_planner *p, struct qt_err *err)
-{
-    size_t tokens = p->data->seqlen, windows = window_tokens(p) / tokens, bytes;
-    size_t count = 1 + p->out->layers * QT_INPUTS;
-    struct sensitivity *s = NULL;
-    float *variants = NULL;
-    int rc = QT_OK;
-    if (qt_act_precision(p->spec) != QT_ACT_MIXED)
-        return QT_OK; /* nothing to choose */
-    if (qt_mul_overflow(&bytes, count * tokens, qt_model_info(p->model)->state * sizeof *variants))
-        return qt_no_memory(err, NULL);
-    QT_TRY(p->be->alloc(p->be, &variants, bytes, err));
-    QT_TRY(sensitivity_open(&s, p, err));
-    for (size_t v = 0; v < p->out->layers * QT_INPUTS; v++)
-        if (p->out->act[v].k)
-            memset(p->out->act[v].bits, 4, qt_ceil_div(p->out->act[v].k, QT_ACT_BLOCK));
-    p->be->half = true;
-    for (size_t w = 0; w < windows; w++) {
-        QT_TRY(qt_embed_tokens(s->head, variants, p->data->ids + w * tokens, tokens, tokens, err));
-        for (size_t l = 0; l < p->out->layers; l++)
-            QT_TRY(run_variants(p, l, variants, err));
-        QT_TRY(score_variants(p, s, variants, err));
-    }
-done:
-    p->be->half = false;
-    sensitivity_close(s, p);
-    p->be->free(p->be, variants);
-    return rc;
+    return (double)qt_act_variant_tokens(p->data) * (1 + (double)p->out->layers * QT_INPUTS);
 }
 
 /* ---- the budget ----------------------------------------------------------------------------- */

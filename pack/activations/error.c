@@ -41,6 +41,7 @@ struct arranger {
     const struct qt_layer *on;  /* holds the weights of the linears, and its backend rounds them; or
                                 * NULL */
     double *weights2;           /* [k] sums of squared weights over the linears */
+    struct qt_act_rank *ranks;  /* [k] */
     double *d;                  /* [ROUNDINGS][blocks] D */
     double *e2;                 /* [ROUNDINGS][blocks] E */
     struct qt_act_judge *judge; /* NULL: there is nothing to compare */
@@ -154,25 +155,6 @@ static int gram_block(void *ctx, size_t b, int thread, struct qt_err *err)
     return QT_OK;
 }
 
-/* g[blocks][128][128] in backend memory += W_b^T W_b of the stored weights t[n][k]. block[n][128]
- * is 0 beyond the columns of the last channel block. */
-static int add_grams_on(float *g, float *block, const float *t, const struct arranger *a, size_t n,
-                        struct qt_err *err)
-{
-    struct qt_backend *be = a->p->be;
-    int rc = QT_OK;
-    for (size_t b = 0, at = 0; at < a->k; b++, at += QT_ACT_BLOCK) {
-        const size_t width = qt_min_size(QT_ACT_BLOCK, a->k - at);
-        if (width < QT_ACT_BLOCK)
-            QT_TRY(be->zero(be, block, n * QT_ACT_BLOCK * sizeof *block, err));
-        QT_TRY(be->copy_columns(be, block, QT_ACT_BLOCK, t + at, a->k, width, n, err));
-        QT_TRY(be->linear_grad_w(be, g + b * BLOCK2, block, block, true, n, QT_ACT_BLOCK,
-                                 QT_ACT_BLOCK, err));
-    }
-done:
-    return rc;
-}
-
 /* As gram_block, for all blocks. *out: backend memory, owned by the caller. */
 static int grams_on(float **out, const struct arranger *a, const struct qt_act *act,
                     struct qt_err *err)
@@ -180,7 +162,7 @@ static int grams_on(float **out, const struct arranger *a, const struct qt_act *
     struct qt_backend *be = a->p->be;
     struct qt_act inverse = {.k = a->k, .order = act->order, .rotate = act->rotate};
     const struct qt_linear *linear;
-    float *t = NULL, *block = NULL;
+    float *t = NULL;
     int rc;
     QT_TRY(qt_array_new(&inverse.factor, a->k, sizeof *inverse.factor, err));
     for (size_t i = 0; i < a->k; i++)
@@ -188,17 +170,14 @@ static int grams_on(float **out, const struct arranger *a, const struct qt_act *
     QT_TRY(qt_backend_floats(out, be, a->blocks, BLOCK2, err));
     for (size_t l = 0; (linear = next_linear(a, &l));) {
         be->free(be, t);
-        be->free(be, block);
-        t = block = NULL;
+        t = NULL;
         QT_TRY(qt_backend_floats(&t, be, linear->n, a->k, err));
-        QT_TRY(qt_backend_floats(&block, be, linear->n, QT_ACT_BLOCK, err));
         QT_TRY(qt_act_arrange_on(be, t, qt_layer_weight(a->on, linear->weight), linear->n, &inverse,
                                  err));
-        QT_TRY(add_grams_on(*out, block, t, a, linear->n, err));
+        QT_TRY(be->block_grams(be, *out, t, linear->n, a->k, err));
     }
 done:
     be->free(be, t);
-    be->free(be, block);
     qt_free(inverse.factor);
     return rc;
 }
@@ -274,25 +253,6 @@ done:
     return rc;
 }
 
-/* g[blocks][128][128] in backend memory = the unit matrix in each block. */
-static int unit_grams_on(float *g, const struct arranger *a, struct qt_err *err)
-{
-    struct qt_backend *be = a->p->be;
-    float one[QT_ACT_BLOCK], *ones = NULL;
-    int rc;
-    for (size_t i = 0; i < QT_ACT_BLOCK; i++)
-        one[i] = 1;
-    QT_TRY(be->alloc(be, &ones, sizeof one, err));
-    QT_TRY(be->upload(be, ones, one, sizeof one, err));
-    QT_TRY(be->zero(be, g, a->blocks * BLOCK2 * sizeof *g, err));
-    for (size_t b = 0, at = 0; at < a->k; b++, at += QT_ACT_BLOCK)
-        QT_TRY(be->copy_columns(be, g + b * BLOCK2, QT_ACT_BLOCK + 1, ones, 1, 1,
-                                qt_min_size(QT_ACT_BLOCK, a->k - at), err));
-done:
-    be->free(be, ones);
-    return rc;
-}
-
 /* The same where the weights and the sampled tokens are. */
 static int measure_on(struct arranger *a, const struct qt_act *act, size_t from, size_t end,
                       struct qt_err *err)
@@ -301,11 +261,8 @@ static int measure_on(struct arranger *a, const struct qt_act *act, size_t from,
     float *g = NULL;
     int rc;
     QT_TRY(grams_on(&g, a, act, err));
-    QT_TRY(be->input_errors(be, a->d + from * a->blocks, a->p->sample[a->i], g, a->m, act,
-                            roundings + from, end - from, err));
-    QT_TRY(unit_grams_on(g, a, err));
-    QT_TRY(be->input_errors(be, a->e2 + from * a->blocks, a->p->sample[a->i], g, a->m, act,
-                            roundings + from, end - from, err));
+    QT_TRY(be->input_errors(be, a->d + from * a->blocks, a->e2 + from * a->blocks,
+                            a->p->sample[a->i], g, a->m, act, roundings + from, end - from, err));
 done:
     be->free(be, g);
     return rc;
@@ -396,7 +353,7 @@ static int candidate_new(struct qt_act_candidate *out, struct arranger *a, bool 
     QT_TRY(qt_array_new(&out->d8, a->blocks, sizeof *out->d8, err));
     QT_TRY(qt_array_new(&out->e4, a->blocks, sizeof *out->e4, err));
     QT_TRY(qt_array_new(&out->e8, a->blocks, sizeof *out->e8, err));
-    QT_TRY(qt_act_order(&out->act, a->p, a->layer, a->i, a->weights2, sorted, smoothed, err));
+    QT_TRY(qt_act_order(&out->act, a->p, a->i, a->ranks, sorted, smoothed, err));
     QT_TRY(measure_candidate(out, a, err));
 done:
     if (rc < 0)
@@ -475,6 +432,7 @@ int qt_act_choose(struct qt_act_planner *p, size_t layer, int i, const struct qt
     if (!a.on)
         QT_TRY(arranger_on_host(&a, err));
     QT_TRY(sum_weights2(&a, err));
+    QT_TRY(qt_act_ranks_new(&a.ranks, p, layer, i, a.weights2, err));
     if (p->gram[i])
         QT_TRY(qt_act_judge_new(&a.judge, p, layer, i, handle, err));
     QT_TRY(choose(&in->chosen, &a, sorts && precision == QT_ACT_MIXED, precision, err));
@@ -484,6 +442,7 @@ int qt_act_choose(struct qt_act_planner *p, size_t layer, int i, const struct qt
     }
 done:
     qt_free(a.weights2);
+    qt_free(a.ranks);
     qt_free(a.g);
     qt_free(a.x);
     qt_free(a.stored);

@@ -24,7 +24,7 @@
 
 enum { LARGEST_EXP2 = 8 }; /* of a factor: values and norm weights stay inside the range of FP16 */
 
-struct rank {
+struct qt_act_rank {
     double quantile, balance; /* balance: log2 s[c] */
     float absmax;
     uint32_t channel;
@@ -32,7 +32,7 @@ struct rank {
 
 static int by_outliers(const void *a, const void *b)
 {
-    const struct rank *x = a, *y = b;
+    const struct qt_act_rank *x = a, *y = b;
     if (x->quantile != y->quantile)
         return x->quantile < y->quantile ? 1 : -1;
     if (x->absmax != y->absmax)
@@ -48,7 +48,7 @@ static int by_value(const void *a, const void *b)
 
 /* Channels that one row of the value projection produces must have the same rank and factor: each
  * gets the largest of their quantiles and the geometric mean of their s[c]. */
-static int merge_ranks(struct rank *rank, const struct qt_act_planner *p, int i, size_t k,
+static int merge_ranks(struct qt_act_rank *rank, const struct qt_act_planner *p, int i, size_t k,
                        struct qt_err *err)
 {
     size_t *first = NULL, *count = NULL; /* of the channels of a row */
@@ -63,7 +63,7 @@ static int merge_ranks(struct rank *rank, const struct qt_act_planner *p, int i,
             first[row] = c;
             continue;
         }
-        struct rank *one = &rank[first[row]];
+        struct qt_act_rank *one = &rank[first[row]];
         one->quantile = fmax(one->quantile, rank[c].quantile);
         one->absmax = fmaxf(one->absmax, rank[c].absmax);
         one->balance += rank[c].balance;
@@ -88,7 +88,7 @@ static double balance_of(double x2, double w2)
 }
 
 /* Subtracts the median. NaN becomes 0. */
-static int center_balance(struct rank *rank, size_t k, struct qt_err *err)
+static int center_balance(struct qt_act_rank *rank, size_t k, struct qt_err *err)
 {
     size_t count = 0;
     double *value;
@@ -105,7 +105,7 @@ static int center_balance(struct rank *rank, size_t k, struct qt_err *err)
     return QT_OK;
 }
 
-static int ranks_new(struct rank **out, const struct qt_act_planner *p, size_t layer, int i,
+int qt_act_ranks_new(struct qt_act_rank **out, const struct qt_act_planner *p, size_t layer, int i,
                      const double *weights2, struct qt_err *err)
 {
     const struct qt_channels *from = &p->channels[i];
@@ -118,8 +118,9 @@ static int ranks_new(struct rank **out, const struct qt_act_planner *p, size_t l
     QT_TRY(p->be->download(p->be, c.sum2, from->sum2, k * sizeof *c.sum2, err));
     QT_TRY(p->be->download(p->be, c.hist, from->hist, k * QT_HIST_BINS * sizeof *c.hist, err));
     for (size_t j = 0; j < k; j++)
-        (*out)[j] = (struct rank){qt_hist_quantile(c.hist + j * QT_HIST_BINS, c.absmax[j], 0.999),
-                                  balance_of(c.sum2[j], weights2[j]), c.absmax[j], (uint32_t)j};
+        (*out)[j] =
+            (struct qt_act_rank){qt_hist_quantile(c.hist + j * QT_HIST_BINS, c.absmax[j], 0.999),
+                                 balance_of(c.sum2[j], weights2[j]), c.absmax[j], (uint32_t)j};
     QT_TRY(center_balance(*out, k, err));
     QT_TRY(merge_ranks(*out, p, i, k, err));
 done:
@@ -127,21 +128,22 @@ done:
     return rc;
 }
 
-static float factor_of(const struct rank *rank, double smooth)
+static float factor_of(const struct qt_act_rank *rank, double smooth)
 {
     if (fabs(rank->balance) <= log2(smooth))
         return 1;
     return ldexpf(1, -(int)fmin(fmax(rint(rank->balance), -LARGEST_EXP2), LARGEST_EXP2));
 }
 
-int qt_act_order(struct qt_act *act, const struct qt_act_planner *p, size_t layer, int i,
-                 const double *weights2, bool sorted, bool smoothed, struct qt_err *err)
+int qt_act_order(struct qt_act *act, const struct qt_act_planner *p, int i,
+                 const struct qt_act_rank *ranks, bool sorted, bool smoothed, struct qt_err *err)
 {
     const double smooth = qt_spec_value(p->spec, "smooth");
     size_t k = act->k, run = i == 1 ? qt_model_info(p->model)->head_dim : k;
-    struct rank *rank = NULL;
+    struct qt_act_rank *rank = NULL;
     int rc;
-    QT_TRY(ranks_new(&rank, p, layer, i, weights2, err));
+    QT_TRY(qt_array_new(&rank, k, sizeof *rank, err));
+    memcpy(rank, ranks, k * sizeof *rank);
     for (size_t j = 0; j < k && smoothed; j++)
         rank[j].quantile *= (double)factor_of(&rank[j], smooth);
     for (size_t at = 0; at < k && sorted; at += run)

@@ -6,8 +6,9 @@
 #include <string.h>
 
 enum {
-    STAT_WINDOWS = 32, /* calibration windows for channel statistics */
-    SAMPLES = 512,     /* at most so many tokens are sampled for qt_act_choose */
+    STAT_TOKENS = 1 << 14, /* of whole windows for channel statistics: at most, but one window */
+    STAT_WINDOWS = 32,     /* at most */
+    SAMPLES = 512,         /* at most so many tokens are sampled for qt_act_choose */
 };
 
 const struct qt_act *qt_act_plan_find(const struct qt_act_plan *p, size_t layer, int input)
@@ -158,8 +159,10 @@ static int observe_begin(struct qt_act_planner *p, size_t layer, struct qt_err *
             continue;
         QT_TRY(qt_backend_channels(c, p->be, k, err));
         QT_TRY(qt_backend_floats(&p->sample[i], p->be, SAMPLES, k, err));
-        if (compares(p, qt_act_input_at(p, layer, i)))
-            QT_TRY(p->be->alloc(p->be, &p->gram[i], k * k * sizeof *p->gram[i], err));
+        if (!compares(p, qt_act_input_at(p, layer, i)))
+            continue;
+        const size_t judged = k / qt_act_judge_stride(k);
+        QT_TRY(p->be->alloc(p->be, &p->gram[i], judged * judged * sizeof *p->gram[i], err));
     }
 done:
     return rc;
@@ -178,6 +181,27 @@ static int add_sample(struct qt_act_planner *p, int i, const float *x, size_t fi
     return rc;
 }
 
+/* Adds x[m][k], of which the judge of arrangements sees every stride-th channel, to the Gram matrix
+ * of input i. */
+static int add_gram(struct qt_act_planner *p, int i, const float *x, size_t m, size_t k,
+                    struct qt_err *err)
+{
+    const size_t stride = qt_act_judge_stride(k), judged = k / stride;
+    float *some = NULL;
+    int rc = QT_OK;
+    if (!p->gram[i])
+        return QT_OK;
+    if (stride > 1) {
+        QT_TRY(qt_backend_floats(&some, p->be, m, judged, err));
+        QT_TRY(p->be->copy_columns(p->be, some, 1, x, stride, 1, m * judged, err));
+        x = some;
+    }
+    QT_TRY(p->be->gram(p->be, p->gram[i], x, m, judged, err));
+done:
+    p->be->free(p->be, some);
+    return rc;
+}
+
 /* The tokens of an expert: the first half are observed; of the others so many are sampled that all
  * experts together have about as many samples as another input. */
 static int observe_expert(struct qt_act_planner *p, int i, const float *x, size_t m, size_t k,
@@ -188,8 +212,7 @@ static int observe_expert(struct qt_act_planner *p, int i, const float *x, size_
     qt_model_details(&d, p->model);
     const size_t used = d.top_k + qt_model_info(p->model)->experts - d.routed;
     int rc;
-    if (p->gram[i])
-        QT_TRY(p->be->gram(p->be, p->gram[i], x, m, k, err));
+    QT_TRY(add_gram(p, i, x, m, k, err));
     p->seen[i] += m;
     QT_TRY(p->be->channels(p->be, &p->channels[i], x, half, k, err));
     QT_TRY(add_sample(p, i, x, half, m, k, p->stride * used, err));
@@ -219,8 +242,7 @@ static int observe_input(void *ctx, int input, const float *x, size_t m, size_t 
         QT_TRY(p->be->gather_rows(p->be, scaled, x, NULL, factor + seen, m, k, err));
         x = scaled;
     }
-    if (p->gram[i])
-        QT_TRY(p->be->gram(p->be, p->gram[i], x, m, k, err));
+    QT_TRY(add_gram(p, i, x, m, k, err));
     if (observed)
         QT_TRY(p->be->channels(p->be, &p->channels[i], x, observed, k, err));
     const size_t past = seen + observed - p->held_out; /* used if m > observed */
@@ -234,9 +256,10 @@ done:
 
 /* ---- the pass over the layers --------------------------------------------------------------- */
 
-static size_t stat_tokens(const struct qt_act_planner *p)
+size_t qt_act_stat_tokens(const struct qt_calibration *data)
 {
-    return qt_min_size(p->data->samples, STAT_WINDOWS) * p->data->seqlen;
+    const size_t most = qt_min_size(STAT_WINDOWS, qt_max_size(STAT_TOKENS / data->seqlen, 1));
+    return qt_min_size(data->samples, most) * data->seqlen;
 }
 
 /* Sets the tokens' factors of inputs whose outputs are added to hidden states. These are in front
@@ -270,16 +293,18 @@ static int plan_layer(struct qt_act_planner *p, size_t layer, float *hidden, siz
     const struct qt_hook hook = {p, observe_input};
     struct qt_layer *handle = NULL;
     int rc;
+    struct qt_weights weights = p->source;
     p->layer = layer;
+    if (p->sensitivity)
+        weights.fake_quant = (struct qt_fake_quant){.ctx = p, .input = qt_act_quantize_active};
     QT_TRY(observe_begin(p, layer, err));
-    QT_TRY(qt_layer_open(&handle, p->model, layer, &p->source, p->be, err));
-    p->be->half = true;
+    QT_TRY(qt_layer_open(&handle, p->model, layer, &weights, p->be, err));
+    qt_act_windows(p, true);
     rc = weigh_tokens(p, handle, hidden, tokens, err);
     if (rc == QT_OK)
         rc = qt_layer_run(handle, hidden, tokens, p->data->seqlen, &hook, err);
-    p->be->half = false;
-    if (rc < 0)
-        goto done;
+    qt_act_windows(p, false);
+    QT_TRY(rc);
     QT_TRY(qt_act_advance(p, tokens, err));
     for (int i = 0; i < QT_INPUTS; i++) {
         struct qt_act_input *in = qt_act_input_at(p, layer, i);
@@ -290,6 +315,10 @@ static int plan_layer(struct qt_act_planner *p, size_t layer, float *hidden, siz
         in->chosen.act = (struct qt_act){0};
         QT_TRY(qt_act_advance(p, 0, err));
     }
+    observe_end(p);
+    qt_act_windows(p, true);
+    rc = qt_act_sensitivity_layer(p, layer, handle, err);
+    qt_act_windows(p, false);
 done:
     observe_end(p);
     qt_layer_close(handle);
@@ -298,7 +327,7 @@ done:
 
 static int plan_layers(struct qt_act_planner *p, struct qt_err *err)
 {
-    size_t tokens = stat_tokens(p), bytes;
+    size_t tokens = qt_act_stat_tokens(p->data), bytes;
     float *hidden = NULL;
     int rc = QT_OK;
     p->held_out = tokens / 2;
@@ -380,16 +409,18 @@ int qt_act_plan_new(struct qt_act_plan *out, const struct qt_plan *plan,
     QT_TRY(qt_act_find_inputs(&p, plan, err));
     if (!p.spec)
         goto done;
-    p.total = (double)layers * (double)stat_tokens(&p) + qt_act_sensitivity_tokens(&p);
+    p.total = (double)layers * (double)qt_act_stat_tokens(p.data) + qt_act_sensitivity_tokens(&p);
     QT_TRY(qt_array_new(&out->act, layers * QT_INPUTS, sizeof *out->act, err));
+    QT_TRY(qt_act_sensitivity_begin(&p, err));
     QT_TRY(plan_layers(&p, err));
-    QT_TRY(qt_act_measure_sensitivity(&p, err));
+    QT_TRY(qt_act_sensitivity_score(&p, err));
     QT_TRY(qt_act_assign_bits(&p, err));
     QT_TRY(make_report(&p, err));
     qt_log_message(opt->log, QT_LOG_INFO,
                    "activations: %.1f %% of the multiply-accumulates at 8 bits",
                    100 * json_real_value(json_object_get(out->report, "a8_macs")));
 done:
+    qt_act_sensitivity_end(&p);
     for (size_t v = 0; p.inputs && v < layers * QT_INPUTS; v++) {
         qt_act_candidate_free(&p.inputs[v].chosen);
         qt_act_candidate_free(&p.inputs[v].even);

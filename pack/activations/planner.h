@@ -1,7 +1,8 @@
 /*
  * State and steps of the activation planner (private to pack/). plan.h describes the plan. plan.c
  * runs the calibration windows through one decoder layer at a time and calls qt_act_choose for each
- * input of the layer, then, once for the model, qt_act_measure_sensitivity and qt_act_assign_bits.
+ * input of the layer and qt_act_sensitivity_layer, then, once for the model,
+ * qt_act_sensitivity_score and qt_act_assign_bits.
  */
 #ifndef QT_PACK_ACTIVATIONS_PLANNER_H
 #define QT_PACK_ACTIVATIONS_PLANNER_H
@@ -35,7 +36,7 @@ struct qt_act_input {
      * for 4 bits in all channel blocks, in source order; else even.act.k = 0.
      * The plan takes over chosen.act. */
     struct qt_act_candidate chosen, even;
-    double sensitivity; /* KL divergence, nats: qt_act_measure_sensitivity */
+    double sensitivity; /* KL divergence, nats: qt_act_sensitivity_score */
 };
 
 struct qt_act_planner {
@@ -51,11 +52,12 @@ struct qt_act_planner {
      * of every stride-th token from there on. */
     struct qt_channels channels[QT_INPUTS]; /* backend memory */
     float *sample[QT_INPUTS];               /* backend memory, [sampled][k] */
-    double *gram[QT_INPUTS];        /* backend memory, [k][k] sum of x^T x of all tokens, lower
-                                    * triangle; NULL: there is only one arrangement */
+    double *gram[QT_INPUTS]; /* backend memory, sum of x^T x of all tokens and the channels that are
+                              * judged, lower triangle; NULL: there is only one arrangement */
     float *token_factor[QT_INPUTS]; /* [tokens] by which x is multiplied; NULL: all are 1 */
     size_t sampled[QT_INPUTS], seen[QT_INPUTS], held_out, stride;
-    size_t layer;       /* that is observed */
+    size_t layer;                           /* that is observed */
+    struct qt_act_sensitivity *sensitivity; /* budget.c; NULL: there is nothing to choose */
     int active;         /* input at 4 bits while its sensitivity is measured; -1: none */
     double done, total; /* tokens x decoder layers, for progress */
 };
@@ -63,6 +65,8 @@ struct qt_act_planner {
 /* plan.c: allocates p->inputs (the caller frees the array, also on failure) and sets p->spec, NULL
  * if the plan has no w4ax linear. Reads p->model only. */
 int qt_act_find_inputs(struct qt_act_planner *p, const struct qt_plan *plan, struct qt_err *err);
+/* plan.c: the tokens whose statistics are observed. */
+size_t qt_act_stat_tokens(const struct qt_calibration *data);
 /* plan.c: sets reorder and scale of a layer's inputs. Their k must be set. */
 void qt_act_allow_changes(struct qt_act_planner *p, size_t layer);
 
@@ -89,13 +93,29 @@ static inline struct qt_act *qt_act_planned(const struct qt_act_planner *p, size
     return &p->out->act[layer * QT_INPUTS + (size_t)i];
 }
 
-/* order.c: sets order and factors of act, for input i, from its channel statistics. weights2[k]:
- * sum of squared weights of each channel. sorted: by quantile; else source order. smoothed: with
+/* order.c: *out = what orders and factors of input i depend on, an array with an entry per channel,
+ * from its statistics. weights2[k]: sum of squared weights of each channel. The caller frees it. */
+struct qt_act_rank;
+int qt_act_ranks_new(struct qt_act_rank **out, const struct qt_act_planner *p, size_t layer, int i,
+                     const double *weights2, struct qt_err *err);
+/* order.c: sets order and factors of act. sorted: by quantile; else source order. smoothed: with
  * factors; else all are 1. */
-int qt_act_order(struct qt_act *act, const struct qt_act_planner *p, size_t layer, int i,
-                 const double *weights2, bool sorted, bool smoothed, struct qt_err *err);
+int qt_act_order(struct qt_act *act, const struct qt_act_planner *p, int i,
+                 const struct qt_act_rank *ranks, bool sorted, bool smoothed, struct qt_err *err);
 
-enum { QT_ACT_JUDGE_ROWS = 192 }; /* sampled of the linears with an input, at most */
+/* At most so many rows of the linears with an input, and channels of it, are judged. */
+enum { QT_ACT_JUDGE_ROWS = 192, QT_ACT_JUDGE_CHANNELS = 2048 };
+
+/* Every stride-th of k channels is judged: a divisor of k. 1 if there is none that leaves about as
+ * many channels as there may be. */
+static inline size_t qt_act_judge_stride(size_t k)
+{
+    const size_t least = qt_ceil_div(k, QT_ACT_JUDGE_CHANNELS);
+    size_t stride = least;
+    while (k % stride && stride < 2 * least)
+        stride++;
+    return k % stride ? 1 : stride;
+}
 
 /* compensated.c: what the estimates of errors after compensation need of input i; *out is NULL if
  * its Hessian cannot be used. handle: the layer in the backend's memory. */
@@ -113,11 +133,29 @@ int qt_act_judge_error(double *error, const struct qt_act_judge *j, const struct
 int qt_act_choose(struct qt_act_planner *p, size_t layer, int i, const struct qt_layer *handle,
                   struct qt_err *err);
 
-/* budget.c: sets the sensitivity of all inputs. */
-int qt_act_measure_sensitivity(struct qt_act_planner *p, struct qt_err *err);
-/* The tokens that qt_act_measure_sensitivity will pass to qt_act_advance. */
+/* While windows pass a layer: products in half precision, with weights that stay. */
+static inline void qt_act_windows(struct qt_act_planner *p, bool begin)
+{
+    p->be->half = p->be->same_weights = begin;
+}
+
+/* budget.c: `begin` starts the measurement of sensitivities, `layer` lets its windows pass a
+ * decoder layer whose inputs are planned, `score` sets the sensitivities of all inputs. `end`: also
+ * after an error. handle: the layer in the backend's memory, with the callback
+ * qt_act_quantize_active. */
+int qt_act_sensitivity_begin(struct qt_act_planner *p, struct qt_err *err);
+int qt_act_sensitivity_layer(struct qt_act_planner *p, size_t layer, struct qt_layer *handle,
+                             struct qt_err *err);
+int qt_act_sensitivity_score(struct qt_act_planner *p, struct qt_err *err);
+void qt_act_sensitivity_end(struct qt_act_planner *p);
+/* Callback `input` of struct qt_fake_quant; ctx is the planner. Quantizes the active input only. */
+int qt_act_quantize_active(void *ctx, struct qt_backend *be, float *y, const float *x,
+                           const struct qt_linear *linear, size_t m, size_t k, struct qt_err *err);
+/* The tokens of a variant of the model that sensitivities are measured with. */
+size_t qt_act_variant_tokens(const struct qt_calibration *data);
+/* The tokens that qt_act_sensitivity_layer will pass to qt_act_advance, in all layers. */
 double qt_act_sensitivity_tokens(const struct qt_act_planner *p);
-/* The tokens whose logits it will compute. */
+/* The tokens whose logits qt_act_sensitivity_score will compute. */
 double qt_act_scored_tokens(const struct qt_act_planner *p);
 /* budget.c: sets the precision of all channel blocks, and the arrangement of inputs without 8-bit
  * blocks. */

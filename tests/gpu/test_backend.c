@@ -589,15 +589,28 @@ static void test_round_inputs(size_t m, size_t k)
     array_free(&x), array_free(&y);
 }
 
+static void test_block_grams(size_t n, size_t k)
+{
+    const size_t cells = qt_ceil_div(k, QT_ACT_BLOCK) * QT_ACT_BLOCK * QT_ACT_BLOCK;
+    struct array w = floats(n * k, 1), g = floats(cells, 1);
+    struct qt_err err = {0};
+    char what[80];
+    block_grams_by_definition(g.cpu, w.cpu, n, k);
+    must(gpu->block_grams(gpu, g.gpu, w.gpu, n, k, &err), &err, "block_grams");
+    snprintf(what, sizeof what, "block_grams, %zu x %zu", n, k);
+    compare(&g, 1e-5, what);
+    array_free(&w), array_free(&g);
+}
+
 static void test_input_errors(size_t m, size_t k)
 {
     static const struct qt_act_rounding how[] = {{8, 1}, {4, 1}, {4, 0.75f}};
     enum { SIDE = QT_ACT_BLOCK };
     const size_t blocks = qt_ceil_div(k, SIDE), sums = COUNT(how) * blocks;
     struct array x = floats(m * k, 3), g = floats(blocks * SIDE * SIDE, 0.1f),
-                 d = zeros(sums * sizeof(double));
+                 d = zeros(2 * sums * sizeof(double)); /* and squares */
     float *sym = fetch(cpu, g.cpu, g.bytes);
-    double *made = malloc(sums * sizeof *made);
+    double *made = malloc(d.bytes), *want = (double *)d.cpu;
     struct qt_act act = random_act(k);
     struct qt_err err = {0};
     for (size_t b = 0; b < blocks; b++)
@@ -609,14 +622,16 @@ static void test_input_errors(size_t m, size_t k)
         char what[80];
         act.scales = (enum qt_act_scales)(i % 3);
         act.rotate = i > 2;
-        must(input_errors_by_definition(cpu, d.cpu, x.cpu, sym, m, &act, how, COUNT(how), &err),
+        must(input_errors_by_definition(cpu, want, want + sums, x.cpu, sym, m, &act, how,
+                                        COUNT(how), &err),
              &err, "reference");
-        must(gpu->input_errors(gpu, made, x.gpu, g.gpu, m, &act, how, COUNT(how), &err), &err,
-             "input_errors");
+        must(
+            gpu->input_errors(gpu, made, made + sums, x.gpu, g.gpu, m, &act, how, COUNT(how), &err),
+            &err, "input_errors");
         must(gpu->upload(gpu, d.gpu, made, d.bytes, &err), &err, "upload");
         snprintf(what, sizeof what, "input_errors, %zu x %zu, scales %d, rotated %d", m, k, i % 3,
                  act.rotate);
-        compare_doubles(&d, sums, 1e-5, what);
+        compare_doubles(&d, 2 * sums, 1e-5, what);
     }
     free(sym), free(made);
     qt_act_free(&act);
@@ -1116,8 +1131,10 @@ int main(int argc, char **argv)
         test_round_inputs(1 + random_below(40), k);
     test_round_inputs(100, 576);
     test_round_inputs(2, 50000); /* too many channels for shared memory */
-    for (size_t k = 1; k < 2000; k = 3 * k + random_below(30))
+    for (size_t k = 1; k < 2000; k = 3 * k + random_below(30)) {
         test_input_errors(1 + random_below(100), k);
+        test_block_grams(1 + random_below(300), k);
+    }
     test_upload_narrow(1 + random_below(300000));
     for (int i = 0; i < 4; i++)
         test_score(1 + random_below(30), 2 + random_below(i % 2 ? 40000 : 300), i < 2 ? 0 : 30);

@@ -1121,18 +1121,19 @@ int gpu_input_errors(const struct gpu_input_errors *a, void *stream)
                  tiles = qt_ceil_div(a->in.m, GPU_ERROR_TOKENS);
     const struct qt_act act = act_of(&a->in);
     struct qt_act_rounding how[GPU_ROUNDINGS];
+    const size_t sums = (size_t)a->count * blocks;
     double *d = NULL;
     int rc;
     (void)stream;
-    QT_TRY(qt_array_new(&d, (size_t)a->count, blocks * sizeof *d, NULL));
+    QT_TRY(qt_array_new(&d, 2, sums * sizeof *d, NULL));
     for (int i = 0; i < a->count; i++)
         how[i] = (struct qt_act_rounding){a->how[i].narrow ? 4 : 8, a->how[i].clip};
     for (size_t tile = 0; tile < tiles; tile++) {
         const size_t first = tile * GPU_ERROR_TOKENS;
-        QT_TRY(input_errors_by_definition(NULL, d, a->in.x + first * a->in.k, a->g,
+        QT_TRY(input_errors_by_definition(NULL, d, d + sums, a->in.x + first * a->in.k, a->g,
                                           qt_min_size(GPU_ERROR_TOKENS, a->in.m - first), &act, how,
                                           (size_t)a->count, NULL));
-        for (size_t i = 0; i < (size_t)a->count * blocks; i++)
+        for (size_t i = 0; i < 2 * sums; i++)
             a->part[i * tiles + tile] = d[i];
     }
 done:
@@ -1147,6 +1148,14 @@ int gpu_math_gather(float *y, const float *x, const uint32_t *rows, const float 
     for (size_t i = 0; i < m; i++)
         for (size_t j = 0; j < n; j++)
             y[i * n + j] = x[(rows ? rows[i] : i) * n + j] * (factor ? factor[i] : 1);
+    return 0;
+}
+
+int gpu_math_add(float *y, const float *x, size_t count, void *stream)
+{
+    (void)stream;
+    for (size_t i = 0; i < count; i++)
+        y[i] += x[i];
     return 0;
 }
 
@@ -1185,6 +1194,27 @@ static void round_inputs(void **state)
     be->close(be);
 }
 
+/* Pieces of rows, of which the last one is shorter, and a last channel block that is narrower. */
+static void block_grams(void **state)
+{
+    enum { N = 300, K = 300, CELLS = 3 * QT_ACT_BLOCK * QT_ACT_BLOCK };
+    struct qt_backend *be = open_simulated();
+    float *w = random_floats(N * K, 1), *g = random_floats(CELLS, 1),
+          *want = random_floats(CELLS, 1);
+    (void)state;
+    for (size_t n = 0; n < N; n += n < 5 ? 1 : 97) {
+        memcpy(want, g, CELLS * sizeof *g);
+        block_grams_by_definition(want, w, n, K);
+        assert_int_equal(be->block_grams(be, g, w, n, K, NULL), QT_OK);
+        for (size_t i = 0; i < CELLS; i++)
+            assert_true(fabsf(g[i] - want[i]) <= 1e-4f * (1 + fabsf(want[i])));
+    }
+    qt_free(w);
+    qt_free(g);
+    qt_free(want);
+    be->close(be);
+}
+
 /* Tiles of tokens add up to the sums over all tokens. */
 static void input_errors(void **state)
 {
@@ -1192,16 +1222,18 @@ static void input_errors(void **state)
     static const struct qt_act_rounding how[] = {{8, 1}, {4, 0.75f}};
     struct qt_backend *be = open_simulated();
     float *x = random_floats(M * K, 1), *g = random_floats(BLOCKS * SIDE * SIDE, 0.1f);
-    double d[2 * BLOCKS], want[2 * BLOCKS];
+    double d[4 * BLOCKS], want[4 * BLOCKS]; /* then squares */
     struct qt_act act;
     (void)state;
     for (size_t i = 0; i < BLOCKS * SIDE; i++)
         g[i * SIDE + i % SIDE] = 1;
     assert_int_equal(qt_act_new(&act, K, 4, NULL), QT_OK);
     act.rotate = true;
-    assert_int_equal(input_errors_by_definition(NULL, want, x, g, M, &act, how, 2, NULL), QT_OK);
-    assert_int_equal(be->input_errors(be, d, x, g, M, &act, how, 2, NULL), QT_OK);
-    for (size_t i = 0; i < 2 * BLOCKS; i++)
+    assert_int_equal(
+        input_errors_by_definition(NULL, want, want + 2 * BLOCKS, x, g, M, &act, how, 2, NULL),
+        QT_OK);
+    assert_int_equal(be->input_errors(be, d, d + 2 * BLOCKS, x, g, M, &act, how, 2, NULL), QT_OK);
+    for (size_t i = 0; i < 4 * BLOCKS; i++)
         assert_true(fabs(d[i] - want[i]) <= 1e-9 * want[i]);
     qt_act_free(&act);
     qt_free(x);
@@ -1251,12 +1283,19 @@ static int apart_arrange_inputs(struct qt_backend *be, float *y, const float *x,
     return cuda->arrange_inputs(cuda, y, x, m, act, err);
 }
 
-static int apart_input_errors(struct qt_backend *be, double *d, const float *x, const float *g,
-                              size_t m, const struct qt_act *act, const struct qt_act_rounding *how,
-                              size_t count, struct qt_err *err)
+static int apart_block_grams(struct qt_backend *be, float *g, const float *w, size_t n, size_t k,
+                             struct qt_err *err)
 {
     (void)be;
-    return cuda->input_errors(cuda, d, x, g, m, act, how, count, err);
+    return cuda->block_grams(cuda, g, w, n, k, err);
+}
+
+static int apart_input_errors(struct qt_backend *be, double *d, double *squares, const float *x,
+                              const float *g, size_t m, const struct qt_act *act,
+                              const struct qt_act_rounding *how, size_t count, struct qt_err *err)
+{
+    (void)be;
+    return cuda->input_errors(cuda, d, squares, x, g, m, act, how, count, err);
 }
 
 static void apart_open(struct qt_backend *apart, const struct qt_backend *cpu)
@@ -1268,6 +1307,7 @@ static void apart_open(struct qt_backend *apart, const struct qt_backend *cpu)
     apart->round = apart_round;
     apart->group_range = apart_group_range;
     apart->arrange_inputs = apart_arrange_inputs;
+    apart->block_grams = apart_block_grams;
     apart->input_errors = apart_input_errors;
 }
 
@@ -1492,13 +1532,20 @@ static void without_cublas(void **state)
 int main(void)
 {
     seed_init();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products),         cmocka_unit_test(halves),
-        cmocka_unit_test(shared_factors),   cmocka_unit_test(panels),
-        cmocka_unit_test(factorization),    cmocka_unit_test(gram_matrices),
-        cmocka_unit_test(attention),        cmocka_unit_test(biased_attention),
-        cmocka_unit_test(rounding),         cmocka_unit_test(round_inputs),
-        cmocka_unit_test(input_errors),     cmocka_unit_test(ranks_share_calibration),
-        cmocka_unit_test(activation_plans), cmocka_unit_test(without_cublas)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(products),
+                                       cmocka_unit_test(halves),
+                                       cmocka_unit_test(shared_factors),
+                                       cmocka_unit_test(panels),
+                                       cmocka_unit_test(factorization),
+                                       cmocka_unit_test(gram_matrices),
+                                       cmocka_unit_test(attention),
+                                       cmocka_unit_test(biased_attention),
+                                       cmocka_unit_test(rounding),
+                                       cmocka_unit_test(round_inputs),
+                                       cmocka_unit_test(block_grams),
+                                       cmocka_unit_test(input_errors),
+                                       cmocka_unit_test(ranks_share_calibration),
+                                       cmocka_unit_test(activation_plans),
+                                       cmocka_unit_test(without_cublas)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
