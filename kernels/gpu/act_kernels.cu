@@ -6,7 +6,7 @@
 #include "kernels/gpu/block.cuh"
 #include "kernels/gpu/internal.h"
 
-enum { BLOCK = 128, PER_LANE = BLOCK / 32 };
+enum { BLOCK = 128, PER_LANE = BLOCK / 32, MOST_THREADS = 512, MOST_WARPS = MOST_THREADS / 32 };
 
 struct channel_block {
     float v[PER_LANE];
@@ -63,20 +63,45 @@ static __device__ __forceinline__ void rotate(channel_block &x, int channels)
         x.v[i] = __fmul_rn(x.v[i], piece_norm(piece[i]));
 }
 
-/* Channel block at channel `at` of the token x[k], in packed order, scale and rotation; zeros
- * beyond k. */
-static __device__ __forceinline__ channel_block load(const gpu_input &a, const float *x, size_t at)
+/* Where the channels of a lane in the channel block at channel `at` come from, and by what they are
+ * multiplied; beyond k: by 0. */
+struct places {
+    uint32_t order[PER_LANE];
+    float factor[PER_LANE];
+    int channels; /* of the channel block */
+};
+
+static __device__ __forceinline__ places places_of(const gpu_input &a, size_t at)
 {
-    channel_block out;
+    places out;
     const int lane = (int)threadIdx.x % 32;
+    out.channels = (int)min(a.k - at, (size_t)BLOCK);
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++) {
         const size_t p = at + 32 * i + lane;
-        out.v[i] = p < a.k ? __fmul_rn(x[a.order[p]], a.factor[p]) : 0;
+        out.order[i] = p < a.k ? a.order[p] : 0;
+        out.factor[i] = p < a.k ? a.factor[p] : 0;
     }
-    if (a.rotate)
-        rotate(out, (int)min(a.k - at, (size_t)BLOCK));
     return out;
+}
+
+/* A channel block of the token x[k], in packed order, scale and rotation; zeros beyond k. */
+static __device__ __forceinline__ channel_block load(const places &from, const float *x,
+                                                     bool rotates)
+{
+    channel_block out;
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++)
+        out.v[i] = from.factor[i] ? __fmul_rn(x[from.order[i]], from.factor[i]) : 0;
+    if (rotates)
+        rotate(out, from.channels);
+    return out;
+}
+
+/* 1 / x for a power of two. */
+static __device__ __forceinline__ float inverse_power(float x)
+{
+    return __uint_as_float((254u << 23) - __float_as_uint(x));
 }
 
 /* How a channel block is rounded. */
@@ -118,82 +143,123 @@ static __device__ __forceinline__ channel_block rounded(const channel_block &x, 
     return out;
 }
 
-/* Copies the row from[k] to shared memory: gathering and scattering its channels would be many
- * small accesses to global memory. */
-static __device__ __forceinline__ void load_row(float *row, const float *from, size_t k)
+/*
+ * A thread block has up to T tokens. Each warp takes channel blocks, for all tokens one after the
+ * other: the places of the channels are read once. STAGED: the tokens are in shared memory, because
+ * gathering and scattering channels would be many small accesses to global memory; they are rounded
+ * there in place.
+ */
+template <int T> struct tokens {
+    const float *from; /* [count][k] */
+    float *to;
+    int count;
+};
+
+template <int T> static __device__ __forceinline__ tokens<T> tokens_of(const gpu_input &a)
 {
-    for (size_t i = threadIdx.x; i < k; i += THREADS)
-        row[i] = from[i];
-    __syncthreads();
+    const size_t first = blockIdx.x * (size_t)T;
+    return {a.x + first * a.k, a.y + first * a.k, (int)min((size_t)T, a.m - first)};
 }
 
-/* The largest of the warps' values. */
-static __device__ __forceinline__ float top_of_warps(float top)
+static __device__ __forceinline__ void copy_floats(float *to, const float *from, size_t count)
 {
-    __shared__ float tops[WARPS];
-    tops[threadIdx.x / 32] = top;
-    __syncthreads();
-    for (int i = 0; i < WARPS; i++)
-        top = larger_of(top, tops[i]);
-    return top;
+    for (size_t i = threadIdx.x; i < count; i += blockDim.x)
+        to[i] = from[i];
 }
 
-/* A thread block per token. STAGED: the token fits shared memory, where its channels are rounded in
- * place. */
-template <bool STAGED>
-static __global__ void __launch_bounds__(THREADS) round_inputs_kernel(gpu_input a)
+/* *top (shared memory) = absmax of each token. */
+template <int T>
+static __device__ __forceinline__ void find_tops(float *top, const gpu_input &a, const float *x,
+                                                 int count)
 {
-    extern __shared__ float row[];
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const float *from = a.x + blockIdx.x * a.k, *x = STAGED ? row : from;
-    float *to = a.y + blockIdx.x * a.k, *y = STAGED ? row : to, token_top = 0;
-    uint32_t most = 0;
-    if (STAGED)
-        load_row(row, from, a.k);
-    if (a.scales) { /* scales of blocks do not need it */
-        for (size_t at = warp * BLOCK; at < a.k; at += WARPS * BLOCK)
-            token_top = larger_of(token_top, absmax(load(a, x, at)));
-        token_top = top_of_warps(token_top);
-    }
-    for (size_t at = warp * BLOCK; at < a.k; at += WARPS * BLOCK) {
-        channel_block v = load(a, x, at);
-        const rounding how = {a.bits[at / BLOCK] == 4, a.clip, a.clip_by_7};
-        v = rounded(v, scale_of(a.scales, how, absmax(v), token_top), how.narrow);
-        if (a.rotate)
-            rotate(v, (int)min(a.k - at, (size_t)BLOCK));
+    __shared__ float tops[T][MOST_WARPS];
+    const int warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
+    float own[T] = {};
+    for (size_t at = warp * BLOCK; at < a.k; at += warps * BLOCK) {
+        const places from = places_of(a, at);
 #pragma unroll
-        for (int i = 0; i < PER_LANE; i++) {
-            const size_t p = at + 32 * i + lane;
-            if (p < a.k) {
-                const float out = __fdiv_rn(v.v[i], a.factor[p]);
-                y[a.order[p]] = out;
-                most = larger(most, out);
-            }
+        for (int t = 0; t < T; t++)
+            if (t < count)
+                own[t] = larger_of(own[t], absmax(load(from, x + t * a.k, a.rotate)));
+    }
+#pragma unroll
+    for (int t = 0; t < T; t++)
+        tops[t][warp] = own[t];
+    __syncthreads();
+    if (threadIdx.x < T) {
+        float all = 0;
+        for (int i = 0; i < warps; i++)
+            all = larger_of(all, tops[threadIdx.x][i]);
+        top[threadIdx.x] = all;
+    }
+    __syncthreads();
+}
+
+template <int T, bool STAGED>
+static __global__ void __launch_bounds__(MOST_THREADS) round_inputs_kernel(gpu_input a)
+{
+    extern __shared__ float rows[];
+    __shared__ float token_top[T];
+    const int warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
+    const tokens<T> here = tokens_of<T>(a);
+    const float *x = STAGED ? rows : here.from;
+    float *y = STAGED ? rows : here.to;
+    uint32_t most = 0;
+    if (STAGED) {
+        copy_floats(rows, here.from, here.count * a.k);
+        __syncthreads();
+    }
+    if (a.scales) /* scales of blocks do not need it */
+        find_tops<T>(token_top, a, x, here.count);
+    for (size_t at = warp * BLOCK; at < a.k; at += warps * BLOCK) {
+        const places from = places_of(a, at);
+        const rounding how = {a.bits[at / BLOCK] == 4, a.clip, a.clip_by_7};
+        for (int t = 0; t < here.count; t++) {
+            channel_block v = load(from, x + t * a.k, a.rotate);
+            const float top = a.scales ? token_top[t] : 0;
+            v = rounded(v, scale_of(a.scales, how, absmax(v), top), how.narrow);
+            if (a.rotate)
+                rotate(v, from.channels);
+#pragma unroll
+            for (int i = 0; i < PER_LANE; i++)
+                if (from.factor[i]) {
+                    const float out = __fmul_rn(v.v[i], inverse_power(from.factor[i]));
+                    y[t * a.k + from.order[i]] = out;
+                    most = larger(most, out);
+                }
         }
     }
     note_largest(a.largest, most);
-    __syncthreads();
-    for (size_t i = threadIdx.x; STAGED && i < a.k; i += THREADS)
-        to[i] = row[i];
+    if (STAGED) {
+        __syncthreads();
+        copy_floats(here.to, rows, here.count * a.k);
+    }
 }
 
-template <bool STAGED>
-static __global__ void __launch_bounds__(THREADS) arrange_inputs_kernel(gpu_input a)
+template <int T, bool STAGED>
+static __global__ void __launch_bounds__(MOST_THREADS) arrange_inputs_kernel(gpu_input a)
 {
-    extern __shared__ float row[];
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const float *from = a.x + blockIdx.x * a.k;
+    extern __shared__ float rows[];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32,
+              warps = (int)blockDim.x / 32;
+    const tokens<T> here = tokens_of<T>(a);
+    const float *x = STAGED ? rows : here.from;
     uint32_t most = 0;
-    if (STAGED)
-        load_row(row, from, a.k);
-    for (size_t at = warp * BLOCK; at < a.k; at += WARPS * BLOCK) {
-        const channel_block v = load(a, STAGED ? row : from, at);
+    if (STAGED) {
+        copy_floats(rows, here.from, here.count * a.k);
+        __syncthreads();
+    }
+    for (size_t at = warp * BLOCK; at < a.k; at += warps * BLOCK) {
+        const places from = places_of(a, at);
+        for (int t = 0; t < here.count; t++) {
+            const channel_block v = load(from, x + t * a.k, a.rotate);
 #pragma unroll
-        for (int i = 0; i < PER_LANE; i++) {
-            const size_t p = at + 32 * i + lane;
-            if (p < a.k)
-                a.y[blockIdx.x * a.k + p] = v.v[i];
-            most = larger(most, v.v[i]);
+            for (int i = 0; i < PER_LANE; i++) {
+                const size_t p = at + 32 * i + lane;
+                if (p < a.k)
+                    here.to[t * a.k + p] = v.v[i];
+                most = larger(most, v.v[i]);
+            }
         }
     }
     note_largest(a.largest, most);
@@ -204,7 +270,7 @@ static __device__ __forceinline__ float top_of(const gpu_input &a, const float *
 {
     float top = 0;
     for (size_t at = 0; a.scales && at < a.k; at += BLOCK)
-        top = larger_of(top, absmax(load(a, x, at)));
+        top = larger_of(top, absmax(load(places_of(a, at), x, a.rotate)));
     return top;
 }
 
@@ -242,7 +308,7 @@ static __device__ __forceinline__ float square(const channel_block &e)
 /* A thread block has GPU_ERROR_TOKENS tokens of a channel block. */
 static __global__ void __launch_bounds__(THREADS) input_errors_kernel(struct gpu_input_errors a)
 {
-    extern __shared__ float g[]; /* [BLOCK][BLOCK] */
+    extern __shared__ float g[];                     /* [BLOCK][BLOCK] */
     __shared__ double part[2][WARPS][GPU_ROUNDINGS]; /* of d, of squares */
     const size_t block = blockIdx.y, at = block * BLOCK, first = blockIdx.x * GPU_ERROR_TOKENS;
     const size_t end = min(first + GPU_ERROR_TOKENS, a.in.m);
@@ -250,11 +316,12 @@ static __global__ void __launch_bounds__(THREADS) input_errors_kernel(struct gpu
     double sum[2][GPU_ROUNDINGS] = {};
     for (int i = (int)threadIdx.x; i < BLOCK * BLOCK; i += THREADS)
         g[i] = a.g[block * BLOCK * BLOCK + i];
+    const places from = places_of(a.in, at);
     __syncthreads();
     for (size_t token = first + warp; token < end; token += WARPS) {
         const float *x = a.in.x + token * a.in.k;
         const float token_top = top_of(a.in, x);
-        const channel_block v = load(a.in, x, at);
+        const channel_block v = load(from, x, a.in.rotate);
         const float top = absmax(v);
 #pragma unroll
         for (int i = 0; i < GPU_ROUNDINGS; i++) {
@@ -287,31 +354,46 @@ static __global__ void __launch_bounds__(THREADS) input_errors_kernel(struct gpu
     a.part[(threadIdx.x * gridDim.y + block) * gridDim.x + blockIdx.x] = all;
 }
 
-/* Launches `staged` if a token fits shared memory, else `direct`. */
-static int launch_tokens(const struct gpu_input *a, void (*staged)(struct gpu_input),
-                         void (*direct)(struct gpu_input), cudaStream_t stream)
+typedef void inputs_kernel(struct gpu_input a);
+
+/* Kernels for one token and for two tokens in shared memory, and for one in global memory. */
+struct inputs_kernels {
+    inputs_kernel *one, *two, *direct;
+};
+
+/* Two tokens if they leave room for more thread blocks; more warps for long tokens. */
+static int launch_tokens(const struct gpu_input *a, struct inputs_kernels kernels,
+                         cudaStream_t stream)
 {
-    enum { MOST = 160 << 10 }; /* less on some GPUs */
-    const size_t bytes = a->k * sizeof(float);
+    enum { MOST = 160 << 10, MOST_OF_TWO = 48 << 10 }; /* MOST: less on some GPUs */
+    const size_t token = a->k * sizeof(float);
+    const bool two = 2 * token <= MOST_OF_TWO;
+    const size_t bytes = two ? 2 * token : token, blocks = two ? (a->m + 1) / 2 : a->m;
+    inputs_kernel *const staged = two ? kernels.two : kernels.one;
+    const unsigned threads = token > MOST_OF_TWO ? (unsigned)MOST_THREADS : (unsigned)THREADS;
     if (bytes <= MOST && cudaFuncSetAttribute(staged, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                               (int)bytes) == cudaSuccess) {
-        staged<<<(unsigned)a->m, THREADS, bytes, stream>>>(*a);
+        staged<<<(unsigned)blocks, threads, bytes, stream>>>(*a);
         return cudaGetLastError();
     }
     cudaGetLastError(); /* that of the attribute */
-    direct<<<(unsigned)a->m, THREADS, 0, stream>>>(*a);
+    kernels.direct<<<(unsigned)a->m, THREADS, 0, stream>>>(*a);
     return cudaGetLastError();
 }
 
 int gpu_round_inputs(const struct gpu_input *a, void *stream)
 {
-    return launch_tokens(a, round_inputs_kernel<true>, round_inputs_kernel<false>,
-                         (cudaStream_t)stream);
+    return launch_tokens(
+        a,
+        {round_inputs_kernel<1, true>, round_inputs_kernel<2, true>, round_inputs_kernel<1, false>},
+        (cudaStream_t)stream);
 }
 
 int gpu_arrange_inputs(const struct gpu_input *a, void *stream)
 {
-    return launch_tokens(a, arrange_inputs_kernel<true>, arrange_inputs_kernel<false>,
+    return launch_tokens(a,
+                         {arrange_inputs_kernel<1, true>, arrange_inputs_kernel<2, true>,
+                          arrange_inputs_kernel<1, false>},
                          (cudaStream_t)stream);
 }
 
