@@ -35,8 +35,8 @@ done:
 int qt_token_factors(float *factor, struct qt_backend *be, const float *hidden, size_t m, size_t n,
                      struct qt_err *err)
 {
-    enum { TOKENS = 4096 };
-    const size_t most = qt_min_size(TOKENS, m);
+    enum { TOKENS = 4096, TOKENS_APART = 16384 };
+    const size_t most = qt_min_size(be->host ? TOKENS : TOKENS_APART, m);
     const bool half = be->half;
     float *squares = NULL, *sums = NULL, *ones = NULL, *host = NULL;
     int rc;

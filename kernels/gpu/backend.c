@@ -326,29 +326,20 @@ static int cuda_copy_columns(struct qt_backend *be, float *y, size_t ldy, const 
                   : QT_OK;
 }
 
-typedef int rows_fn(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
-                    size_t n, void *stream);
-
-/* Uploads rows and factor (host memory, or NULL) and calls a gather or scatter kernel. */
-static int on_rows(rows_fn *fn, struct qt_backend *be, float *y, const float *x,
-                   const uint32_t *rows, const float *factor, size_t m, size_t n,
-                   struct qt_err *err)
+/* Uploads rows[m] and factor[m], or NULL, from host memory to scratch memory. */
+static int upload_rows(const uint32_t **at, const float **by, struct gpu_backend *g,
+                       const uint32_t *rows, const float *factor, size_t m, struct qt_err *err)
 {
-    struct gpu_backend *g = self(be);
-    uint32_t *at;
-    float *by;
-    int rc = QT_OK;
-    if (m == 0 || n == 0)
-        return QT_OK;
-    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, m, sizeof *at + sizeof *by, err));
-    at = g->scratch.p;
-    by = (float *)(at + m);
+    uint32_t *to;
+    int rc;
+    QT_TRY(gpu_scratch_need(&g->scratch, g->gpu, m, sizeof *rows + sizeof *factor, err));
+    to = g->scratch.p;
+    *at = rows ? to : NULL;
+    *by = factor ? (const float *)(to + m) : NULL;
     if (rows)
-        QT_TRY(cuda_upload(be, at, rows, m * sizeof *at, err));
+        QT_TRY(cuda_upload(&g->be, to, rows, m * sizeof *rows, err));
     if (factor)
-        QT_TRY(cuda_upload(be, by, factor, m * sizeof *by, err));
-    QT_TRY(gpu_check_launch(fn(y, x, rows ? at : NULL, factor ? by : NULL, m, n, g->stream), "rows",
-                            err));
+        QT_TRY(cuda_upload(&g->be, to + m, factor, m * sizeof *factor, err));
 done:
     return rc;
 }
@@ -356,13 +347,30 @@ done:
 static int cuda_gather_rows(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
                             const float *factor, size_t m, size_t n, struct qt_err *err)
 {
-    return on_rows(gpu_math_gather, be, y, x, rows, factor, m, n, err);
+    struct gpu_backend *g = be->ctx;
+    uint32_t *largest;
+    int rc = QT_OK;
+    if (m == 0 || n == 0)
+        return QT_OK;
+    QT_TRY(writing_largest(&largest, be, y, m * n, err));
+    QT_TRY(upload_rows(&rows, &factor, g, rows, factor, m, err));
+    QT_TRY(gpu_check_launch(gpu_math_gather(y, x, rows, factor, m, n, largest, g->stream), "rows",
+                            err));
+done:
+    return rc;
 }
 
 static int cuda_scatter_rows(struct qt_backend *be, float *y, const float *x, const uint32_t *rows,
                              const float *factor, size_t m, size_t n, struct qt_err *err)
 {
-    return on_rows(gpu_math_scatter, be, y, x, rows, factor, m, n, err);
+    struct gpu_backend *g = self(be);
+    int rc = QT_OK;
+    if (m == 0 || n == 0)
+        return QT_OK;
+    QT_TRY(upload_rows(&rows, &factor, g, rows, factor, m, err));
+    QT_TRY(gpu_check_launch(gpu_math_scatter(y, x, rows, factor, m, n, g->stream), "rows", err));
+done:
+    return rc;
 }
 
 static int cuda_add_f64(struct qt_backend *be, double *y, const double *x, size_t count,

@@ -177,9 +177,9 @@ int gpu_math_add(float *y, const float *x, size_t count, void *stream);
 /* y[count] = x[count], which is FP16 or BF16. */
 int gpu_math_widen(float *y, const void *x, bool bf16, size_t count, void *stream);
 int gpu_math_add_f64(double *y, const double *x, size_t count, void *stream);
-/* The functions gather_rows and scatter_rows of struct qt_backend. */
+/* The functions gather_rows and scatter_rows of struct qt_backend. largest: of y, or NULL. */
 int gpu_math_gather(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
-                    size_t n, void *stream);
+                    size_t n, uint32_t *largest, void *stream);
 int gpu_math_copy_columns(float *y, size_t ldy, const float *x, size_t ldx, size_t n, size_t m,
                           void *stream);
 int gpu_math_scatter(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,

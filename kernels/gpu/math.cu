@@ -72,20 +72,46 @@ static __global__ void parts_kernel(float *z, const float *x, size_t rows, size_
     }
 }
 
-/* Gather or scatter. A thread takes elements of y (gather) or of x (scatter), and rounds as the CPU
- * backend does. */
-template <bool SCATTER>
-static __global__ void rows_kernel(float *y, const float *x, const uint32_t *rows,
-                                   const float *factor, size_t count, size_t n)
+/* A thread takes elements of y. */
+static __global__ void gather_kernel(float *y, const float *x, const uint32_t *rows,
+                                     const float *factor, uint32_t *largest, size_t count, size_t n)
+{
+    uint32_t most = 0;
+    FOR_ELEMENTS(e, count)
+    {
+        const size_t i = e / n, other = (rows ? rows[i] : i) * n + e % n;
+        y[e] = x[other] * (factor ? factor[i] : 1);
+        most = larger(most, y[e]);
+    }
+    note_largest(largest, most);
+}
+
+/* The same for four elements at a time: count and n are numbers of these. */
+static __global__ void gather_fours_kernel(float4 *y, const float4 *x, const uint32_t *rows,
+                                           const float *factor, uint32_t *largest, uint32_t count,
+                                           uint32_t n)
+{
+    uint32_t most = 0;
+    FOR_ELEMENTS(e, count)
+    {
+        const uint32_t i = (uint32_t)e / n, j = (uint32_t)e % n;
+        const float4 v = x[(size_t)(rows ? rows[i] : i) * n + j];
+        const float by = factor ? factor[i] : 1;
+        const float4 out = make_float4(v.x * by, v.y * by, v.z * by, v.w * by);
+        y[e] = out;
+        most = larger(larger(larger(larger(most, out.x), out.y), out.z), out.w);
+    }
+    note_largest(largest, most);
+}
+
+/* A thread takes elements of x, and rounds as the CPU backend does. */
+static __global__ void scatter_kernel(float *y, const float *x, const uint32_t *rows,
+                                      const float *factor, size_t count, size_t n)
 {
     FOR_ELEMENTS(e, count)
     {
         const size_t i = e / n, other = (rows ? rows[i] : i) * n + e % n;
-        const float by = factor ? factor[i] : 1;
-        if (SCATTER)
-            y[other] = __fadd_rn(y[other], __fmul_rn(x[e], by));
-        else
-            y[e] = x[other] * by;
+        y[other] = __fadd_rn(y[other], __fmul_rn(x[e], factor ? factor[i] : 1));
     }
 }
 
@@ -559,10 +585,16 @@ int gpu_math_add_f64(double *y, const double *x, size_t count, void *stream)
 }
 
 int gpu_math_gather(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
-                    size_t n, void *stream)
+                    size_t n, uint32_t *largest, void *stream)
 {
-    return LAUNCH(rows_kernel<false>, blocks_for(m * n), THREADS, stream, y, x, rows, factor, m * n,
-                  n);
+    const size_t count = m * n;
+    const bool fours = n % 4 == 0 && count / 4 <= UINT32_MAX &&
+                       ((uintptr_t)y | (uintptr_t)x) % sizeof(float4) == 0;
+    return fours ? LAUNCH(gather_fours_kernel, few_blocks_for(count / 4), THREADS, stream,
+                          (float4 *)y, (const float4 *)x, rows, factor, largest,
+                          (uint32_t)(count / 4), (uint32_t)(n / 4))
+                 : LAUNCH(gather_kernel, few_blocks_for(count), THREADS, stream, y, x, rows, factor,
+                          largest, count, n);
 }
 
 int gpu_math_copy_columns(float *y, size_t ldy, const float *x, size_t ldx, size_t n, size_t m,
@@ -574,8 +606,7 @@ int gpu_math_copy_columns(float *y, size_t ldy, const float *x, size_t ldx, size
 int gpu_math_scatter(float *y, const float *x, const uint32_t *rows, const float *factor, size_t m,
                      size_t n, void *stream)
 {
-    return LAUNCH(rows_kernel<true>, blocks_for(m * n), THREADS, stream, y, x, rows, factor, m * n,
-                  n);
+    return LAUNCH(scatter_kernel, blocks_for(m * n), THREADS, stream, y, x, rows, factor, m * n, n);
 }
 
 size_t gpu_math_tf32_width(size_t k)
