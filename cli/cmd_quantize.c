@@ -101,6 +101,7 @@ struct tensors {
     bool quiet;
     uint32_t unfit;          /* bit f: export format f does not hold all */
     char spec[QT_SPEC_TEXT]; /* of the tensor before */
+    size_t n, k;             /* its shape */
     size_t count;
 };
 
@@ -132,17 +133,18 @@ static void tensor_row(struct table *t, const json_t *tensor)
                        : few);
 }
 
-static void find_unfit(struct tensors *t, const char *text)
+static void find_unfit(struct tensors *t, const char *text, size_t n, size_t k)
 {
     const struct qt_export_format *format;
     struct qt_spec spec;
-    const char *why;
-    if (strncmp(t->spec, text, sizeof t->spec) == 0)
+    if (strncmp(t->spec, text, sizeof t->spec) == 0 && t->n == n && t->k == k)
         return;
+    t->n = n;
+    t->k = k;
     snprintf(t->spec, sizeof t->spec, "%s", text);
     const bool known = qt_spec_read(&spec, text, NULL) == QT_OK;
     for (size_t f = 0; (format = qt_export_format_at(f)) != NULL; f++)
-        if (!known || qt_export_fit(&why, format, &spec) != QT_EXPORT_EXACT)
+        if (!known || qt_export_fit_matrix(format, &spec, n, k) != QT_EXPORT_EXACT)
             t->unfit |= (uint32_t)1 << f;
 }
 
@@ -150,7 +152,10 @@ static void add_tensor(void *ctx, json_t *tensor)
 {
     struct tensors *t = ctx;
     t->count++;
-    find_unfit(t, json_string_value(json_object_get(tensor, "scheme")));
+    const json_t *shape = json_object_get(tensor, "shape");
+    find_unfit(t, json_string_value(json_object_get(tensor, "scheme")),
+               (size_t)json_integer_value(json_array_get(shape, 0)),
+               (size_t)json_integer_value(json_array_get(shape, 1)));
     if (t->list)
         doc_append(t->cli, t->list, json_incref(tensor));
     else if (!t->quiet)

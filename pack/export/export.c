@@ -67,10 +67,17 @@ void qt_export_floats(const struct qt_export_tensor *t, size_t first, const floa
 
 int qt_export_check_groups(const struct qt_export_matrix *m, struct qt_err *err)
 {
+    size_t whole = 128;
+    while (whole > 16 && m->k % whole != 0)
+        whole /= 2;
     if (m->k % m->codes.group == 0)
         return QT_OK;
-    return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                   "%zu channels are no multiple of the group of %zu", m->k, m->codes.group);
+    return whole > 16
+               ? qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                         "%zu channels are no multiple of the group of %zu; g=%zu fits", m->k,
+                         m->codes.group, whole)
+               : qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                         "%zu channels are no multiple of the group of %zu", m->k, m->codes.group);
 }
 
 bool qt_export_has_head(const struct qt_export *x)
@@ -236,6 +243,34 @@ static int check_exact(const struct qt_export *x, struct qt_export_matrix *m, co
                        "%s cannot hold %s exactly: %s; --lossy rounds once", x->format->name,
                        m->spec->text, why);
     return QT_OK;
+}
+
+enum qt_export_fit qt_export_fit_matrix(const struct qt_export_format *f,
+                                        const struct qt_spec *spec, size_t n, size_t k)
+{
+    const struct qt_entry entry = {.n = n, .k = k};
+    struct qt_export_matrix *m;
+    struct qt_packed shape;
+    struct qt_err ignored;
+    const char *why;
+    enum qt_export_fit fit = qt_export_fit(&why, f, spec);
+    if (fit == QT_EXPORT_NO || !f->describe)
+        return fit;
+    if (qt_array_new(&m, 1, sizeof *m, &ignored) < 0)
+        return QT_EXPORT_NO;
+    m->entry = &entry;
+    m->spec = spec;
+    m->n = n;
+    m->k = k;
+    m->scale_dtype = f->scale_dtype;
+    if (qt_packed_describe(&shape, spec, n, k, &ignored) < 0)
+        fit = QT_EXPORT_NO;
+    if (fit != QT_EXPORT_NO) {
+        qt_export_set_values(m, &shape);
+        fit = f->describe(m, &ignored) < 0 ? QT_EXPORT_NO : fit;
+    }
+    qt_free(m);
+    return fit;
 }
 
 static int plan_matrix(struct run *run, size_t i, struct qt_err *err)

@@ -46,9 +46,12 @@ static int describe(struct qt_export_matrix *m, struct qt_err *err)
             err, QT_E_UNSUPPORTED, NULL, NULL,
             "vLLM takes no quantized head in this format; a rule 'lm_head=none' leaves it "
             "as it is");
-    if (m->k % m->codes.group != 0 || m->k % 32 != 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "%zu channels are no multiple of 32 and of the group", m->k);
+    int rc = qt_export_check_groups(m, err);
+    if (rc < 0)
+        return rc;
+    if (m->k % 32 != 0)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu channels are no multiple of 32",
+                       m->k);
     qt_export_add(m, ".weight", QT_I32, m->n, qt_bits_words(m->k, bits));
     qt_export_add(m, ".weight_scale", m->scale_dtype, m->n, groups);
     if (m->codes.asymmetric)

@@ -90,6 +90,16 @@ $ cp -r "$NANO" untied && chmod -R u+w untied && sed -i 's/"model.embed_tokens.w
 > ^awq "lm_head": true$
 2 tensor lm_head\.weight: humming cannot hold int4.*: vLLM takes no quantized head in this format
 
+# quantize names formats that hold the shapes, and export says which groups fit: here 48 channels.
+$ qtool quantize "$MODELS/qwen2" -o short --scheme none --tensor 'down_proj=int4:g=32' >/dev/null; qtool export short --format awq --dry-run
+? 4
+2 next: .* --format dense$
+2 down_proj\.weight: awq cannot hold int4.*: 48 channels are no multiple of the group of 32$
+$ mkdir odd && echo '{}' >odd/config.json && { printf '\144\0\0\0\0\0\0\0%-100s' '{"model.layers.0.mlp.up_proj.weight":{"dtype":"F16","shape":[128,192],"data_offsets":[0,49152]}}' && head -c 49152 /dev/zero; } >odd/model.safetensors && qtool quantize odd -o odd-q --scheme int4 >/dev/null; qtool export odd-q --format compressed-tensors --dry-run
+? 4
+2 next: .* --format dense\|gguf$
+2 compressed-tensors cannot hold int4.*: 192 channels are no multiple of the group of 128; g=64 fits$
+
 # Groups as long as a row are groups: modules with longer rows have the same options.
 $ qtool quantize "$NANO" -o long --scheme int4:g=256 --tensor '0.mlp.down_proj=none' -q >/dev/null && for f in compressed-tensors gptq; do qtool export long -o long-x --format $f --force -q >/dev/null && echo $f $(tr -d ' \n' <long-x/config.json | grep -o '"targets":[^]]*]\|"group_size":[0-9-]*'); done
 > ^compressed-tensors "targets":\["Linear"\] "group_size":256$
