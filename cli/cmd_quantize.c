@@ -92,17 +92,12 @@ static const char *text_real(char buf[TEXT_SIZE], const char *format, const json
 }
 
 /* Quantized tensors are reported here one by one, in the table on stderr (a message, not a result)
- * or in an array for the document. `unfit` collects the formats that do not hold all of them
- * exactly. */
+ * or in an array for the document. */
 struct tensors {
     struct cli *cli;
     struct table table;
     json_t *list; /* NULL: the table */
     bool quiet;
-    uint32_t unfit;          /* bit f: export format f does not hold all */
-    char spec[QT_SPEC_TEXT]; /* of the tensor before */
-    size_t n, k;             /* its shape */
-    size_t count;
 };
 
 static void tensor_row(struct table *t, const json_t *tensor)
@@ -133,53 +128,50 @@ static void tensor_row(struct table *t, const json_t *tensor)
                        : few);
 }
 
-static void find_unfit(struct tensors *t, const char *text, size_t n, size_t k)
-{
-    const struct qt_export_format *format;
-    struct qt_spec spec;
-    if (strncmp(t->spec, text, sizeof t->spec) == 0 && t->n == n && t->k == k)
-        return;
-    t->n = n;
-    t->k = k;
-    snprintf(t->spec, sizeof t->spec, "%s", text);
-    const bool known = qt_spec_read(&spec, text, NULL) == QT_OK;
-    for (size_t f = 0; (format = qt_export_format_at(f)) != NULL; f++)
-        if (!known || qt_export_fit_matrix(format, &spec, n, k) != QT_EXPORT_EXACT)
-            t->unfit |= (uint32_t)1 << f;
-}
-
 static void add_tensor(void *ctx, json_t *tensor)
 {
     struct tensors *t = ctx;
-    t->count++;
-    const json_t *shape = json_object_get(tensor, "shape");
-    find_unfit(t, json_string_value(json_object_get(tensor, "scheme")),
-               (size_t)json_integer_value(json_array_get(shape, 0)),
-               (size_t)json_integer_value(json_array_get(shape, 1)));
     if (t->list)
         doc_append(t->cli, t->list, json_incref(tensor));
     else if (!t->quiet)
         tensor_row(&t->table, tensor);
 }
 
-/* Says what to do next: the formats that hold all quantized tensors exactly. */
-static int print_next(struct cli *cli, const struct quantize_options *o, const char *ckpt,
-                      const struct tensors *t, struct qt_err *err)
+/* "dense|gguf": the formats that hold the container exactly. */
+static void list_formats(char *text, size_t size, const char *out)
 {
-    const struct qt_export_format *format;
-    char formats[200] = "", *out = NULL, *source = NULL;
+    const struct qt_log silent = {0};
+    struct qt_export_options opt = {.dry_run = true, .log = &silent};
+    struct qt_export_report ignored;
+    struct qt_container *container;
+    struct qt_err why;
     size_t at = 0;
-    int rc;
+    text[0] = '\0';
+    if (qt_container_open(&container, out, &why) < 0)
+        return;
+    for (size_t f = 0; at < size && (opt.format = qt_export_format_at(f)) != NULL; f++)
+        if (qt_export(&ignored, container, &opt, &why) == QT_OK)
+            at += (size_t)snprintf(text + at, size - at, "%s%s", at ? "|" : "",
+                                   qt_export_name(opt.format));
+    qt_container_close(container);
+}
+
+/* Says what to do next. */
+static int print_next(struct cli *cli, const struct quantize_options *o, const char *ckpt,
+                      struct qt_err *err)
+{
+    char formats[200], *out = NULL, *source = NULL;
+    int rc = QT_OK;
+    if (o->common.quiet)
+        return rc;
     QT_TRY(quote(&out, o->out, err));
     QT_TRY(quote(&source, ckpt, err));
-    for (size_t f = 0; t->count && (format = qt_export_format_at(f)) != NULL; f++)
-        if (!(t->unfit >> f & 1) && at < sizeof formats)
-            at += (size_t)snprintf(formats + at, sizeof formats - at, "%s%s", at ? "|" : "",
-                                   qt_export_name(format));
+    list_formats(formats, sizeof formats, o->out);
+    const bool any = formats[0] != '\0';
     qt_log_message(&cli->log, QT_LOG_INFO,
                    "next: qtool verify%s --source%s; qtool eval%s --data TEXT --ref%s%s%s%s%s", out,
-                   source, out, source, at ? "; qtool export" : "", at ? out : "",
-                   at ? " -o DIR --format " : "", formats);
+                   source, out, source, any ? "; qtool export" : "", any ? out : "",
+                   any ? " -o DIR --format " : "", formats);
 done:
     qt_free(source);
     qt_free(out);
@@ -297,7 +289,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     else if (budget.scheme)
         QT_TRY(budget_print(&budget, err));
     fflush(stdout);
-    QT_TRY(print_next(cli, o, args[0], &tensors, err));
+    QT_TRY(print_next(cli, o, args[0], err));
 done:
     interrupt_hint(NULL);
     if (rc == QT_E_INTERRUPTED) {

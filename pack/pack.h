@@ -630,9 +630,6 @@ const char *qt_export_runtimes(const struct qt_export_format *f);
 enum qt_export_fit { QT_EXPORT_NO, QT_EXPORT_NEAR, QT_EXPORT_EXACT };
 enum qt_export_fit qt_export_fit(const char **why, const struct qt_export_format *f,
                                  const struct qt_spec *spec);
-/* The same for a matrix of this shape, which the format may be unable to hold. */
-enum qt_export_fit qt_export_fit_matrix(const struct qt_export_format *f,
-                                        const struct qt_spec *spec, size_t n, size_t k);
 
 /* dtype of weights or scales. AUTO: that of the source for dequantized weights, FP16 for scales. */
 enum qt_export_dtype { QT_EXPORT_AUTO, QT_EXPORT_F16, QT_EXPORT_BF16, QT_EXPORT_F32 };

@@ -245,34 +245,6 @@ static int check_exact(const struct qt_export *x, struct qt_export_matrix *m, co
     return QT_OK;
 }
 
-enum qt_export_fit qt_export_fit_matrix(const struct qt_export_format *f,
-                                        const struct qt_spec *spec, size_t n, size_t k)
-{
-    const struct qt_entry entry = {.n = n, .k = k};
-    struct qt_export_matrix *m;
-    struct qt_packed shape;
-    struct qt_err ignored;
-    const char *why;
-    enum qt_export_fit fit = qt_export_fit(&why, f, spec);
-    if (fit == QT_EXPORT_NO || !f->describe)
-        return fit;
-    if (qt_array_new(&m, 1, sizeof *m, &ignored) < 0)
-        return QT_EXPORT_NO;
-    m->entry = &entry;
-    m->spec = spec;
-    m->n = n;
-    m->k = k;
-    m->scale_dtype = f->scale_dtype;
-    if (qt_packed_describe(&shape, spec, n, k, &ignored) < 0)
-        fit = QT_EXPORT_NO;
-    if (fit != QT_EXPORT_NO) {
-        qt_export_set_values(m, &shape);
-        fit = f->describe(m, &ignored) < 0 ? QT_EXPORT_NO : fit;
-    }
-    qt_free(m);
-    return fit;
-}
-
 static int plan_matrix(struct run *run, size_t i, struct qt_err *err)
 {
     struct qt_export *x = &run->x;

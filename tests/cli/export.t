@@ -97,7 +97,7 @@ $ qtool quantize "$MODELS/qwen2" -o short --scheme none --tensor 'down_proj=int4
 2 down_proj\.weight: awq cannot hold int4.*: 48 channels are no multiple of the group of 32$
 $ mkdir odd && echo '{}' >odd/config.json && { printf '\144\0\0\0\0\0\0\0%-100s' '{"model.layers.0.mlp.up_proj.weight":{"dtype":"F16","shape":[128,192],"data_offsets":[0,49152]}}' && head -c 49152 /dev/zero; } >odd/model.safetensors && qtool quantize odd -o odd-q --scheme int4 >/dev/null; qtool export odd-q --format compressed-tensors --dry-run
 ? 4
-2 next: .* --format dense\|gguf$
+2 next: .* --format dense$
 2 compressed-tensors cannot hold int4.*: 192 channels are no multiple of the group of 128; g=64 fits$
 
 # Groups as long as a row are groups: modules with longer rows have the same options.
