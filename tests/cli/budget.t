@@ -105,6 +105,11 @@ $ qtool plan "$NANO" --target-bpw 4 --data "$NANO/calib.txt" --samples 1 --seqle
 ? 2
 2! done
 2 nowhere: does not exist
+$ qtool plan "$NANO" --target-bpw 4 --data "$NANO/calib.txt" --samples 1 --seqlen 16 --sensitivity "$NANO/config.json"
+? 2
+2 config\.json: is not a file that --sensitivity has written$
+2! errors
+
 $ qtool plan "$NANO" --target-bpw 4 --sensitivity s.json
 ? 2
 2 it needs --data

@@ -28,6 +28,8 @@ static int check_head(const json_t *state, json_t *head, const char *path, struc
 {
     const char *key;
     json_t *value;
+    if (!json_equal(json_object_get(head, "format"), json_object_get(state, "format")))
+        return qt_fail(err, QT_E_USAGE, path, NULL, "is not a file that --sensitivity has written");
     json_object_foreach (head, key, value) {
         if (!json_equal(value, json_object_get(state, key)))
             return qt_fail(err, QT_E_USAGE, path, NULL,
