@@ -209,10 +209,9 @@ static void same_bytes_for_any_threads(void **state)
     qt_ckpt_close(ckpt);
 }
 
-/* Number of polls for interruption while the activations of two layers are planned: a pass over the
- * layers and their four inputs; then, for each window, inputs and variants of each layer, and
- * logits. */
-enum { ACT_STEPS = 2 * 5 + SAMPLES * ((4 + 1) + (4 + 5) + 1) };
+/* Number of polls for interruption while the activations of two layers are planned: windows, four
+ * inputs, new variants and earlier ones of each layer; logits of 256 positions at a time. */
+enum { ACT_STEPS = (1 + 4 + 4 + 1) + (1 + 4 + 4 + 5) + (SAMPLES * SEQLEN + 255) / 256 };
 
 static int stops_left;
 static bool stop_soon(void)
