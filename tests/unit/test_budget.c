@@ -122,16 +122,19 @@ static void test_kind_keys(void **state)
 }
 
 /* Costs and divergences of a model whose kinds cost what their factors say: the factors are found,
- * as far as they are not small. The base is choice 1, the best is choice 3 and saves 3/4. */
+ * as far as they are not small. The base is choice 1, choice 3 saves 3/4, and choice 0
+ * has 4 times the errors: what it adds has factors of its own. */
 static void test_kind_factors(void **state)
 {
-    static const double alone[4] = {0.5, 0.5, 0.5, 0.01}, wanted[4] = {0.2, 0.5, 0.6, 0.9};
+    static const double alone[4] = {0.5, 0.5, 0.5, 0.01}, wanted[4] = {0.2, 0.5, 0.6, 0.9},
+                        rise[4] = {0.7, 0.5, 0.6}; /* without a measurement: what it costs */
     struct group groups[5] = {0};
     struct kind kinds[4] = {0};
     const struct qt_budget_options opt = {.choices = choices, .nchoices = CHOICES};
     struct budget b = {
         .opt = &opt, .groups = groups, .ngroups = 5, .kinds = kinds, .nkinds = 4, .base = 1};
-    double factor[4], whole = 0;
+    struct kind_factor factor[4];
+    double whole = 0;
     (void)state;
     for (size_t g = 0; g < 5; g++) {
         groups[g].kind = g < 4 ? g : 3;
@@ -141,18 +144,19 @@ static void test_kind_factors(void **state)
     for (size_t k = 0; k < 4; k++)
         whole += wanted[k] * alone[k];
     for (size_t k = 0; k < 4; k++)
-        kinds[k] = (struct kind){.best = 3, .kld = whole - 0.75 * wanted[k] * alone[k]};
+        kinds[k] = (struct kind){.better = {3, whole - 0.75 * wanted[k] * alone[k]},
+                                 .worse = {0, k % 2 ? NAN : whole + 3 * rise[k] * alone[k]}};
     b.whole = 1.01 * whole; /* an unlucky rounding of one model */
     budget_kind_factors(factor, &b);
     for (size_t k = 0; k < 3; k++)
-        if (fabs(factor[k] - wanted[k]) > 0.02)
-            fail_msg("factor %zu: %g", k, factor[k]);
+        if (fabs(factor[k].cost - wanted[k]) > 0.02 || fabs(factor[k].rise - rise[k]) > 0.02)
+            fail_msg("factors %zu: %g, %g", k, factor[k].cost, factor[k].rise);
     const double mean = whole / 1.51;
-    assert_true(factor[3] > mean && factor[3] < mean + 0.1); /* lost in what is chance */
-    kinds[2].kld = NAN;
-    kinds[0].kld = 1.1 * whole;
+    assert_true(factor[3].cost > mean && factor[3].cost < mean + 0.1); /* lost in what is chance */
+    kinds[2].better.kld = NAN;
+    kinds[0].better.kld = 1.1 * whole;
     budget_kind_factors(factor, &b);
-    assert_true(factor[0] > 0 && factor[0] < factor[1]);
+    assert_true(factor[0].cost > 0 && factor[0].cost < factor[1].cost);
 }
 
 static void test_rules(void **state)

@@ -129,26 +129,31 @@ static int find_budget(struct budget *b, struct qt_err *err)
 
 /* ---- costs ---------------------------------------------------------------------------------- */
 
-static int find_costs(double **out, const struct budget *b, struct qt_err *err)
+static double cost_of(const struct budget *b, const struct group *g, size_t choice,
+                      const struct kind_factor *kinds)
 {
-    double *kind = NULL;
+    const double base = g->error[b->base], error = g->error[choice];
+    if (!b->opt->data)
+        return error;
+    if (!(base > 0 && g->kld > 0)) /* rounding may help a little on few tokens: that is no gain */
+        return 0;
+    const struct kind_factor *f = &kinds[g->kind];
+    return g->kld *
+           (error <= base ? f->cost * error / base : f->cost + f->rise * (error / base - 1));
+}
+
+/* out[groups * BUDGET_CHOICES] */
+static int find_costs(double *out, const struct budget *b, struct qt_err *err)
+{
+    struct kind_factor *kinds = NULL;
     int rc;
-    QT_TRY(qt_array_new(out, b->ngroups * BUDGET_CHOICES, sizeof **out, err));
-    QT_TRY(qt_array_new(&kind, b->nkinds, sizeof *kind, err));
-    budget_kind_factors(kind, b);
-    for (size_t g = 0; g < b->ngroups; g++) {
-        const struct group *one = &b->groups[g];
-        const double base = one->error[b->base];
-        for (size_t c = 0; c < b->opt->nchoices; c++) {
-            /* Rounding may even help a little on few tokens: no gain is counted for it. */
-            double factor = !b->opt->data ? 1 : base > 0 ? fmax(one->kld, 0) / base : 0;
-            if (b->opt->data)
-                factor *= kind[one->kind];
-            (*out)[g * BUDGET_CHOICES + c] = factor * one->error[c];
-        }
-    }
+    QT_TRY(qt_array_new(&kinds, b->nkinds, sizeof *kinds, err));
+    budget_kind_factors(kinds, b);
+    for (size_t g = 0; g < b->ngroups; g++)
+        for (size_t c = 0; c < b->opt->nchoices; c++)
+            out[g * BUDGET_CHOICES + c] = cost_of(b, &b->groups[g], c, kinds);
 done:
-    qt_free(kind);
+    qt_free(kinds);
     return rc;
 }
 
@@ -249,6 +254,7 @@ int qt_budget_choose(struct qt_budget *out, const struct qt_ckpt *ckpt,
     struct qt_rule *rules = NULL;
     struct budget *b = NULL;
     double *cost = NULL;
+    size_t measured = 0;
     int rc;
     *out = (struct qt_budget){.measured = NAN, .measured_se = NAN};
     QT_TRY(check_options(opt, err));
@@ -278,8 +284,13 @@ int qt_budget_choose(struct qt_budget *out, const struct qt_ckpt *ckpt,
         QT_TRY(budget_measure(b, err));
         QT_TRY(budget_measure_kinds(b, err));
     }
-    QT_TRY(find_costs(&cost, b, err));
-    QT_TRY(budget_solve(b, cost, err));
+    QT_TRY(qt_array_new(&cost, b->ngroups * BUDGET_CHOICES, sizeof *cost, err));
+    do {
+        QT_TRY(find_costs(cost, b, err));
+        QT_TRY(budget_solve(b, cost, err));
+        if (opt->data)
+            QT_TRY(budget_measure_worse(&measured, b, err));
+    } while (measured);
     if (opt->data)
         QT_TRY(check_choice(out, b, err));
     QT_TRY(budget_rules(out, b, err));

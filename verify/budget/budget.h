@@ -16,11 +16,23 @@ struct group {
     size_t choice;                /* the result */
 };
 
+/* Divergence of the model that quantize makes with `base`, one kind of groups with `choice`. */
+struct probe {
+    size_t choice;
+    double kld; /* NaN: unknown */
+};
+
 /* The groups whose keys differ in the number of the decoder layer only. */
 struct kind {
-    char *key;   /* "model.layers.*.self_attn.qkv" */
-    size_t best; /* the choice with the least error */
-    double kld;  /* of the model that quantize makes with `base`, these with `best`; NaN: unknown */
+    char *key;           /* "model.layers.*.self_attn.qkv" */
+    struct probe better; /* with the choice that has the least error */
+    struct probe worse;  /* with one that has more error than the base; known if groups have such */
+};
+
+/* Divergence of a group in the model that quantize makes, per divergence of the group alone. */
+struct kind_factor {
+    double cost; /* with the base, and for what a choice with less error saves */
+    double rise; /* for what a choice with more error adds */
 };
 
 struct budget {
@@ -72,8 +84,8 @@ int budget_measure_pass(size_t *measured, struct budget *b, struct qt_err *err);
 /* Reads the state file, if there is one: `base` becomes the scheme of its measurements. Sets
  * `whole`, group.kld and group.error (state.c). */
 int budget_load(struct budget *b, struct qt_err *err);
-/* Sets the kld of a kind from the state file (state.c). */
-void budget_load_kind(struct budget *b, size_t kind, size_t best);
+/* Sets probe->kld of a kind from the state file; NAN: it is not there (state.c). */
+void budget_load_probe(struct probe *probe, const struct budget *b, size_t kind);
 /* Writes the state file, if there is to be one (state.c). */
 int budget_save(const struct budget *b, struct qt_err *err);
 /* Sets group.kld of the groups for which it is unknown (measure.c). */
@@ -83,9 +95,12 @@ int budget_measure_choice(double *kld, double *se, struct budget *b, const struc
                           struct qt_err *err);
 /* Finds the kinds and sets group.kind (kinds.c). */
 int budget_find_kinds(struct budget *b, struct qt_err *err);
-/* Sets `whole` and the kld of all kinds (kinds.c). */
+/* Sets `whole` and kind.better of all kinds (kinds.c). */
 int budget_measure_kinds(struct budget *b, struct qt_err *err);
-/* factor[kinds]: what multiplies group.kld in the model that quantize makes (kinds.c). */
-void budget_kind_factors(double *factor, const struct budget *b);
+/* Sets kind.worse of the kinds that need it for group.choice and lack it; *measured: their number
+ * (kinds.c). */
+int budget_measure_worse(size_t *measured, struct budget *b, struct qt_err *err);
+/* factor[kinds] (kinds.c). */
+void budget_kind_factors(struct kind_factor *factor, const struct budget *b);
 
 #endif

@@ -92,10 +92,10 @@ done:
     return rc;
 }
 
-void budget_load_kind(struct budget *b, size_t kind, size_t best)
+void budget_load_probe(struct probe *probe, const struct budget *b, size_t kind)
 {
-    struct kind *k = &b->kinds[kind];
-    k->kld = number_or_nan(json_object_get(get(b, "kinds", b->opt->choices[best]), k->key));
+    const json_t *of_choice = get(b, "kinds", b->opt->choices[probe->choice]);
+    probe->kld = number_or_nan(json_object_get(of_choice, b->kinds[kind].key));
 }
 
 /* ---- writing -------------------------------------------------------------------------------- */
@@ -129,8 +129,11 @@ static bool set_all(const struct budget *b)
     }
     for (size_t k = 0; k < b->nkinds; k++) {
         const struct kind *one = &b->kinds[k];
-        if (!isnan(one->kld))
-            ok &= set(within(kinds, b->opt->choices[one->best]), one->key, one->kld);
+        const struct probe *const probes[] = {&one->better, &one->worse};
+        for (size_t i = 0; i < 2; i++)
+            if (!isnan(probes[i]->kld))
+                ok &= set(within(kinds, b->opt->choices[probes[i]->choice]), one->key,
+                          probes[i]->kld);
     }
     return ok;
 }
