@@ -14,9 +14,9 @@ enum { HEX = 2 * SHA256_DIGEST_SIZE };
 
 struct sum {
     char *path;
-    const char *name;               /* last component of path */
-    const char *expected;           /* hexadecimal digits from the list being checked */
-    struct qt_running_sum *running; /* of its start; NULL: nothing is known yet */
+    const char *name;                /* last component of path */
+    const char *expected;            /* hexadecimal digits from the list being checked */
+    struct qt_running_hash *running; /* of its start; NULL: nothing is known yet */
     char hex[HEX + 1];
 };
 
@@ -35,8 +35,8 @@ static void write_hex(struct sum *sum, const uint8_t digest[SHA256_DIGEST_SIZE])
 static int sum_rest(struct sum *sum, size_t size, struct qt_err *err)
 {
     uint8_t digest[SHA256_DIGEST_SIZE];
-    int rc = qt_running_sum_add(sum->running, size, err);
-    qt_running_sum_digest(sum->running, digest);
+    int rc = qt_running_hash_add(sum->running, size, err);
+    qt_running_hash_digest(sum->running, digest);
     write_hex(sum, digest);
     return rc;
 }
@@ -153,7 +153,7 @@ static void drop_nothing(void *ctx)
 }
 
 int qt_checksums_start(struct qt_checksums **out, const char *dir, const json_t *omit,
-                       struct qt_running_sums *running, struct qt_err *err)
+                       struct qt_running_hashes *running, struct qt_err *err)
 {
     struct qt_checksums *c;
     int rc = qt_array_new(out, 1, sizeof **out, err);
@@ -163,7 +163,7 @@ int qt_checksums_start(struct qt_checksums **out, const char *dir, const json_t 
     QT_TRY(qt_path_join(&c->path, dir, QT_CHECKSUMS_NAME, err));
     QT_TRY(list_files(&c->sums, dir, false, omit, err));
     for (size_t i = 0; i < c->sums.count; i++)
-        c->sums.items[i].running = qt_running_sums_of(running, c->sums.items[i].path);
+        c->sums.items[i].running = qt_running_hashes_of(running, c->sums.items[i].path);
     QT_TRY(qt_behind_open(&c->behind, err));
     rc = qt_behind_add(c->behind, &(struct qt_behind_job){sum_files, drop_nothing, &c->sums}, err);
 done:

@@ -14,7 +14,7 @@
  *                  experts), encodings/ (quantized tensors)
  *   container.c    qtool container: reading and checking
  *   writer*.c      qtool container: planned writes with read-back (outdir.c, journal.c,
- *                  checksums.c, running_sums.c)
+ *                  checksums.c, running_hashes.c)
  *   output.c       a directory in another format: files written one after the other
  *   qcal.c         calibration file: reading and checking (qcal_writer.c writes it)
  *   json.c         strict JSON reading; errors name the file

@@ -113,7 +113,7 @@ int qt_writer_commit(struct qt_writer *w, const char *unit, const json_t *record
     for (size_t k = 0; k < w->ntouched; k++)
         w->places[w->touched[k]].committed = true;
     w->ntouched = 0;
-    qt_running_sums_advance(w->running, w);
+    qt_running_hashes_advance(w->running, w);
     if (w->news &&
         json_array_append_new(w->news, json_pack("{s:s, s:O, s:O}", "unit", unit, "record", record,
                                                  "tensors", tensors)) < 0)
@@ -179,7 +179,7 @@ int qt_writer_reopen(struct qt_writer *w, const char *unit, struct qt_err *err)
         struct qt_planned_tensor *p = &w->places[json_integer_value(json_array_get(list, k))];
         p->committed = false;
         p->written = 0;
-        qt_running_sums_restart(w->running, w, p->shard);
+        qt_running_hashes_restart(w->running, w, p->shard);
     }
     json_decref(line);
     json_object_del(w->journal.units, unit);

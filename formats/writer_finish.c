@@ -103,7 +103,7 @@ static int finish(struct qt_writer *w, struct qt_err *err)
     struct qt_checksums *checksums = NULL;
     int rc;
     QT_TRY(drop_cached(w, err));
-    QT_TRY(qt_running_sums_settle(w->running, err));
+    QT_TRY(qt_running_hashes_settle(w->running, err));
     QT_TRY(qt_checksums_start(&checksums, w->out.partial, w->unlisted, w->running, err));
     QT_TRY(read_back(w, err));
     QT_TRY(qt_checksums_write(checksums, err));
@@ -129,7 +129,7 @@ void qt_writer_close(struct qt_writer *w)
 {
     if (!w)
         return;
-    qt_running_sums_close(w->running);
+    qt_running_hashes_close(w->running);
     for (size_t i = 0; w->shards && i < w->nshards; i++) {
         if (w->shards[i].fd >= 0)
             close(w->shards[i].fd);

@@ -4,7 +4,7 @@
  *   outdir.c         DIR.partial and DIR: locking, removal, the final rename
  *   journal.c        the finished units
  *   checksums.c      SHA256SUMS
- *   running_sums.c   SHA-256 of shards while they are written
+ *   running_hashes.c SHA-256 of shards while they are written
  *   writer_plan.c    which tensor goes where
  *   writer_open.c    takes DIR.partial, empty or as an earlier run left it
  *   writer.c         writes and commits tensors
@@ -64,34 +64,35 @@ void qt_outdir_discard(struct qt_outdir *o);
 /* ---- checksums.c ---------------------------------------------------------------------------- */
 
 /* The SHA-256 of all files of `dir` except the members of the object `omit`. start: a background
- * thread computes them, while the caller only reads the files. running: what has been summed
+ * thread computes them, while the caller only reads the files. running: what has been hashed
  * already, and is settled; or NULL. */
 struct qt_checksums;
-struct qt_running_sums;
+struct qt_running_hashes;
 int qt_checksums_start(struct qt_checksums **out, const char *dir, const json_t *omit,
-                       struct qt_running_sums *running, struct qt_err *err);
+                       struct qt_running_hashes *running, struct qt_err *err);
 /* Waits for them and writes DIR/SHA256SUMS. */
 int qt_checksums_write(struct qt_checksums *c, struct qt_err *err);
 /* Waits too. Accepts NULL. */
 void qt_checksums_close(struct qt_checksums *c);
 
-/* ---- running_sums.c ------------------------------------------------------------------------- */
+/* ---- running_hashes.c ----------------------------------------------------------------------- */
 
 struct qt_writer;
-int qt_running_sums_open(struct qt_running_sums **out, const struct qt_writer *w,
-                         struct qt_err *err);
-void qt_running_sums_close(struct qt_running_sums *r);
+int qt_running_hashes_open(struct qt_running_hashes **out, const struct qt_writer *w,
+                           struct qt_err *err);
+void qt_running_hashes_close(struct qt_running_hashes *r);
 /* Tensors of w were committed. Does not wait. Accepts NULL. */
-void qt_running_sums_advance(struct qt_running_sums *r, const struct qt_writer *w);
+void qt_running_hashes_advance(struct qt_running_hashes *r, const struct qt_writer *w);
 /* Tensors of a shard are written again. Accepts NULL. */
-void qt_running_sums_restart(struct qt_running_sums *r, const struct qt_writer *w, size_t shard);
+void qt_running_hashes_restart(struct qt_running_hashes *r, const struct qt_writer *w,
+                               size_t shard);
 /* Waits for what was started, and returns its error. Accepts NULL. */
-int qt_running_sums_settle(struct qt_running_sums *r, struct qt_err *err);
-/* The sum of a file; NULL: none. add: continues it up to byte `to`. */
-struct qt_running_sum;
-struct qt_running_sum *qt_running_sums_of(struct qt_running_sums *r, const char *path);
-int qt_running_sum_add(struct qt_running_sum *s, uint64_t to, struct qt_err *err);
-void qt_running_sum_digest(struct qt_running_sum *s, uint8_t *digest);
+int qt_running_hashes_settle(struct qt_running_hashes *r, struct qt_err *err);
+/* The hash of a file; NULL: none. add: continues it up to byte `to`. */
+struct qt_running_hash;
+struct qt_running_hash *qt_running_hashes_of(struct qt_running_hashes *r, const char *path);
+int qt_running_hash_add(struct qt_running_hash *s, uint64_t to, struct qt_err *err);
+void qt_running_hash_digest(struct qt_running_hash *s, uint8_t *digest);
 
 /* ---- journal.c ------------------------------------------------------------------------------ */
 
@@ -178,7 +179,7 @@ struct qt_writer {
     size_t *touched; /* tensors written since the last commit */
     size_t ntouched;
     /* NULL: with several ranks, whose tensors are in other caches. */
-    struct qt_running_sums *running;
+    struct qt_running_hashes *running;
     json_t *news; /* with several ranks: lines of the units of this rank that others do not know */
 };
 

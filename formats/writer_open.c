@@ -247,7 +247,7 @@ int qt_writer_open(struct qt_writer **out, const char *dir, const struct qt_tens
     if (rc == QT_OK && qt_comm_size(opt->comm) > 1)
         rc = share_units(w, err);
     if (rc == QT_OK && qt_comm_size(opt->comm) == 1)
-        rc = qt_running_sums_open(&w->running, w, err);
+        rc = qt_running_hashes_open(&w->running, w, err);
     if (rc < 0)
         goto done;
     *out = w;

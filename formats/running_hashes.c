@@ -9,20 +9,20 @@
 #include <string.h>
 
 /* One shard, up to `hashed`. */
-struct qt_running_sum {
+struct qt_running_hash {
     struct sha256_ctx sha;
     uint64_t hashed, to;
     const char *path;
 };
 
-struct qt_running_sums {
-    struct qt_running_sum *shard;
+struct qt_running_hashes {
+    struct qt_running_hash *shard;
     size_t *next; /* by shard: the first place that is not committed */
     size_t count, added;
     struct qt_behind *behind;
 };
 
-void qt_running_sums_close(struct qt_running_sums *r)
+void qt_running_hashes_close(struct qt_running_hashes *r)
 {
     if (!r)
         return;
@@ -32,20 +32,20 @@ void qt_running_sums_close(struct qt_running_sums *r)
     qt_free(r);
 }
 
-static void restart(struct qt_running_sums *r, const struct qt_writer *w, size_t shard)
+static void restart(struct qt_running_hashes *r, const struct qt_writer *w, size_t shard)
 {
-    struct qt_running_sum *s = &r->shard[shard];
-    *s = (struct qt_running_sum){.path = w->shards[shard].path};
+    struct qt_running_hash *s = &r->shard[shard];
+    *s = (struct qt_running_hash){.path = w->shards[shard].path};
     sha256_init(&s->sha);
     r->next[shard] = 0;
     while (r->next[shard] < w->count && w->places[r->next[shard]].shard != shard)
         r->next[shard]++;
 }
 
-int qt_running_sums_open(struct qt_running_sums **out, const struct qt_writer *w,
-                         struct qt_err *err)
+int qt_running_hashes_open(struct qt_running_hashes **out, const struct qt_writer *w,
+                           struct qt_err *err)
 {
-    struct qt_running_sums *r;
+    struct qt_running_hashes *r;
     int rc = qt_array_new(out, 1, sizeof **out, err);
     if (rc < 0)
         return rc;
@@ -58,13 +58,13 @@ int qt_running_sums_open(struct qt_running_sums **out, const struct qt_writer *w
         restart(r, w, i);
 done:
     if (rc < 0) {
-        qt_running_sums_close(r);
+        qt_running_hashes_close(r);
         *out = NULL;
     }
     return rc;
 }
 
-int qt_running_sum_add(struct qt_running_sum *s, uint64_t to, struct qt_err *err)
+int qt_running_hash_add(struct qt_running_hash *s, uint64_t to, struct qt_err *err)
 {
     enum { PIECE = 1 << 24 };
     struct qt_map map;
@@ -86,8 +86,8 @@ int qt_running_sum_add(struct qt_running_sum *s, uint64_t to, struct qt_err *err
 
 static int follow(void *ctx, struct qt_err *err)
 {
-    struct qt_running_sum *s = ctx;
-    return qt_running_sum_add(s, s->to, err);
+    struct qt_running_hash *s = ctx;
+    return qt_running_hash_add(s, s->to, err);
 }
 
 static void drop_nothing(void *ctx)
@@ -96,7 +96,7 @@ static void drop_nothing(void *ctx)
 }
 
 /* Returns the end of the committed tensors at the start of a shard. */
-static uint64_t committed_end(struct qt_running_sums *r, const struct qt_writer *w, size_t shard)
+static uint64_t committed_end(struct qt_running_hashes *r, const struct qt_writer *w, size_t shard)
 {
     size_t *next = &r->next[shard];
     while (*next < w->count && w->places[*next].shard == shard &&
@@ -107,12 +107,12 @@ static uint64_t committed_end(struct qt_running_sums *r, const struct qt_writer 
     return w->places[*next - 1].offset + w->places[*next - 1].size;
 }
 
-void qt_running_sums_advance(struct qt_running_sums *r, const struct qt_writer *w)
+void qt_running_hashes_advance(struct qt_running_hashes *r, const struct qt_writer *w)
 {
     if (!r || qt_behind_done(r->behind) < r->added)
         return;
     for (size_t i = 0; i < r->count; i++) {
-        struct qt_running_sum *s = &r->shard[i];
+        struct qt_running_hash *s = &r->shard[i];
         s->to = committed_end(r, w, i);
         if (s->to <= s->hashed)
             continue;
@@ -123,7 +123,7 @@ void qt_running_sums_advance(struct qt_running_sums *r, const struct qt_writer *
     }
 }
 
-void qt_running_sums_restart(struct qt_running_sums *r, const struct qt_writer *w, size_t shard)
+void qt_running_hashes_restart(struct qt_running_hashes *r, const struct qt_writer *w, size_t shard)
 {
     if (!r)
         return;
@@ -131,7 +131,7 @@ void qt_running_sums_restart(struct qt_running_sums *r, const struct qt_writer *
     restart(r, w, shard);
 }
 
-struct qt_running_sum *qt_running_sums_of(struct qt_running_sums *r, const char *path)
+struct qt_running_hash *qt_running_hashes_of(struct qt_running_hashes *r, const char *path)
 {
     for (size_t i = 0; r && i < r->count; i++)
         if (strcmp(r->shard[i].path, path) == 0)
@@ -139,12 +139,12 @@ struct qt_running_sum *qt_running_sums_of(struct qt_running_sums *r, const char 
     return NULL;
 }
 
-int qt_running_sums_settle(struct qt_running_sums *r, struct qt_err *err)
+int qt_running_hashes_settle(struct qt_running_hashes *r, struct qt_err *err)
 {
     return r ? qt_behind_wait(r->behind, err) : QT_OK;
 }
 
-void qt_running_sum_digest(struct qt_running_sum *s, uint8_t *digest)
+void qt_running_hash_digest(struct qt_running_hash *s, uint8_t *digest)
 {
     sha256_digest(&s->sha, SHA256_DIGEST_SIZE, digest);
 }
