@@ -27,11 +27,9 @@ static enum qt_export_fit fit(const char **why, const struct qt_spec *spec)
 static int describe(struct qt_export_matrix *m, struct qt_err *err)
 {
     const size_t groups = m->codes.groups;
-    int rc = qt_export_check_groups(m, err);
+    int rc = qt_export_check_shape(m, 1, PER_WORD, err);
     if (rc < 0)
         return rc;
-    if (m->n % PER_WORD != 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu rows are no multiple of 8", m->n);
     qt_export_add(m, ".qweight", QT_I32, m->k, m->n / PER_WORD);
     qt_export_add(m, ".qzeros", QT_I32, groups, m->n / PER_WORD);
     qt_export_add(m, ".scales", m->scale_dtype, groups, m->n);

@@ -80,6 +80,21 @@ int qt_export_check_groups(const struct qt_export_matrix *m, struct qt_err *err)
                          "%zu channels are no multiple of the group of %zu", m->k, m->codes.group);
 }
 
+int qt_export_check_shape(const struct qt_export_matrix *m, size_t channels, size_t rows,
+                          struct qt_err *err)
+{
+    int rc = qt_export_check_groups(m, err);
+    if (rc < 0)
+        return rc;
+    if (m->k % channels != 0)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu channels are no multiple of %zu",
+                       m->k, channels);
+    if (m->n % rows != 0)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu rows are no multiple of %zu", m->n,
+                       rows);
+    return QT_OK;
+}
+
 bool qt_export_has_head(const struct qt_export *x)
 {
     bool head = false;

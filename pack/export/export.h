@@ -178,6 +178,9 @@ int qt_export_panels(const struct qt_export *x, struct qt_export_matrix *m,
                      struct qt_err *err);
 /* For `describe`: QT_E_UNSUPPORTED unless all groups of a row are whole. */
 int qt_export_check_groups(const struct qt_export_matrix *m, struct qt_err *err);
+/* The same, and the numbers of channels and of rows are multiples of these. */
+int qt_export_check_shape(const struct qt_export_matrix *m, size_t channels, size_t rows,
+                          struct qt_err *err);
 /* True if the head is quantized. */
 bool qt_export_has_head(const struct qt_export *x);
 /* True if the matrix has one scale per row; false for groups, also those as long as a row: modules

@@ -31,14 +31,9 @@ static int describe(struct qt_export_matrix *m, struct qt_err *err)
 {
     const unsigned bits = m->codes.bits;
     const size_t groups = m->codes.groups;
-    int rc = qt_export_check_groups(m, err);
+    int rc = qt_export_check_shape(m, 32, 32, err);
     if (rc < 0)
         return rc;
-    if (m->k % 32 != 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu channels are no multiple of 32",
-                       m->k);
-    if (m->n % 32 != 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu rows are no multiple of 32", m->n);
     qt_export_add(m, ".qweight", QT_I32, qt_bits_words(m->k, bits), m->n);
     qt_export_add(m, ".qzeros", QT_I32, groups, qt_bits_words(m->n, bits));
     qt_export_add(m, ".scales", m->scale_dtype, groups, m->n);

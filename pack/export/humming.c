@@ -46,12 +46,9 @@ static int describe(struct qt_export_matrix *m, struct qt_err *err)
             err, QT_E_UNSUPPORTED, NULL, NULL,
             "vLLM takes no quantized head in this format; a rule 'lm_head=none' leaves it "
             "as it is");
-    int rc = qt_export_check_groups(m, err);
+    int rc = qt_export_check_shape(m, 32, 1, err);
     if (rc < 0)
         return rc;
-    if (m->k % 32 != 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "%zu channels are no multiple of 32",
-                       m->k);
     qt_export_add(m, ".weight", QT_I32, m->n, qt_bits_words(m->k, bits));
     qt_export_add(m, ".weight_scale", m->scale_dtype, m->n, groups);
     if (m->codes.asymmetric)
