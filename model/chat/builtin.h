@@ -1,4 +1,4 @@
-/* What builtin.c, strings.c and args.c share (private to model/chat/). */
+/* This header declares what builtin.c, strings.c and args.c share (private to model/chat/). */
 #ifndef QT_MODEL_CHAT_BUILTIN_H
 #define QT_MODEL_CHAT_BUILTIN_H
 

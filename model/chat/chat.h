@@ -139,7 +139,7 @@ const char *chat_type(const json_t *v);
 json_t *chat_string(struct chat_run *r, const char *s, size_t size);
 /* str(v) of Python */
 json_t *chat_str(struct chat_run *r, const json_t *v);
-/* What json.dumps of Python takes. */
+/* The form of a JSON text; json.dumps of Python has the same parameters. */
 struct chat_json_form {
     int indent;                /* < 0: one line */
     const char *comma, *colon; /* separators */

@@ -1,4 +1,4 @@
-/* What parse.c and tokens.c share (private to model/chat/). */
+/* This header declares what parse.c and tokens.c share (private to model/chat/). */
 #ifndef QT_MODEL_CHAT_PARSE_H
 #define QT_MODEL_CHAT_PARSE_H
 

@@ -129,8 +129,8 @@ extern const struct qt_export_format qt_export_dense, qt_export_compressed_tenso
 
 /* Warns of what may keep a runtime from loading the export. */
 void qt_export_warn(const struct qt_export *x);
-/* What runtimes make of this module and others beside it: 1: a matrix of q, k and v, 2: of gate and
- * up; 0: the module stays alone. */
+/* Returns which matrix runtimes make of this module and others beside it: 1: of q, k and v, 2: of
+ * gate and up; 0: the module stays alone. */
 int qt_export_fused_as(const char *module);
 /* Warns of such modules, and experts of a layer, with different schemes. */
 int qt_export_warn_fused(const struct qt_export *x, struct qt_err *err);

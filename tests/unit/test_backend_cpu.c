@@ -625,8 +625,8 @@ static void attention_case(struct qt_backend *be, size_t seqs, struct qt_attenti
     qt_free(y);
 }
 
-/* What each query of a 4-bit cache sees: groups before its own as they are at the end, its own
- * group with the range up to it. */
+/* A query of a 4-bit cache sees the groups before its own as they are at the end, and its own group
+ * with the range up to it. */
 static void test_attention_with_cached_keys(void **state)
 {
     static const size_t lengths[] = {1, 2, 64, 65, 66, 129, 200};

@@ -104,8 +104,8 @@ done:
     return rc;
 }
 
-/* Of the choices that groups of a kind have, the one with the most error for the kind; the base if
- * none has more error than the base. */
+/* Returns the choice with the most error for the kind, among those that its groups have; the base
+ * if none has more error than the base. */
 static size_t worst_chosen(const struct budget *b, size_t kind)
 {
     double sum, fall, least = 0;
