@@ -361,14 +361,15 @@ struct qt_gguf_part {
 };
 struct qt_gguf_family {
     const char *family, *name; /* model_type of config.json; general.architecture */
-    const char *class;         /* of transformers */
+    const char *class;         /* of transformers; NULL: only for writing */
     const struct qt_gguf_part *parts;
     /* The rotary embedding turns channels 2i and 2i + 1, so that rows i and i + d/2 of a head of d
      * channels become neighbours. */
     bool permuted;
     bool norms_plus_1; /* norms are stored with 1 added */
 };
-/* Family number i; NULL past the end. */
+/* Family number i; NULL past the end. Files are read as the first family with their architecture;
+ * the first architecture of a family is written. */
 const struct qt_gguf_family *qt_gguf_family_at(size_t i);
 /* NULL: not in the table. */
 const struct qt_gguf_family *qt_gguf_family_find(const char *family);

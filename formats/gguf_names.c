@@ -113,6 +113,14 @@ static const struct qt_gguf_family families[] = {
     {"smollm3", "smollm3", "SmolLM3ForCausalLM", llama_parts, true, false},
     {"granite", "granite", "GraniteForCausalLM", llama_parts, true, false},
     {"glm4", "glm4", "Glm4ForCausalLM", glm4_parts, false, false},
+    /* Decoders of multimodal models. A file of one is read as the same decoder alone. */
+    {"qwen2", "qwen2vl", "Qwen2ForCausalLM", qwen_parts, false, false},
+    {"qwen3", "qwen3vl", "Qwen3ForCausalLM", qwen_parts, false, false},
+    {"qwen3_moe", "qwen3vlmoe", "Qwen3MoeForCausalLM", qwen3_moe_parts, false, false},
+    {"qwen2_vl_text", "qwen2vl", NULL, qwen_parts, false, false},
+    {"qwen2_5_vl_text", "qwen2vl", NULL, qwen_parts, false, false},
+    {"qwen3_vl_text", "qwen3vl", NULL, qwen_parts, false, false},
+    {"qwen3_vl_moe_text", "qwen3vlmoe", NULL, qwen3_moe_parts, false, false},
 };
 
 const struct qt_gguf_family *qt_gguf_family_at(size_t i)

@@ -230,6 +230,9 @@ struct qt_model_details {
     float eps, attn_softcap; /* attn_softcap 0: none */
     enum qt_act_kind act;
     bool tied; /* the head is the embedding */
+    /* What precedes the names of the decoder's tensors ("model."), and the head's name without
+     * ".weight"; both static. */
+    const char *prefix, *head;
 };
 void qt_model_details(struct qt_model_details *out, const struct qt_model *model);
 /* Name of a head tensor that is stored although config.json ties the head to the embedding; NULL if

@@ -63,8 +63,8 @@ static size_t layer_prefix(const char *name)
     return 0;
 }
 
-/* True for tensors of vision and audio modules: a word of the name begins with one of these. */
-static bool is_multimodal(const char *name)
+/* A word of the name begins with one of these. */
+bool qt_name_is_multimodal(const char *name)
 {
     static const char *const parts[] = {
         "vision",  "visual",    "image",       "video",     "audio",      "speech",    "siglip",
@@ -142,7 +142,7 @@ static const char *reason_by_name(const struct qt_ckpt *ckpt, const struct qt_te
         return "optimizer state";
     if (qt_name_is_adapter(name))
         return "adapter";
-    if (is_multimodal(name))
+    if (qt_name_is_multimodal(name))
         return "multimodal tensor";
     if (is_mtp(ckpt, name))
         return "MTP layer";

@@ -21,6 +21,9 @@ struct qt_role qt_role_of(const struct qt_ckpt *ckpt, const struct qt_tensor *t)
 bool qt_name_is_adapter(const char *name);
 bool qt_name_is_optimizer(const char *name);
 
+/* True for the tensors of vision and audio modules. */
+bool qt_name_is_multimodal(const char *name);
+
 /* True if a component of the dotted name equals one of the words, which end with NULL. A word that
  * ends in '*' matches components that begin with the rest of it. */
 bool qt_name_has_component(const char *name, const char *const *words);

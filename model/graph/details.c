@@ -26,6 +26,8 @@ void qt_model_details(struct qt_model_details *out, const struct qt_model *model
         .attn_softcap = cfg->attn_softcap,
         .act = cfg->act,
         .tied = !model->head.weight,
+        .prefix = model->prefix,
+        .head = model->head_name,
     };
     for (size_t i = 0; cfg->dense && i < cfg->info.layers; i++)
         out->some_dense = out->some_dense || cfg->dense[i];

@@ -473,6 +473,7 @@ struct qt_model {
     struct part layer_embed, layer_project, layer_norm; /* of per_layer.c */
     struct part *altup_in, *altup_out;                  /* [cfg.altup - 1] of altup.c; or NULL */
     struct part head;                                   /* absent if tied to embed */
+    const char *prefix, *head_name; /* before the names of the decoder's tensors; of the head */
     char *tied_head;     /* name of a head that is stored although it is tied; NULL: none */
     struct qt_norm last; /* final_norm, for qt_model_norms */
 };

@@ -270,6 +270,8 @@ int qt_model_open(struct qt_model **out, const struct qt_weights *w, struct qt_e
     QT_TRY(config_read(&m->cfg, w->dir, w->quantization, err));
     QT_TRY(qt_array_new(&m->layers, m->cfg.info.layers, sizeof *m->layers, err));
     const struct naming naming = find_naming(m->cfg.arch, w);
+    m->prefix = naming.prefix;
+    m->head_name = naming.head;
     if (m->cfg.tied_unclear)
         m->cfg.tied = !part_exists(w, "", naming.head);
     if (m->cfg.tied && part_exists(w, "", naming.head))

@@ -433,7 +433,7 @@ static int plan(struct run *run, struct qt_err *err)
     if (x->format->check)
         QT_TRY(x->format->check(x, err));
     QT_TRY(list_items(run, err));
-    if (x->format->describe)
+    if (x->format->describe && !x->format->plan)
         qt_export_warn(x);
     if (x->format->fused)
         QT_TRY(qt_export_warn_fused(x, err));

@@ -127,7 +127,7 @@ struct qt_export_format {
 extern const struct qt_export_format qt_export_dense, qt_export_compressed_tensors,
     qt_export_humming, qt_export_gptq, qt_export_awq, qt_export_bnb, qt_export_mlx, qt_export_gguf;
 
-/* Warns of what may keep a runtime from loading the export. */
+/* Warns of what may keep a runtime from loading an export with a config.json. */
 void qt_export_warn(const struct qt_export *x);
 /* Returns which matrix runtimes make of this module and others beside it: 1: of q, k and v, 2: of
  * gate and up; 0: the module stays alone. */

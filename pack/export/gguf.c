@@ -6,6 +6,7 @@
  * Integers become blocks of 32 weights, each with its scale: larger groups repeat theirs.
  */
 #include "pack/export/gguf.h"
+#include "pack/roles.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -41,6 +42,7 @@ struct gguf {
     const struct qt_gguf_family *names;
     size_t layers, head_dim, experts;
     bool tied;
+    const char *prefix, *head; /* as of qt_model_details */
     struct tensor *tensors;
     size_t count;
     size_t files, *first; /* [files + 1] the first tensor of each file */
@@ -121,11 +123,20 @@ static bool shape_of(struct tensor *out, const struct gguf *g, const struct sour
            (!place->stacked || place->expert < g->experts) && place->layer < g->layers;
 }
 
+/* The name that the tensor has where the decoder is not part of a multimodal model. */
+static const char *usual_name(const struct gguf *g, const char *name)
+{
+    const size_t prefix = strlen(g->prefix), outer = strlen(g->head) - strlen("lm_head");
+    return strncmp(name, g->head, strlen(g->head)) == 0 ? name + outer
+           : strncmp(name, g->prefix, prefix) == 0      ? name + prefix
+                                                        : name;
+}
+
 static int add_source(struct gguf *g, const char *name, struct source source, struct qt_err *err)
 {
     struct qt_gguf_place place;
     struct tensor *t, shape = {0};
-    if (!qt_gguf_place(&place, g->names, name, g->tied))
+    if (!qt_gguf_place(&place, g->names, usual_name(g, name), g->tied))
         return refuse(g, name, "gguf has no place for this tensor in its architecture", err);
     if (place.skip)
         return QT_OK;
@@ -165,14 +176,33 @@ static void add_factors(struct gguf *g)
     }
 }
 
+/* Adds what is not quantized, of the decoder. */
+static int add_copied(struct gguf *g, struct qt_err *err)
+{
+    const struct qt_export *x = g->x;
+    size_t left_out = 0;
+    int rc = QT_OK;
+    for (size_t i = 0; i < x->ncopied; i++)
+        if (qt_name_is_multimodal(x->copied[i]->name))
+            left_out++;
+        else
+            QT_TRY(add_source(g, x->copied[i]->name, (struct source){NULL, x->copied[i]}, err));
+    if (left_out)
+        qt_log_message(x->opt->log, QT_LOG_WARNING,
+                       "%zu vision and audio tensors are left out: llama.cpp reads these from "
+                       "another file (mmproj), which its own converter makes",
+                       left_out);
+done:
+    return rc;
+}
+
 static int add_tensors(struct gguf *g, struct qt_err *err)
 {
     const struct qt_export *x = g->x;
     int rc;
     QT_TRY(qt_array_new(&g->tensors, x->count + x->ncopied + 2, sizeof *g->tensors, err));
     add_factors(g);
-    for (size_t i = 0; i < x->ncopied; i++)
-        QT_TRY(add_source(g, x->copied[i]->name, (struct source){NULL, x->copied[i]}, err));
+    QT_TRY(add_copied(g, err));
     for (size_t i = 0; i < x->count; i++) {
         x->matrix[i].own = NULL;
         QT_TRY(add_source(g, x->matrix[i].entry->name, (struct source){&x->matrix[i], NULL}, err));
@@ -237,7 +267,7 @@ static uint32_t file_type(const struct gguf *g)
 
 static int find_arch(struct gguf *g, const char *family, struct qt_err *err)
 {
-    char names[256];
+    char names[1024];
     g->arch = qt_gguf_arch_find(family);
     g->names = qt_gguf_family_find(family);
     if (g->arch && g->names)
@@ -258,6 +288,8 @@ static int plan_model(struct gguf *g, const struct qt_model *model, struct qt_er
     g->head_dim = info->head_dim;
     g->experts = details.routed;
     g->tied = details.tied;
+    g->prefix = details.prefix;
+    g->head = details.head;
     QT_TRY(find_arch(g, info->family, err));
     QT_TRY(qt_gguf_arch_keys(&g->keys, &g->factors, g->arch, model, g->x, err));
     QT_TRY(qt_gguf_tokenizer(&g->keys, g->x, info->vocab, err));

@@ -27,6 +27,7 @@ struct qt_gguf_arch {
     bool skips_rope;  /* every 4th layer has no rotary embedding */
     bool rope_freqs;  /* reads factors of the rotary embedding from a tensor */
     bool rope_lists;  /* reads short and long factors from two tensors */
+    bool sections;    /* positions of images have several numbers, which turn parts of a head */
     size_t period;    /* layers have a window, except every period-th; 0: no layer has one */
     size_t by_hidden; /* a model of so many layers scales attention by hidden size / heads */
     enum head_rule head;
@@ -62,6 +63,10 @@ static const struct qt_gguf_arch table[] = {
     {.family = "smollm3", .skips_rope = true, .theta = 2e6},
     {.family = "granite", .scaled = true, .rope_freqs = true, .rope_lists = true},
     {.family = "glm4"},
+    {.family = "qwen2_vl_text", .square = true, .sections = true},
+    {.family = "qwen2_5_vl_text", .square = true, .sections = true},
+    {.family = "qwen3_vl_text", .sections = true},
+    {.family = "qwen3_vl_moe_text", .normalized = true, .sections = true},
 };
 
 enum { ARCHS = sizeof table / sizeof *table };
@@ -90,7 +95,8 @@ struct writer {
     const struct qt_model_info *info;
     struct qt_model_details details;
     const struct qt_export *x;
-    char prefix[32]; /* "llama." */
+    const json_t *config; /* the decoder's options in config.json */
+    char prefix[32];      /* "llama." */
     struct qt_err *err;
 };
 
@@ -244,15 +250,15 @@ static double number_of(const json_t *object, const char *key, double missing)
 static struct rope read_rope(const struct writer *w, const char *type, const char *key,
                              double missing)
 {
-    const json_t *scaling = json_object_get(w->x->config, "rope_scaling");
+    const json_t *scaling = json_object_get(w->config, "rope_scaling");
     const json_t *options =
-        json_object_size(scaling) ? scaling : json_object_get(w->x->config, "rope_parameters");
+        json_object_size(scaling) ? scaling : json_object_get(w->config, "rope_parameters");
     if (json_object_get(options, type))
         options = json_object_get(options, type);
     const char *name = json_string_value(json_object_get(options, "rope_type"));
     if (!name)
         name = json_string_value(json_object_get(options, "type"));
-    const double theta = number_of(w->x->config, key, missing > 0 ? missing : 1e4);
+    const double theta = number_of(w->config, key, missing > 0 ? missing : 1e4);
     return (struct rope){options, name ? name : "default", number_of(options, "rope_theta", theta),
                          number_of(options, "factor", 1)};
 }
@@ -288,8 +294,8 @@ static bool same_plain(const struct writer *w, const struct rope *r, const float
 static double original_positions(const struct writer *w, const struct rope *r)
 {
     static const char key[] = "original_max_position_embeddings";
-    const double all = number_of(w->x->config, "max_position_embeddings", 0);
-    return number_of(w->x->config, key, number_of(r->options, key, all));
+    const double all = number_of(w->config, "max_position_embeddings", 0);
+    return number_of(w->config, key, number_of(r->options, key, all));
 }
 
 static bool same_yarn(const struct writer *w, const struct rope *r)
@@ -328,6 +334,25 @@ static int add_factors(struct qt_gguf_factors *out, int which, const char *name,
     return rc;
 }
 
+/* Channel pairs that each number of a position turns. Those of text are equal. */
+static void write_sections(const struct writer *w, const struct rope *r)
+{
+    const json_t *given = json_object_get(r->options, "mrope_section");
+    char name[64];
+    snprintf(name, sizeof name, "%srope.dimension_sections", w->prefix);
+    qt_gguf_array(w->b, name, QT_GGUF_I32, 4);
+    for (size_t i = 0; i < 4; i++) {
+        int32_t pairs = (int32_t)json_integer_value(json_array_get(given, i));
+        if (!json_array_size(given) && i == 0)
+            pairs = (int32_t)(w->details.rotary_dim / 2);
+        qt_gguf_raw(w->b, &pairs, sizeof pairs);
+    }
+    const json_t *vision = json_object_get(w->x->config, "vision_config");
+    const json_t *deep = json_object_get(vision, "deepstack_visual_indexes");
+    if (json_array_size(deep))
+        u32(w, "n_deepstack_layers", json_array_size(deep));
+}
+
 static int write_rope(const struct writer *w, struct qt_gguf_factors *factors)
 {
     const struct qt_model_details *d = &w->details;
@@ -337,6 +362,8 @@ static int write_rope(const struct writer *w, struct qt_gguf_factors *factors)
     int rc = QT_OK;
     u32(w, "rope.dimension_count", d->rotary_dim);
     f32(w, "rope.freq_base", r.theta);
+    if (arch->sections)
+        write_sections(w, &r);
     if (d->local_inv_freq) {
         const struct rope local =
             read_rope(w, "sliding_attention", "rope_local_base_freq", arch->local_theta);
@@ -375,8 +402,11 @@ int qt_gguf_arch_keys(struct qt_gguf_bytes *b, struct qt_gguf_factors *factors,
                        .names = qt_gguf_family_find(arch->family),
                        .info = qt_model_info(model),
                        .x = x,
+                       .config = json_object_get(x->config, "text_config"),
                        .err = err};
     int rc;
+    if (!json_is_object(w.config))
+        w.config = x->config;
     qt_model_details(&w.details, model);
     snprintf(w.prefix, sizeof w.prefix, "%s.", w.names->name);
     qt_gguf_string(b, "", "general.architecture", w.names->name);

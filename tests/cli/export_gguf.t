@@ -50,7 +50,7 @@ $ cp -r src alpaca && sed -i 's/"llama"/"alpaca"/' alpaca/config.json && sh ./tr
 2 'model_type': alpaca is not supported
 $ cp -r src helium && sed -i 's/"llama"/"helium"/' helium/config.json && sh ./try helium
 ? 4
-2 gguf: the model_type 'helium' is not in the table of architectures \(llama, mistral, .*glm4\)
+2 gguf: the model_type 'helium' is not in the table of architectures \(llama, mistral, .*\)
 $ cp -r src gelu && sed -i 's/"silu"/"gelu"/' gelu/config.json && sh ./try gelu
 ? 4
 2 llama\.cpp computes 'llama' with another activation function
@@ -99,6 +99,23 @@ $ cp -r spm bytes && sed -i 's/"<0x41>"/"A"/' bytes/tokenizer.json && sh ./try b
 $ cp -r spm split && sed -i 's/"pre_tokenizer":null/"pre_tokenizer":{"type":"Digits"}/' split/tokenizer.json && sh ./try split
 ? 4
 2 llama\.cpp has no such normalizers and pre-tokenizers
+
+# A file is read as the checkpoint that the dense export of the same container is. Models with
+# windows are read in windows of the context length that the file has.
+$ printf '%s\n' 'm=$MODELS/$1; rm -rf m c g d; mkdir m; cp "$m/config.json" "$m/model.safetensors" m' "printf '{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]}}' >m/tokenizer.json" 'qtool quantize m -o c --scheme none --tensor embed_tokens=int8:g=32 -q >/dev/null && qtool export c -o g --format gguf -q >/dev/null && qtool export c -o d --format dense --dtype float16 -q >/dev/null && for i in g d; do qtool eval $i --data "$m/ids.u16" --seqlen ${2:-40} -q; done | grep perplexity | uniq -c' >back
+$ for m in llama llama3 llama_longrope llama_yarn mistral_full "mistral_window 7" mixtral qwen2 qwen3 qwen2_moe qwen3_moe "phi3 9" phi3_long_old_keys olmo2 granite; do sh ./back $m | grep -c '^ *2 ' || echo "differs: $m"; done | sort | uniq -c
+> ^ *15 1$
+>! differs
+
+# The decoder of a multimodal model: names, options in text_config. It is read as a decoder alone.
+$ for m in qwen2_5_vl qwen3_vl; do sh ./back $m | grep -c '^ *2 ' || echo "differs: $m"; grep -ac 'rope.dimension_sections' g/model.gguf; qtool inspect g | grep '^model  '; done
+> ^1$
+> ^model +qwen2: 
+> ^model +qwen3: 
+>! differs
+$ qtool export c -o g --format gguf --dry-run
+> ^rounded +none
+2 [0-9]+ vision and audio tensors are left out: llama\.cpp reads these from another file \(mmproj\)
 
 # The output is a directory.
 $ qtool quantize src -o dir-q --scheme int8 -q >/dev/null && qtool export dir-q -o x.gguf --format gguf
