@@ -410,8 +410,8 @@ static int rename_slot(struct adopt *a, struct qt_slot *slot)
         t->shape[0] = 1;
         t->ndim = 2;
     }
-    if (t->ndim < 1 || (origin.stacked && t->ndim != 3) || (!origin.stacked && t->ndim > 2) ||
-        (slot->head && rows % slot->head))
+    if (t->ndim < 1 || (origin.stacked && t->ndim != (origin.matrix ? 3 : 2)) ||
+        (!origin.stacked && t->ndim > 2) || (slot->head && rows % slot->head))
         return qt_fail(a->err, QT_E_INPUT, t->file, t->name,
                        "its shape is not that of the tensor %s", origin.name);
     int rc = qt_string_copy(&name, origin.name, a->err);

@@ -92,13 +92,15 @@ static void set_sizes(struct maker *m)
 
 static void set_experts(struct maker *m)
 {
-    const bool mixtral = is(m, "mixtral");
+    const bool plain = is(m, "mixtral") || is(m, "gpt_oss");
     size_t experts = 0;
     if (!get_size(&experts, m, "expert_count") || experts == 0)
         return;
-    set_size(m, mixtral ? "num_local_experts" : "num_experts", experts);
+    set_size(m, plain ? "num_local_experts" : "num_experts", experts);
     copy_size(m, "num_experts_per_tok", "expert_used_count");
-    if (mixtral)
+    if (is(m, "gpt_oss"))
+        copy_size(m, "intermediate_size", "expert_feed_forward_length");
+    if (plain)
         return;
     copy_size(m, "moe_intermediate_size", "expert_feed_forward_length");
     copy_size(m, "shared_expert_intermediate_size", "expert_shared_feed_forward_length");
@@ -223,6 +225,8 @@ static void set_family(struct maker *m)
         set_gemma(m, 62);
     else
         set(m, m->config, "hidden_act", json_string("silu"));
+    if (is(m, "gpt_oss"))
+        copy_size(m, "sliding_window", "attention.sliding_window");
     if (is(m, "gemma3_text"))
         set_size(m, "sliding_window_pattern", 6);
     if (is(m, "smollm3"))

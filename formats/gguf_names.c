@@ -6,7 +6,12 @@
 
 /* ---- families ------------------------------------------------------------------------------- */
 
-enum { BIAS = QT_GGUF_BIAS, ROTARY = QT_GGUF_ROTARY, EXACT = QT_GGUF_EXACT };
+enum {
+    BIAS = QT_GGUF_BIAS,
+    ROTARY = QT_GGUF_ROTARY,
+    EXACT = QT_GGUF_EXACT,
+    BARE = QT_GGUF_BARE,
+};
 
 #define LLAMA_QKV(flags)                                                                           \
     {"self_attn.q_proj", "attn_q", BIAS | ROTARY}, {"self_attn.k_proj", "attn_k", BIAS | ROTARY},  \
@@ -34,11 +39,12 @@ enum { BIAS = QT_GGUF_BIAS, ROTARY = QT_GGUF_ROTARY, EXACT = QT_GGUF_EXACT };
     {                                                                                              \
         "mlp.down_proj", "ffn_down", 0                                                             \
     }
-#define EXPERTS                                                                                    \
-    {"mlp.gate", "ffn_gate_inp", EXACT}, {"mlp.experts.#.gate_proj", "ffn_gate_exps", 0},          \
-        {"mlp.experts.#.up_proj", "ffn_up_exps", 0},                                               \
+#define EXPERTS(router, flags)                                                                     \
+    {router, "ffn_gate_inp", EXACT | (flags)},                                                     \
+        {"mlp.experts.#.gate_proj", "ffn_gate_exps", flags},                                       \
+        {"mlp.experts.#.up_proj", "ffn_up_exps", flags},                                           \
     {                                                                                              \
-        "mlp.experts.#.down_proj", "ffn_down_exps", 0                                              \
+        "mlp.experts.#.down_proj", "ffn_down_exps", flags                                          \
     }
 
 static const struct qt_gguf_part llama_parts[] = {
@@ -57,7 +63,7 @@ static const struct qt_gguf_part qwen_parts[] = {
 static const struct qt_gguf_part qwen2_moe_parts[] = {
     LLAMA_QKV(0),
     LLAMA_NORMS,
-    EXPERTS,
+    EXPERTS("mlp.gate", 0),
     {"mlp.shared_expert_gate", "ffn_gate_inp_shexp", EXACT},
     {"mlp.shared_expert.gate_proj", "ffn_gate_shexp", 0},
     {"mlp.shared_expert.up_proj", "ffn_up_shexp", 0},
@@ -65,7 +71,15 @@ static const struct qt_gguf_part qwen2_moe_parts[] = {
     {0},
 };
 static const struct qt_gguf_part qwen3_moe_parts[] = {
-    LLAMA_QKV(0), LLAMA_NORMS, HEAD_NORMS, EXPERTS, {0}};
+    LLAMA_QKV(0), LLAMA_NORMS, HEAD_NORMS, EXPERTS("mlp.gate", 0), {0}};
+static const struct qt_gguf_part gpt_oss_parts[] = {
+    LLAMA_QKV(BIAS),
+    {"input_layernorm", "attn_norm", 0},
+    {"post_attention_layernorm", "post_attention_norm", 0},
+    {"self_attn.sinks", "attn_sinks", BARE},
+    EXPERTS("mlp.router", BIAS),
+    {0},
+};
 static const struct qt_gguf_part gemma_parts[] = {
     LLAMA_QKV(0),
     HEAD_NORMS,
@@ -106,6 +120,7 @@ static const struct qt_gguf_family families[] = {
     {"qwen3", "qwen3", "Qwen3ForCausalLM", qwen_parts, false, false},
     {"qwen2_moe", "qwen2moe", "Qwen2MoeForCausalLM", qwen2_moe_parts, false, false},
     {"qwen3_moe", "qwen3moe", "Qwen3MoeForCausalLM", qwen3_moe_parts, false, false},
+    {"gpt_oss", "gpt-oss", "GptOssForCausalLM", gpt_oss_parts, false, false},
     {"gemma2", "gemma2", "Gemma2ForCausalLM", gemma_parts, false, true},
     {"gemma3_text", "gemma3", "Gemma3ForCausalLM", gemma_parts, false, true},
     {"phi3", "phi3", "Phi3ForCausalLM", phi3_parts, false, false},
@@ -172,19 +187,19 @@ static bool place_part(struct qt_gguf_place *out, const struct qt_gguf_family *f
     if (!dot || !number(&layer, &module) || *module != '.' || module >= dot)
         return false;
     module++;
-    const bool bias = strcmp(dot, ".bias") == 0;
-    if (!bias && strcmp(dot, ".weight") != 0)
-        return false;
+    const bool bias = strcmp(dot, ".bias") == 0, bare = !bias && strcmp(dot, ".weight") != 0;
+    const size_t size = bare ? strlen(module) : (size_t)(dot - module);
     for (const struct qt_gguf_part *p = f->parts; p->source; p++) {
         *out = (struct qt_gguf_place){0};
-        if (!matches(out, p->source, module, (size_t)(dot - module)) ||
-            (bias && !(p->flags & BIAS)))
+        if (bare != ((p->flags & BARE) != 0) || (bias && !(p->flags & BIAS)) ||
+            !matches(out, p->source, module, size))
             continue;
         out->layer = layer;
         out->rotary = f->permuted && (p->flags & ROTARY);
         out->exact = p->flags & EXACT;
         out->plus_1 = f->norms_plus_1 && strstr(p->target, "norm");
-        snprintf(out->name, sizeof out->name, "blk.%zu.%s%s", layer, p->target, dot);
+        snprintf(out->name, sizeof out->name, "blk.%zu.%s%s", layer, p->target,
+                 bare ? ".weight" : dot);
         return true;
     }
     return false;
@@ -256,9 +271,10 @@ bool qt_gguf_origin(struct qt_gguf_origin *out, const struct qt_gguf_family *f, 
     out->stacked = strchr(p->source, '#') != NULL;
     out->rotary = f->permuted && p->flags & ROTARY;
     out->plus_1 = f->norms_plus_1 && strstr(p->target, "norm");
-    out->matrix = !bias && !strstr(p->target, "norm");
+    out->matrix = !bias && !strstr(p->target, "norm") && !(p->flags & BARE);
+    const char *ending = p->flags & BARE ? "" : !out->stacked ? dot : bias ? "_bias" : "";
     snprintf(out->name, sizeof out->name, "model.layers.%zu.%s%s", out->layer,
-             out->stacked ? stack_name(p->target) : p->source, dot);
+             out->stacked ? stack_name(p->target) : p->source, ending);
     return true;
 }
 

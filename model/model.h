@@ -56,6 +56,10 @@ bool qt_tokenizer_adds_bos(const struct qt_tokenizer *tok);
 /* *id = "mask_token" of tokenizer_config.json, or else the token [MASK] or <mask>. QT_E_INPUT:
  * there is none. */
 int qt_tokenizer_mask(uint32_t *id, const struct qt_tokenizer *tok, struct qt_err *err);
+/* *made: the merges of BPE alone make one token of `word`, which is in the form of the vocabulary.
+ * If they do for all words of the vocabulary, "ignore_merges" makes no difference. */
+int qt_tokenizer_merges(bool *made, const struct qt_tokenizer *tok, const char *word,
+                        struct qt_err *err);
 /* The file that decides that: "tokenizer.json" or "tokenizer_config.json". */
 const char *qt_tokenizer_bos_file(const struct qt_tokenizer *tok);
 /* *id = the token before the text, or else "bos_token" of tokenizer_config.json. QT_E_INPUT: there

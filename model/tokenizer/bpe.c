@@ -486,13 +486,19 @@ static const char *next_cut(const char *s, const char *end)
 int qt_bpe_encode(struct qt_ids *out, struct qt_bpe_work *work, const struct qt_bpe *bpe,
                   const char *word, size_t size, struct qt_err *err)
 {
-    const char *end = word + size;
-    int rc = QT_OK;
     if (bpe->ignore_merges) {
         uint32_t id = qt_strmap_find(&bpe->vocab, word, size);
         if (id != QT_NO_ID)
             return qt_ids_add(out, id, err);
     }
+    return qt_bpe_encode_by_merges(out, work, bpe, word, size, err);
+}
+
+int qt_bpe_encode_by_merges(struct qt_ids *out, struct qt_bpe_work *work, const struct qt_bpe *bpe,
+                            const char *word, size_t size, struct qt_err *err)
+{
+    const char *end = word + size;
+    int rc = QT_OK;
     for (const char *cut; word < end && !qt_bpe_enough(out, work); word = cut) {
         QT_TRY(qt_tokenizer_poll(work->interrupted, err));
         cut = bpe->cut_at_space_mark ? next_cut(word, end) : end;

@@ -122,5 +122,8 @@ int qt_tokenizer_poll(bool (*interrupted)(void), struct qt_err *err);
  * as are wanted. */
 int qt_bpe_encode(struct qt_ids *out, struct qt_bpe_work *work, const struct qt_bpe *bpe,
                   const char *word, size_t size, struct qt_err *err);
+/* The same without ignore_merges. */
+int qt_bpe_encode_by_merges(struct qt_ids *out, struct qt_bpe_work *work, const struct qt_bpe *bpe,
+                            const char *word, size_t size, struct qt_err *err);
 
 #endif

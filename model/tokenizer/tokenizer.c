@@ -566,3 +566,17 @@ int qt_tokenizer_encode(uint32_t **ids, size_t *count, const struct qt_tokenizer
     const struct qt_encode_options opt = {.special = special};
     return qt_tokenizer_encode_most(ids, count, tok, text, size, &opt, err);
 }
+
+int qt_tokenizer_merges(bool *made, const struct qt_tokenizer *tok, const char *word,
+                        struct qt_err *err)
+{
+    struct qt_bpe_work work = {0};
+    struct qt_ids ids = {0};
+    int rc = QT_OK;
+    if (tok->words.kind == QT_WORDS_BPE)
+        rc = qt_bpe_encode_by_merges(&ids, &work, &tok->words.bpe, word, strlen(word), err);
+    *made = ids.count == 1;
+    qt_free(ids.data);
+    qt_bpe_work_free(&work);
+    return rc;
+}

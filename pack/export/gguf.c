@@ -469,8 +469,8 @@ done:
 
 static void put_info(struct qt_gguf_bytes *b, const struct tensor *t, uint64_t offset)
 {
-    const uint64_t dims[3] = {t->k, t->rows, t->slices};
-    const uint32_t ndim = t->stacked ? 3 : t->rows ? 2 : 1;
+    const uint64_t dims[3] = {t->k, t->rows ? t->rows : t->slices, t->slices};
+    const uint32_t ndim = 1u + (t->rows > 0) + t->stacked;
     qt_gguf_text(b, t->name, strlen(t->name));
     qt_gguf_raw(b, &ndim, sizeof ndim);
     qt_gguf_raw(b, dims, ndim * sizeof *dims);

@@ -43,6 +43,7 @@ static const struct qt_gguf_arch table[] = {
     {.family = "qwen3"},
     {.family = "qwen2_moe", .square = true, .head = HEAD_OWN},
     {.family = "qwen3_moe", .normalized = true},
+    {.family = "gpt_oss", .normalized = true, .period = 2, .head = HEAD_OWN, .act = QT_ACT_CLAMPED},
     {.family = "gemma2",
      .embed_sqrt = true,
      .capped = true,
@@ -298,15 +299,25 @@ static double original_positions(const struct writer *w, const struct rope *r)
     return number_of(w->config, key, number_of(r->options, key, all));
 }
 
+/* True if llama.cpp computes the same frequencies, but for the range of the interpolated ones: it
+ * rounds this range to whole channel pairs, which gpt-oss does not ("truncate": false). */
 static bool same_yarn(const struct writer *w, const struct rope *r)
 {
     const double original = original_positions(w, r);
+    const bool exact = !json_is_false(json_object_get(r->options, "truncate"));
+    double most = 0;
     if (strcmp(r->type, "yarn") != 0 || !(r->factor > 1) || !(original > 1))
         return false;
-    for (size_t i = 0; i < w->details.rotary_dim / 2; i++)
-        if (!near((double)w->details.inv_freq[i], yarn(w, r, i, original)))
-            return false;
-    return true;
+    for (size_t i = 0; i < w->details.rotary_dim / 2; i++) {
+        const double f = (double)w->details.inv_freq[i];
+        most = fmax(most, fabs(yarn(w, r, i, original) / f - 1));
+    }
+    if (most > 1e-5 && !exact)
+        qt_log_message(w->x->opt->log, QT_LOG_WARNING,
+                       "llama.cpp ignores \"truncate\": false of YaRN, in every GGUF file of this "
+                       "model: frequencies of the rotary embedding differ by up to %.1f %%",
+                       100 * most);
+    return most <= 1e-5 || !exact;
 }
 
 static void write_yarn(const struct writer *w, const struct rope *r)

@@ -33,6 +33,7 @@ struct token {
 
 struct tokens {
     const struct qt_export *x;
+    const struct qt_tokenizer *tok;
     char *path;                           /* of tokenizer.json, for messages */
     json_t *root, *settings, *generation; /* settings: tokenizer_config.json; NULL: none */
     struct token *list;                   /* by id */
@@ -95,17 +96,40 @@ static void describe(char *steps, const json_t *section)
         add_step(steps, "unknown", type);
 }
 
-static const struct qt_gguf_pre *find_pre(const struct tokens *t, char *steps)
+/* *all: merges make every token that is no added one, so that ignore_merges changes nothing. */
+static int check_merges(bool *all, const struct tokens *t)
+{
+    int rc = QT_OK;
+    *all = true;
+    for (size_t i = 0; i < t->count && rc == QT_OK && *all; i++)
+        if (t->list[i].type == TOKEN_NORMAL)
+            rc = qt_tokenizer_merges(all, t->tok, t->list[i].text, t->err);
+    return rc;
+}
+
+/* *out = NULL: llama.cpp has no such splitting. */
+static int find_pre(const struct qt_gguf_pre **out, const struct tokens *t, char *steps)
 {
     const json_t *model = json_object_get(t->root, "model");
-    const struct qt_gguf_pre *pre;
+    const struct qt_gguf_pre *pre, *other = NULL;
+    bool all = false;
+    int rc = QT_OK;
+    *out = NULL;
     *steps = '\0';
     describe(steps, json_object_get(t->root, "pre_tokenizer"));
-    for (size_t i = 0; (pre = qt_gguf_pre_at(i)) != NULL; i++)
-        if (strcmp(pre->steps, steps) == 0 &&
-            pre->ignore_merges == flag(model, "ignore_merges", false))
-            return pre;
-    return NULL;
+    for (size_t i = 0; !*out && (pre = qt_gguf_pre_at(i)) != NULL; i++) {
+        if (strcmp(pre->steps, steps) != 0)
+            continue;
+        if (pre->ignore_merges == flag(model, "ignore_merges", false))
+            *out = pre;
+        else if (!other)
+            other = pre;
+    }
+    if (!*out && other)
+        rc = check_merges(&all, t);
+    if (all)
+        *out = other;
+    return rc;
 }
 
 /* ---- tokens --------------------------------------------------------------------------------- */
@@ -291,8 +315,12 @@ static int write_bytes(struct qt_gguf_bytes *b, const struct tokens *t)
 {
     const json_t *normalizer = json_object_get(t->root, "normalizer");
     char steps[STEPS];
-    const struct qt_gguf_pre *pre = find_pre(t, steps);
-    int rc;
+    const struct qt_gguf_pre *pre;
+    int rc = find_pre(&pre, t, steps);
+    if (rc < 0)
+        return rc;
+    if (!json_is_array(json_object_get(json_object_get(t->root, "model"), "merges")))
+        return unsupported(t, "tokenizer model but BPE in these files");
     if (json_is_object(normalizer) && strcmp(type_of(normalizer), "NFC") != 0)
         return qt_fail(t->err, QT_E_UNSUPPORTED, t->path, NULL,
                        "gguf cannot hold this tokenizer: llama.cpp has no normalizer '%.100s'",
@@ -661,6 +689,7 @@ int qt_gguf_tokenizer(struct qt_gguf_bytes *b, const struct qt_export *x, size_t
     int rc;
     QT_TRY(open_files(&t));
     QT_TRY(qt_tokenizer_open(&tok, qt_container_dir(x->container), err));
+    t.tok = tok;
     QT_TRY(qt_array_new(&t.list, vocab, sizeof *t.list, err));
     QT_TRY(read_vocab(&t));
     QT_TRY(read_added(&t));

@@ -76,6 +76,15 @@ $ printf '\377' >chat/chat_template.jinja && sh ./try chat
 ? 3
 2 chat_template\.jinja: the chat template is not UTF-8 text
 
+# ignore_merges, where llama.cpp does not have it, makes no difference if merges make all tokens.
+$ mkdir im && cp src/*.json src/model.safetensors im && printf '{"pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"model":{"type":"BPE","ignore_merges":true,"vocab":{"a":0,"b":1,"ab":2,"aba":3},"merges":["a b","ab a"]}}' >im/tokenizer.json && sh ./try im >/dev/null && rm -rf x3
+$ sed -i 's/"aba":3/"aba":3,"abb":4/' im/tokenizer.json && sh ./try im
+? 4
+2 its pre-tokenizer is not in the table of those that llama\.cpp has \(ignore_merges true; words;\)
+$ sed -i 's/"BPE"/"WordLevel"/; s/,"merges":.*\]//' im/tokenizer.json && sh ./try im
+? 4
+2 llama\.cpp has no tokenizer model but BPE in these files
+
 # Tokenizers that llama.cpp does not have.
 $ cp -r src pre && sed 's/"use_regex": *true/"use_regex":false/' src/tokenizer.json >pre/tokenizer.json && sh ./try pre
 ? 4
@@ -103,9 +112,13 @@ $ cp -r spm split && sed -i 's/"pre_tokenizer":null/"pre_tokenizer":{"type":"Dig
 # A file is read as the checkpoint that the dense export of the same container is. Models with
 # windows are read in windows of the context length that the file has.
 $ printf '%s\n' 'm=$MODELS/$1; rm -rf m c g d; mkdir m; cp "$m/config.json" "$m/model.safetensors" m' "printf '{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]}}' >m/tokenizer.json" 'qtool quantize m -o c --scheme none --tensor embed_tokens=int8:g=32 -q >/dev/null && qtool export c -o g --format gguf -q >/dev/null && qtool export c -o d --format dense --dtype float16 -q >/dev/null && for i in g d; do qtool eval $i --data "$m/ids.u16" --seqlen ${2:-40} -q; done | grep perplexity | uniq -c' >back
-$ for m in llama llama3 llama_longrope llama_yarn mistral_full "mistral_window 7" mixtral qwen2 qwen3 qwen2_moe qwen3_moe "phi3 9" phi3_long_old_keys olmo2 granite; do sh ./back $m | grep -c '^ *2 ' || echo "differs: $m"; done | sort | uniq -c
-> ^ *15 1$
+$ for m in llama llama3 llama_longrope llama_yarn mistral_full "mistral_window 7" mixtral qwen2 qwen3 qwen2_moe qwen3_moe gpt_oss_moe "phi3 9" phi3_long_old_keys olmo2 granite; do sh ./back $m | grep -c '^ *2 ' || echo "differs: $m"; done | sort | uniq -c
+> ^ *16 1$
 >! differs
+
+$ sh ./back gpt_oss_moe >/dev/null; cp -r m gpt && sed -i 's/"rope_theta": 200.0/"rope_theta": 10.0/' gpt/config.json && qtool quantize gpt -o gpt-c --scheme none --tensor embed_tokens=int8:g=32 -q >/dev/null && qtool export gpt-c --format gguf --dry-run
+> ^rounded +none
+2 llama\.cpp ignores "truncate": false of YaRN, in every GGUF file of this model: frequencies of the rotary embedding differ by up to [0-9.]+ %
 
 # The decoder of a multimodal model: names, options in text_config. It is read as a decoder alone.
 $ for m in qwen2_5_vl qwen3_vl; do sh ./back $m | grep -c '^ *2 ' || echo "differs: $m"; grep -ac 'rope.dimension_sections' g/model.gguf; qtool inspect g | grep '^model  '; done

@@ -29,6 +29,10 @@ ARCHS = {
     "qwen2_moe": ("qwen2_moe", dict(shared_expert_intermediate_size=160, norm_topk_prob=False,
                                     **EXPERTS)),
     "qwen3_moe": ("qwen3_moe", dict(head_dim=64, norm_topk_prob=True, **EXPERTS)),
+    "gpt_oss": ("gpt_oss", dict(head_dim=32, intermediate_size=96, num_local_experts=6,
+                                num_experts_per_tok=2, sliding_window=32, **rope(
+                                    rope_type="yarn", factor=4.0, truncate=True,
+                                    original_max_position_embeddings=128))),
     "gemma2": ("gemma2", dict(head_dim=64, query_pre_attn_scalar=64, sliding_window=32)),
     "gemma3": ("gemma3_text", dict(head_dim=64, query_pre_attn_scalar=64, sliding_window=32,
                                    num_hidden_layers=7)),
