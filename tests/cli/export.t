@@ -195,4 +195,4 @@ $ qtool list exports --json
 # GGUF: bytes that the package gguf decodes to the weights of the container.
 $ for s in iq4nl mxfp4; do qtool quantize "$NANO" -o "box-$s" --scheme none --force --tensor "layers.0.self_attn.k_proj=$s" -q >/dev/null; qtool export "box-$s" -o "gguf-$s" --format gguf -q >/dev/null; sha256sum <"gguf-$s/model.gguf"; done
 > ^9202e999c7927690bd804b5f8068c166235fcdb9f06c56ab7fb4c314f0dd5159
-> ^7a6b51e1af94e263648f7c11ed5b2048ff16e21081efdd25396d8d97276fedd9
+> ^b4280131fc29dac676a87bffa2c5a89bb86b3e69476c300bc414c8cdb03143ca

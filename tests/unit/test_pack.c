@@ -481,6 +481,29 @@ static void search_is_never_worse_than_rtn(void **state)
     free(w);
 }
 
+/* Checkpoints may have been rounded to the same format. */
+static void search_keeps_rounded_weights(void **state)
+{
+    enum { N = 2048, K = 64 };
+    static const char *const names[] = {"mxfp4", "nvfp4", "nf4:g=64", "int8"};
+    (void)state;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        struct qt_error error;
+        float *w = random_matrix(N, K);
+        char rtn[64];
+        snprintf(rtn, sizeof rtn, "%s%cmethod=rtn", names[i], strchr(names[i], ':') ? ',' : ':');
+        struct qt_packed p = quantize(rtn, w, N, K, &error);
+        assert_true(error.sum_e2 > 0);
+        assert_int_equal(qt_packed_decode(w, &p, 0, N, NULL), QT_OK);
+        qt_packed_free(&p);
+        p = quantize(names[i], w, N, K, &error);
+        if (error.sum_e2 != 0)
+            fail_msg("%s: squared error %g", names[i], error.sum_e2);
+        qt_packed_free(&p);
+        free(w);
+    }
+}
+
 static void same_bytes_for_any_threads_and_isa(void **state)
 {
     (void)state;
@@ -801,6 +824,7 @@ int main(void)
         cmocka_unit_test(edge_shapes),
         cmocka_unit_test(search_beats_rtn),
         cmocka_unit_test(search_is_never_worse_than_rtn),
+        cmocka_unit_test(search_keeps_rounded_weights),
         cmocka_unit_test(same_bytes_for_any_threads_and_isa),
         cmocka_unit_test(extreme_magnitudes),
         cmocka_unit_test(nonfinite_weights_are_named),
