@@ -351,7 +351,7 @@ enum {
     QT_GGUF_BIAS = 1,   /* the module may have a bias */
     QT_GGUF_ROTARY = 2, /* rows of heads that the rotary embedding turns */
     QT_GGUF_EXACT = 4,  /* F32, as llama.cpp's own converter has it */
-    QT_GGUF_BARE = 8,   /* the source's name does not end in ".weight" */
+    QT_GGUF_BARE = 8,   /* the source's name does not end in ".weight"; with QT_GGUF_BIAS ".bias" */
     QT_GGUF_NAME = 64,
 };
 /* A module of a decoder layer. source: its name after "model.layers.N."; '#' stands for the number

@@ -359,6 +359,9 @@ static int find_family(struct adopt *a)
     qt_gguf_get_size(&experts, a->g, a->facts.prefix, "expert_count");
     if (experts && strcmp(a->facts.family->family, "llama") == 0)
         a->facts.family = qt_gguf_family_find("mixtral");
+    if (qt_gguf_key(a->g, a->facts.prefix, "attention.sliding_window") &&
+        strcmp(a->facts.family->family, "olmo2") == 0)
+        a->facts.family = qt_gguf_family_find("olmo3");
     return QT_OK;
 }
 
@@ -429,6 +432,7 @@ static void note(struct qt_gguf_facts *facts, const struct qt_slot *slot)
     if (strcmp(t->name, "model.embed_tokens.weight") == 0)
         facts->vocab = t->shape[0];
     facts->head |= strcmp(t->name, "lm_head.weight") == 0;
+    facts->head_norms |= qt_name_ends_in(t->name, ".q_norm.weight");
     facts->qkv_bias |= qt_name_ends_in(t->name, ".q_proj.bias");
     facts->mlp_bias |= qt_name_ends_in(t->name, ".gate_proj.bias");
     if (t->ndim >= 2 && !slot->block && strstr(t->name, "_proj."))

@@ -99,7 +99,7 @@ struct qt_gguf_facts {
     char prefix[32]; /* "llama." */
     size_t vocab;    /* rows of the embedding */
     enum qt_dtype dtype;
-    bool head, qkv_bias, mlp_bias;
+    bool head, head_norms, qkv_bias, mlp_bias;
     /* rope_freqs, or rope_factors_long and rope_factors_short; borrowed, NULL: absent. */
     const float *long_factors, *short_factors;
     size_t factors;

@@ -90,19 +90,41 @@ static void set_sizes(struct maker *m)
     set_bool(m, "tie_word_embeddings", !m->facts->head);
 }
 
+/* How experts are chosen; the scores are sigmoids. */
+static void set_routing(struct maker *m)
+{
+    bool normalized = false;
+    qt_gguf_get_bool(&normalized, m->g, m->facts->prefix, "expert_weights_norm");
+    set_bool(m, "norm_topk_prob", normalized);
+    set_bool(m, "use_qk_norm", m->facts->head_norms);
+    copy_size(m, "n_shared_experts", "expert_shared_count");
+    copy_size(m, "first_k_dense_replace", "leading_dense_block_count");
+    copy_real(m, "routed_scaling_factor", "expert_weights_scale");
+    set_size(m, "n_group", 1);
+    set_size(m, "topk_group", 1);
+}
+
 static void set_experts(struct maker *m)
 {
     const bool plain = is(m, "mixtral") || is(m, "gpt_oss");
     size_t experts = 0;
     if (!get_size(&experts, m, "expert_count") || experts == 0)
         return;
-    set_size(m, plain ? "num_local_experts" : "num_experts", experts);
+    set_size(m,
+             plain               ? "num_local_experts"
+             : is(m, "glm4_moe") ? "n_routed_experts"
+                                 : "num_experts",
+             experts);
     copy_size(m, "num_experts_per_tok", "expert_used_count");
     if (is(m, "gpt_oss"))
         copy_size(m, "intermediate_size", "expert_feed_forward_length");
     if (plain)
         return;
     copy_size(m, "moe_intermediate_size", "expert_feed_forward_length");
+    if (is(m, "glm4_moe")) {
+        set_routing(m);
+        return;
+    }
     copy_size(m, "shared_expert_intermediate_size", "expert_shared_feed_forward_length");
     set_bool(m, "norm_topk_prob", is(m, "qwen3_moe"));
     set_size(m, "decoder_sparse_step", 1);
@@ -152,16 +174,32 @@ static void set_yarn(struct maker *m, json_t *rope, double factor, size_t origin
         set(m, rope, "attention_factor", real(v * (1 + 0.1 * log(factor))));
 }
 
+/* OLMo 3: layers with a window have the rotary embedding without its scaling. Takes the reference
+ * to rope. */
+static void set_two_ropes(struct maker *m, json_t *rope, double theta)
+{
+    json_t *both = json_object(), *plain = json_object();
+    if (!json_object_size(rope))
+        set(m, rope, "rope_type", json_string("default"));
+    set(m, rope, "rope_theta", real(theta));
+    set(m, plain, "rope_type", json_string("default"));
+    set(m, plain, "rope_theta", real(theta));
+    set(m, both, "full_attention", rope);
+    set(m, both, "sliding_attention", plain);
+    set(m, m->config, "rope_parameters", both);
+}
+
 static int set_rope(struct maker *m, struct qt_err *err)
 {
     struct qt_gguf_text type = {"none", 4};
     size_t original = 0, head = 0, turned = 0;
-    double theta = 1e4, local = 1e4, factor = 1;
+    double theta = 1e4, local = 1e4, factor = 1, beta;
     const bool listed = m->facts->long_factors && m->facts->short_factors;
     get(&theta, m, "rope.freq_base");
     get(&factor, m, "rope.scaling.factor");
     qt_gguf_get_text(&type, m->g, m->facts->prefix, "rope.scaling.type");
-    set(m, m->config, "rope_theta", real(theta));
+    if (!is(m, "olmo3"))
+        set(m, m->config, "rope_theta", real(theta));
     if (!get_size(&original, m, "rope.scaling.original_context_length"))
         get_size(&original, m, "context_length");
     if (is(m, "gemma3_text")) {
@@ -169,7 +207,8 @@ static int set_rope(struct maker *m, struct qt_err *err)
         set(m, m->config, "rope_local_base_freq", real(local));
     }
     if (get_size(&turned, m, "rope.dimension_count") &&
-        get_size(&head, m, "attention.key_length") && head && turned != head)
+        get_size(&head, m, "attention.key_length") && head &&
+        (turned != head || is(m, "glm4") || is(m, "glm4_moe")))
         set(m, m->config, "partial_rotary_factor", json_real((double)turned / (double)head));
     json_t *rope = json_object();
     if (listed) {
@@ -179,13 +218,17 @@ static int set_rope(struct maker *m, struct qt_err *err)
         set(m, rope, "factor", real(factor));
     } else if (qt_gguf_is(&type, "yarn")) {
         set_yarn(m, rope, factor, original);
+        if (is(m, "ministral3") && get(&beta, m, "attention.temperature_scale"))
+            set(m, rope, "llama_4_scaling_beta", real(beta));
     } else if (!qt_gguf_is(&type, "none")) {
         json_decref(rope);
         return qt_fail(err, QT_E_UNSUPPORTED, m->g->path, NULL,
                        "rope.scaling.type '%.*s' without its tensors is not supported",
                        (int)qt_min_size(type.size, 40), type.s);
     }
-    if (json_object_size(rope))
+    if (is(m, "olmo3"))
+        set_two_ropes(m, rope, theta);
+    else if (json_object_size(rope))
         set(m, m->config, "rope_scaling", rope);
     else
         json_decref(rope);
@@ -225,7 +268,9 @@ static void set_family(struct maker *m)
         set_gemma(m, 62);
     else
         set(m, m->config, "hidden_act", json_string("silu"));
-    if (is(m, "gpt_oss"))
+    if (is(m, "gemma"))
+        set(m, m->config, "hidden_act", json_string("gelu_pytorch_tanh"));
+    if (is(m, "gpt_oss") || is(m, "olmo3"))
         copy_size(m, "sliding_window", "attention.sliding_window");
     if (is(m, "gemma3_text"))
         set_size(m, "sliding_window_pattern", 6);

@@ -72,6 +72,19 @@ static const struct qt_gguf_part qwen2_moe_parts[] = {
 };
 static const struct qt_gguf_part qwen3_moe_parts[] = {
     LLAMA_QKV(0), LLAMA_NORMS, HEAD_NORMS, EXPERTS("mlp.gate", 0), {0}};
+static const struct qt_gguf_part glm4_moe_parts[] = {
+    LLAMA_QKV(0),
+    HEAD_NORMS,
+    {"input_layernorm", "attn_norm", 0},
+    {"post_attention_layernorm", "post_attention_norm", 0},
+    LLAMA_MLP(0),
+    EXPERTS("mlp.gate", 0),
+    {"mlp.gate.e_score_correction_bias", "exp_probs_b", BARE | BIAS},
+    {"mlp.shared_experts.gate_proj", "ffn_gate_shexp", 0},
+    {"mlp.shared_experts.up_proj", "ffn_up_shexp", 0},
+    {"mlp.shared_experts.down_proj", "ffn_down_shexp", 0},
+    {0},
+};
 static const struct qt_gguf_part gpt_oss_parts[] = {
     LLAMA_QKV(BIAS),
     {"input_layernorm", "attn_norm", 0},
@@ -115,16 +128,20 @@ static const struct qt_gguf_part glm4_parts[] = {
 static const struct qt_gguf_family families[] = {
     {"llama", "llama", "LlamaForCausalLM", llama_parts, true, false},
     {"mistral", "llama", "MistralForCausalLM", llama_parts, true, false},
+    {"ministral3", "mistral3", "Ministral3ForCausalLM", llama_parts, true, false},
     {"mixtral", "llama", "MixtralForCausalLM", mixtral_parts, true, false},
     {"qwen2", "qwen2", "Qwen2ForCausalLM", qwen_parts, false, false},
     {"qwen3", "qwen3", "Qwen3ForCausalLM", qwen_parts, false, false},
     {"qwen2_moe", "qwen2moe", "Qwen2MoeForCausalLM", qwen2_moe_parts, false, false},
     {"qwen3_moe", "qwen3moe", "Qwen3MoeForCausalLM", qwen3_moe_parts, false, false},
+    {"glm4_moe", "glm4moe", "Glm4MoeForCausalLM", glm4_moe_parts, false, false},
     {"gpt_oss", "gpt-oss", "GptOssForCausalLM", gpt_oss_parts, false, false},
+    {"gemma", "gemma", "GemmaForCausalLM", qwen_parts, false, true},
     {"gemma2", "gemma2", "Gemma2ForCausalLM", gemma_parts, false, true},
     {"gemma3_text", "gemma3", "Gemma3ForCausalLM", gemma_parts, false, true},
     {"phi3", "phi3", "Phi3ForCausalLM", phi3_parts, false, false},
     {"olmo2", "olmo2", "Olmo2ForCausalLM", olmo2_parts, false, false},
+    {"olmo3", "olmo2", "Olmo3ForCausalLM", olmo2_parts, false, false},
     {"smollm3", "smollm3", "SmolLM3ForCausalLM", llama_parts, true, false},
     {"granite", "granite", "GraniteForCausalLM", llama_parts, true, false},
     {"glm4", "glm4", "Glm4ForCausalLM", glm4_parts, false, false},
@@ -199,7 +216,9 @@ static bool place_part(struct qt_gguf_place *out, const struct qt_gguf_family *f
         out->exact = p->flags & EXACT;
         out->plus_1 = f->norms_plus_1 && strstr(p->target, "norm");
         snprintf(out->name, sizeof out->name, "blk.%zu.%s%s", layer, p->target,
-                 bare ? ".weight" : dot);
+                 !bare             ? dot
+                 : p->flags & BIAS ? ".bias"
+                                   : ".weight");
         return true;
     }
     return false;

@@ -219,6 +219,10 @@ struct qt_model_details {
     size_t routed, top_k;   /* the router chooses top_k of `routed` experts; 0: no experts */
     bool normalize_routing; /* routing weights of the chosen experts sum to 1 */
     bool some_dense;        /* with experts: some layers have a dense MLP */
+    const bool *dense;      /* [layers] those; NULL: no experts */
+    bool sigmoid_routing;   /* scores are sigmoids, not a softmax */
+    size_t routing_groups;  /* experts are chosen from the best groups of so many; at most 1: all */
+    float routing_scale;    /* of routing weights */
     const size_t *windows;  /* [layers] sliding window in tokens; 0: none */
     const bool *no_rope;    /* [layers] true: no rotary embedding */
     /* The rotary embedding rotates rotary_dim channels of a head. Channel pair i turns by
@@ -232,6 +236,9 @@ struct qt_model_details {
     /* Factors of the attention scores, the embedding, sublayer outputs, and logits. */
     float attn_scale, embed_scale, residual_scale, logit_scale;
     float eps, attn_softcap; /* attn_softcap 0: none */
+    /* Queries are multiplied by 1 + query_beta ln(1 + floor(position / query_step)). */
+    float query_beta;
+    size_t query_step;
     enum qt_act_kind act;
     bool tied; /* the head is the embedding */
     /* What precedes the names of the decoder's tensors ("model."), and the head's name without

@@ -78,9 +78,8 @@ bool qt_name_is_multimodal(const char *name)
     return false;
 }
 
-/* True for tensors of MTP layers, which qtool does not run: a component of the name begins with
- * "mtp", or the layer has an eh_proj. */
-static bool is_mtp(const struct qt_ckpt *ckpt, const char *name)
+/* A component of the name begins with "mtp", or the layer has an eh_proj. */
+bool qt_name_is_mtp(const struct qt_ckpt *ckpt, const char *name)
 {
     char eh_proj[512];
     const size_t prefix = layer_prefix(name);
@@ -144,7 +143,7 @@ static const char *reason_by_name(const struct qt_ckpt *ckpt, const struct qt_te
         return "adapter";
     if (qt_name_is_multimodal(name))
         return "multimodal tensor";
-    if (is_mtp(ckpt, name))
+    if (qt_name_is_mtp(ckpt, name))
         return "MTP layer";
     if (strstr(name, "lm_head") || strstr(name, "embed_out") ||
         (!layer_prefix(name) && qt_name_has_component(name, heads)))

@@ -23,6 +23,8 @@ bool qt_name_is_optimizer(const char *name);
 
 /* True for the tensors of vision and audio modules. */
 bool qt_name_is_multimodal(const char *name);
+/* True for the tensors of MTP layers, which qtool does not run. */
+bool qt_name_is_mtp(const struct qt_ckpt *ckpt, const char *name);
 
 /* True if a component of the dotted name equals one of the words, which end with NULL. A word that
  * ends in '*' matches components that begin with the rest of it. */

@@ -180,11 +180,14 @@ static void add_factors(struct gguf *g)
 static int add_copied(struct gguf *g, struct qt_err *err)
 {
     const struct qt_export *x = g->x;
-    size_t left_out = 0;
+    const struct qt_ckpt *ckpt = qt_container_ckpt(x->container);
+    size_t left_out = 0, mtp = 0;
     int rc = QT_OK;
     for (size_t i = 0; i < x->ncopied; i++)
         if (qt_name_is_multimodal(x->copied[i]->name))
             left_out++;
+        else if (qt_name_is_mtp(ckpt, x->copied[i]->name))
+            mtp++;
         else
             QT_TRY(add_source(g, x->copied[i]->name, (struct source){NULL, x->copied[i]}, err));
     if (left_out)
@@ -192,6 +195,8 @@ static int add_copied(struct gguf *g, struct qt_err *err)
                        "%zu vision and audio tensors are left out: llama.cpp reads these from "
                        "another file (mmproj), which its own converter makes",
                        left_out);
+    if (mtp)
+        qt_log_message(x->opt->log, QT_LOG_WARNING, "%zu tensors of MTP layers are left out", mtp);
 done:
     return rc;
 }

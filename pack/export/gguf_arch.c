@@ -24,6 +24,9 @@ struct qt_gguf_arch {
     bool capped;      /* has softcaps of attention scores and logits, which must be given */
     bool last_cap;    /* may have a softcap of logits */
     bool normalized;  /* routing weights of the chosen experts sum to 1 */
+    bool routed;      /* reads how experts are chosen, and how many layers have none */
+    bool steps;       /* queries may be multiplied by steps of the position */
+    bool one_theta;   /* layers with a window have the base of the others */
     bool skips_rope;  /* every 4th layer has no rotary embedding */
     bool rope_freqs;  /* reads factors of the rotary embedding from a tensor */
     bool rope_lists;  /* reads short and long factors from two tensors */
@@ -38,12 +41,15 @@ struct qt_gguf_arch {
 static const struct qt_gguf_arch table[] = {
     {.family = "llama", .rope_freqs = true, .rope_lists = true},
     {.family = "mistral", .rope_freqs = true, .rope_lists = true},
+    {.family = "ministral3", .steps = true},
     {.family = "mixtral", .rope_freqs = true, .rope_lists = true, .normalized = true, .theta = 1e6},
     {.family = "qwen2", .square = true},
     {.family = "qwen3"},
     {.family = "qwen2_moe", .square = true, .head = HEAD_OWN},
     {.family = "qwen3_moe", .normalized = true},
+    {.family = "glm4_moe", .routed = true},
     {.family = "gpt_oss", .normalized = true, .period = 2, .head = HEAD_OWN, .act = QT_ACT_CLAMPED},
+    {.family = "gemma", .embed_sqrt = true, .head = HEAD_TIED, .act = QT_ACT_GELU_TANH},
     {.family = "gemma2",
      .embed_sqrt = true,
      .capped = true,
@@ -61,6 +67,13 @@ static const struct qt_gguf_arch table[] = {
      .local_theta = 1e4},
     {.family = "phi3", .square = true, .rope_lists = true},
     {.family = "olmo2", .square = true, .head = HEAD_OWN},
+    {.family = "olmo3",
+     .square = true,
+     .head = HEAD_OWN,
+     .period = 4,
+     .theta = 5e5,
+     .local_theta = 5e5,
+     .one_theta = true},
     {.family = "smollm3", .skips_rope = true, .theta = 2e6},
     {.family = "granite", .scaled = true, .rope_freqs = true, .rope_lists = true},
     {.family = "glm4"},
@@ -148,14 +161,43 @@ static int write_sizes(const struct writer *w)
     return QT_OK;
 }
 
+static void flag(const struct writer *w, const char *name, bool value)
+{
+    char full[64];
+    snprintf(full, sizeof full, "%s%s", w->prefix, name);
+    qt_gguf_bool(w->b, full, value);
+}
+
+/* How experts are chosen, for architectures that read it. */
+static int write_routing(const struct writer *w)
+{
+    enum { SOFTMAX = 1, SIGMOID = 2 };
+    const struct qt_model_details *d = &w->details;
+    size_t first = 0;
+    while (first < w->info->layers && d->dense && d->dense[first])
+        first++;
+    for (size_t i = first; i < w->info->layers && d->dense; i++)
+        if (d->dense[i])
+            return differs(w, "experts in all layers after the first ones");
+    u32(w, "leading_dense_block_count", first);
+    u32(w, "expert_shared_count", d->shared_width / d->expert_width);
+    u32(w, "expert_gating_func", d->sigmoid_routing ? SIGMOID : SOFTMAX);
+    f32(w, "expert_weights_scale", (double)d->routing_scale);
+    flag(w, "expert_weights_norm", d->normalize_routing);
+    return QT_OK;
+}
+
 static int write_experts(const struct writer *w)
 {
     const struct qt_model_details *d = &w->details;
+    const bool fixed = !w->arch->routed;
     if (!d->routed)
         return QT_OK;
-    if (d->some_dense)
+    if (d->routing_groups > 1)
+        return differs(w, "experts that are not in groups");
+    if (fixed && d->some_dense)
         return differs(w, "experts in all layers");
-    if (d->normalize_routing != w->arch->normalized)
+    if (fixed && d->normalize_routing != w->arch->normalized)
         return differs(w, w->arch->normalized ? "routing weights whose sum is 1"
                                               : "routing weights that are not normalized");
     u32(w, "expert_count", d->routed);
@@ -163,7 +205,7 @@ static int write_experts(const struct writer *w)
     u32(w, "expert_feed_forward_length", d->expert_width);
     if (d->shared_width)
         u32(w, "expert_shared_feed_forward_length", d->shared_width);
-    return QT_OK;
+    return fixed ? QT_OK : write_routing(w);
 }
 
 static int write_windows(const struct writer *w)
@@ -176,8 +218,9 @@ static int write_windows(const struct writer *w)
     for (size_t i = 0; i < w->info->layers; i++) {
         const bool expected = i % period < period - 1;
         if ((d->windows[i] > 0) != expected || (window && d->windows[i] && d->windows[i] != window))
-            return differs(w, period == 2 ? "a sliding window in every second layer"
-                                          : "a sliding window in five of six layers");
+            return differs(w, period == 2   ? "a sliding window in every second layer"
+                              : period == 4 ? "a sliding window in three of four layers"
+                                            : "a sliding window in five of six layers");
         window = d->windows[i] ? d->windows[i] : window;
     }
     u32(w, "attention.sliding_window", window);
@@ -219,6 +262,8 @@ static int write_scales(const struct writer *w)
 static int check_rest(const struct writer *w)
 {
     const struct qt_model_details *d = &w->details;
+    if (d->query_beta > 0 && !w->arch->steps)
+        return differs(w, "queries that do not depend on the length of a text");
     if (d->act != w->arch->act)
         return differs(w, "another activation function");
     for (size_t i = 0; i < w->info->layers; i++)
@@ -378,9 +423,18 @@ static int write_rope(const struct writer *w, struct qt_gguf_factors *factors)
     if (d->local_inv_freq) {
         const struct rope local =
             read_rope(w, "sliding_attention", "rope_local_base_freq", arch->local_theta);
+        if (arch->one_theta && !near(local.theta, r.theta))
+            return differs(w, "one base of all rotary embeddings (rope_theta)");
         if (!(arch->local_theta > 0) || !same_plain(w, &local, d->local_inv_freq, 1))
             return differs(w, "an unscaled rotary embedding in layers with a window");
         f32(w, "rope.freq_base_swa", local.theta);
+    }
+    if (d->query_beta > 0) {
+        if (d->query_step != (size_t)original_positions(w, &r))
+            return differs(w, "queries scaled by steps of original_max_position_embeddings");
+        f32(w, "attention.temperature_scale", (double)d->query_beta);
+        if (strcmp(r.type, "yarn") != 0)
+            u32(w, "rope.scaling.original_context_length", d->query_step);
     }
     if (unscaled && same_plain(w, &r, d->inv_freq, 1))
         return QT_OK;

@@ -111,14 +111,32 @@ $ cp -r spm split && sed -i 's/"pre_tokenizer":null/"pre_tokenizer":{"type":"Dig
 
 # A file is read as the checkpoint that the dense export of the same container is. Models with
 # windows are read in windows of the context length that the file has.
-$ printf '%s\n' 'm=$MODELS/$1; rm -rf m c g d; mkdir m; cp "$m/config.json" "$m/model.safetensors" m' "printf '{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]}}' >m/tokenizer.json" 'qtool quantize m -o c --scheme none --tensor embed_tokens=int8:g=32 -q >/dev/null && qtool export c -o g --format gguf -q >/dev/null && qtool export c -o d --format dense --dtype float16 -q >/dev/null && for i in g d; do qtool eval $i --data "$m/ids.u16" --seqlen ${2:-40} -q; done | grep perplexity | uniq -c' >back
-$ for m in llama llama3 llama_longrope llama_yarn mistral_full "mistral_window 7" mixtral qwen2 qwen3 qwen2_moe qwen3_moe gpt_oss_moe "phi3 9" phi3_long_old_keys olmo2 granite; do sh ./back $m | grep -c '^ *2 ' || echo "differs: $m"; done | sort | uniq -c
-> ^ *16 1$
+$ printf '%s\n' 'm=$MODELS/$1; rm -rf m c g d; mkdir m; cp "$m/config.json" "$m/model.safetensors" m' "printf '{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]}}' >m/tokenizer.json" 'qtool quantize m -o c --scheme none --tensor "^(?!.*layers).*embed_tokens=int8:g=32" -q >/dev/null && qtool export c -o g --format gguf -q >/dev/null && qtool export c -o d --format dense --dtype float16 -q >/dev/null && for i in g d; do qtool eval $i --data "$m/ids.u16" --seqlen ${2:-40} -q; done | grep perplexity | uniq -c' >back
+$ for m in llama llama3 llama_longrope llama_yarn mistral_full "mistral_window 7" mixtral qwen2 qwen3 qwen2_moe qwen3_moe gpt_oss_moe glm4_moe glm4_moe_all ministral3 mistral3_images "phi3 9" phi3_long_old_keys olmo2 granite; do sh ./back $m | grep -c '^ *2 ' || echo "differs: $m"; done | sort | uniq -c
+> ^ *20 1$
 >! differs
 
 $ sh ./back gpt_oss_moe >/dev/null; cp -r m gpt && sed -i 's/"rope_theta": 200.0/"rope_theta": 10.0/' gpt/config.json && qtool quantize gpt -o gpt-c --scheme none --tensor embed_tokens=int8:g=32 -q >/dev/null && qtool export gpt-c --format gguf --dry-run
 > ^rounded +none
 2 llama\.cpp ignores "truncate": false of YaRN, in every GGUF file of this model: frequencies of the rotary embedding differ by up to [0-9.]+ %
+
+$ sh ./back glm4_moe >/dev/null; qtool export c --format gguf --dry-run
+> ^rounded +none
+2 [0-9]+ tensors of MTP layers are left out
+$ sh ./back glm4_moe_groups
+? 4
+2 llama\.cpp computes 'glm4moe' with experts that are not in groups
+
+# OLMo 3: a window in three of four layers, one base of both rotary embeddings.
+$ cp "$MODELS/olmo3/config.json" olmo.json && mkdir olmo3 && cp "$MODELS/olmo3/model.safetensors" "$MODELS/olmo3/ids.u16" olmo3 && sed 's/"full_attention",/"sliding_attention",/; s/300.0/200.0/' olmo.json >olmo3/config.json && MODELS=$PWD sh ./back olmo3 | grep -c '^ *2 '; qtool inspect g | grep '^model  '
+> ^1$
+> ^model +olmo3: 
+$ sed 's/"full_attention",/"sliding_attention",/' olmo.json >olmo3/config.json && MODELS=$PWD sh ./back olmo3
+? 4
+2 llama\.cpp computes 'olmo2' with one base of all rotary embeddings
+$ cp olmo.json olmo3/config.json && MODELS=$PWD sh ./back olmo3
+? 4
+2 llama\.cpp computes 'olmo2' with a sliding window in
 
 # The decoder of a multimodal model: names, options in text_config. It is read as a decoder alone.
 $ for m in qwen2_5_vl qwen3_vl; do sh ./back $m | grep -c '^ *2 ' || echo "differs: $m"; grep -ac 'rope.dimension_sections' g/model.gguf; qtool inspect g | grep '^model  '; done

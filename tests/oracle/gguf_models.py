@@ -29,10 +29,19 @@ ARCHS = {
     "qwen2_moe": ("qwen2_moe", dict(shared_expert_intermediate_size=160, norm_topk_prob=False,
                                     **EXPERTS)),
     "qwen3_moe": ("qwen3_moe", dict(head_dim=64, norm_topk_prob=True, **EXPERTS)),
+    "ministral3": ("ministral3", dict(head_dim=64, sliding_window=None, **rope(
+        rope_type="yarn", factor=16.0, original_max_position_embeddings=32, beta_fast=32.0,
+        beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.1))),
+    "glm4_moe": ("glm4_moe", dict(
+        head_dim=64, attention_bias=True, use_qk_norm=True, moe_intermediate_size=96,
+        n_routed_experts=6, n_shared_experts=1, num_experts_per_tok=2, first_k_dense_replace=1,
+        norm_topk_prob=True, routed_scaling_factor=1.5, n_group=1, topk_group=1,
+        **rope(rope_type="default", partial_rotary_factor=0.5))),
     "gpt_oss": ("gpt_oss", dict(head_dim=32, intermediate_size=96, num_local_experts=6,
                                 num_experts_per_tok=2, sliding_window=32, **rope(
                                     rope_type="yarn", factor=4.0, truncate=True,
                                     original_max_position_embeddings=128))),
+    "gemma": ("gemma", dict(head_dim=64)),
     "gemma2": ("gemma2", dict(head_dim=64, query_pre_attn_scalar=64, sliding_window=32)),
     "gemma3": ("gemma3_text", dict(head_dim=64, query_pre_attn_scalar=64, sliding_window=32,
                                    num_hidden_layers=7)),
@@ -42,6 +51,10 @@ ARCHS = {
         rope_type="longrope", short_factor=[1.0 + 0.05 * i for i in range(16)],
         long_factor=[1.5 + 0.3 * i for i in range(16)]))),
     "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", dict(sliding_window=32, rope_parameters={
+        "full_attention": dict(rope_type="yarn", rope_theta=10000.0, factor=4.0,
+                               original_max_position_embeddings=128),
+        "sliding_attention": dict(rope_type="default", rope_theta=10000.0)})),
     "smollm3": ("smollm3", dict(no_rope_layer_interval=4)),
     "granite": ("granite", dict(embedding_multiplier=6.0, attention_multiplier=0.1,
                                 residual_multiplier=0.3, logits_scaling=4.0)),
@@ -64,7 +77,7 @@ def make_model(path, kind, options):
         **dict(vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
                num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
                bos_token_id=0, eos_token_id=1, pad_token_id=None,
-               tie_word_embeddings=kind in ("gemma2", "gemma3_text", "smollm3", "granite")),
+               tie_word_embeddings=kind in ("gemma", "gemma2", "gemma3_text", "smollm3", "granite")),
         **options})
     model = AutoModelForCausalLM.from_config(config)
     rng = torch.Generator().manual_seed(5)

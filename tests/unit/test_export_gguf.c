@@ -56,6 +56,13 @@ static const struct {
     {"qwen3_moe", "model.layers.2.mlp.experts.1.up_proj.bias", NULL, false, false, false, -1},
     {"qwen2_moe", "model.layers.2.mlp.shared_expert.down_proj.weight",
      "blk.2.ffn_down_shexp.weight", false, false, false, -1},
+    {"gpt_oss", "model.layers.2.self_attn.sinks", "blk.2.attn_sinks.weight", false, false, false,
+     -1},
+    {"gpt_oss", "model.layers.2.self_attn.sinks.weight", NULL, false, false, false, -1},
+    {"gpt_oss", "model.layers.2.mlp.experts.1.up_proj.bias", "blk.2.ffn_up_exps.bias", false, false,
+     false, 1},
+    {"glm4_moe", "model.layers.2.mlp.gate.e_score_correction_bias", "blk.2.exp_probs_b.bias", false,
+     false, false, -1},
     {"mixtral", "model.layers.2.block_sparse_moe.experts.3.w2.weight", "blk.2.ffn_down_exps.weight",
      false, false, false, 3},
 };
