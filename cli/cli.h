@@ -413,7 +413,7 @@ enum { KV_KEYS_DEFAULT = -1 };
 #define KV_KEYS_HELP                                                                               \
     "with --kv, key scales: channel (one per channel for each 64 tokens, the form that the "       \
     "attention kernels take), static (one per channel, from calibration data) or token (one per "  \
-    "token and KV head, as for values). Default: "
+    "token and KV head). Default: "
 
 /* Sets *out to the chosen kind of keys, QT_KV_KEYS_NONE without --kv. */
 int kv_options_keys(enum qt_kv_keys *out, const struct kv_options *o, struct qt_err *err);

@@ -281,7 +281,7 @@ static json_t *kv_doc(struct cli *cli, const json_t *kv, enum qt_kv_keys keys)
     json_t *o = json_object();
     doc_set(cli, o, "bits", doc_size(4));
     doc_set(cli, o, "keys", doc_text(kv_keys_name(keys)));
-    doc_set(cli, o, "values", doc_text("token"));
+    doc_set(cli, o, "values", doc_text("group"));
     doc_set(cli, o, "sqnr_db", doc_real(kv_sqnr(kv)));
     return o;
 }

@@ -56,6 +56,6 @@ void kv_row(struct table *t, enum qt_kv_keys keys, size_t head_dim)
     if (head_dim)
         snprintf(with_scales, sizeof with_scales, "; %.4g bits with scales",
                  qt_kv_bits(keys, head_dim));
-    table_row(t, "kv cache\t4 bits: key scales %s, value scales per token%s",
+    table_row(t, "kv cache\t4 bits: key scales %s, value scales per token and 16 channels%s",
               of[keys - QT_KV_KEYS_CHANNEL], with_scales);
 }

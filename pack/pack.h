@@ -145,14 +145,15 @@ struct qt_arrange {
 /* ---- KV caches of 4 bits -------------------------------------------------------------------- */
 
 /*
- * Keys and values are rounded as in base/kv4.h. One scale and one minimum are shared by
+ * Keys and values are rounded as in base/kv4.h. A scale, and a minimum or a zero-point, are shared
+ * by
  *
- *     values                the channels of a token and KV head
+ *     values                QT_KV_CHANNELS adjacent channels of a token and KV head
  *     keys, channel         the tokens of a KV group (qt_kv4_group), for each KV head and channel.
  *                           The cache keeps the FP16 keys of a sequence's last KV group and rounds
  *                           that group again for each new token. kernels/include/qtool_kv4.h has
  *                           kernels.
- *     keys, token           as values
+ *     keys, token           the channels of a token and KV head
  *
  * Keys, static: constants per layer, KV head and channel from calibration, in FP32:
  *

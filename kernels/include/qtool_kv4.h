@@ -20,7 +20,7 @@ extern "C" {
 #endif
 
 enum qtool_kv_format {
-    QTOOL_KV_INT4, /* codes 0..15, FP16 scales and minima */
+    QTOOL_KV_INT4, /* codes 0..15, FP16 scales */
     QTOOL_KV_F16,  /* unquantized, for comparison */
 };
 
@@ -28,6 +28,8 @@ enum qtool_kv_format {
  * token 0; the last one may be partial. For each KV head and channel its keys share a scale and a
  * minimum. */
 enum { QTOOL_KV_GROUP = 64 };
+/* INT4: adjacent channels of a value that share a scale and a zero-point. */
+enum { QTOOL_KV_CHANNELS = 16 };
 
 /*
  * A cache in device memory. A page holds page_tokens tokens of every KV head. Paged: token i of
@@ -37,14 +39,16 @@ enum { QTOOL_KV_GROUP = 64 };
  * INT4 dequantizes channel d of a token and KV head to
  *
  *     key[d]   = key_code[d] * k_param[0][d] + k_param[1][d]     k_param: of the token's KV group
- *     value[d] = value_code[d] * scale + minimum
+ *     value[d] = (value_code[d] - zero) * v_param           v_param: of the token and of d / 16
+ *
+ * where the low six bits of the FP16 number v_param are 4 * zero.
  *
  * The keys of token 0 of a sequence are an exception: k_first holds them in FP16, and their codes
  * are not used. In most models they differ strongly from all other keys.
  *
- * A 32-bit word holds the codes of eight adjacent channels. In words of values, the c-th of them
- * (c = 0..7) is in bits 4 c to 4 c + 3. In words of keys, number 2 i + h (i = 0..3, h = 0, 1) is in
- * bits 4 i + 16 h to 4 i + 16 h + 3. Bit 0 is the least significant.
+ * Keys: a 32-bit word holds the codes of eight adjacent channels, number 2 i + h (i = 0..3, h = 0,
+ * 1) in bits 4 i + 16 h to 4 i + 16 h + 3. Bit 0 is the least significant. Values: byte head_dim /
+ * 16 * i + j (i = 0..7) holds the codes of channels 16 j + 2 i, in bits 0 to 3, and 16 j + 2 i + 1.
  */
 struct qtool_kv_cache {
     enum qtool_kv_format format;
@@ -54,12 +58,14 @@ struct qtool_kv_cache {
     const int *table;   /* device, or NULL */
     size_t table_pitch; /* entries of `table` per sequence; with more than one sequence at least
                            ceil(options.max_length / page_tokens) */
-    /* INT4: U32 [pages][heads][page_tokens][head_dim / 8]; F16: F16 [pages][heads][page_tokens]
+    /* INT4: [pages][heads][page_tokens][head_dim / 2] bytes; F16: F16 [pages][heads][page_tokens]
      * [head_dim]. pages * heads * page_tokens must be below 2^32. The caller owns all arrays; k, v,
      * k_param, v_param, k_first and k_tail are 16-byte aligned. */
     void *k, *v;
     void *k_param; /* INT4: F16 [pages][heads][page_tokens / 64][2][head_dim], scales and minima */
-    void *v_param; /* INT4: F16 [pages][heads][page_tokens][2], scale and minimum */
+    /* INT4: F16 [pages][heads][page_tokens / 8][4][head_dim / 16][2]: token 8 a + b + 4 c of a page
+     * and channel d are at [a][b][d / 16][c]. */
+    void *v_param;
     void *k_first; /* INT4: F16 [sequences][heads][head_dim], the keys of token 0 */
     /* INT4: F16 [sequences][heads][64][head_dim], the keys of each sequence's last KV group, which
      * append reads to quantize that group again. Attention does not read it. `sequences`, here and
@@ -75,13 +81,20 @@ struct qtool_kv_cache {
  * its first new position is L, or, to replace tokens, any position from the start of its last KV
  * group, 64 * floor((L - 1) / 64), to L - 1.
  *
- * INT4 computes the following in FP32. Values have one scale and minimum per token and KV head,
- * over the head_dim channels. Keys have one scale and minimum per KV head, channel and KV group,
- * over the tokens of the group that are in the cache.
+ * INT4 computes the following in FP32. Keys have one scale and minimum per KV head, channel and KV
+ * group, over the tokens of the group that are in the cache.
  *
  *     minimum = F16(min over x)
  *     scale   = F16((max over x - min over x) / 15), or 1 if that is 0
  *     code    = clamp(rint((x - minimum) * (1 / scale)), 0, 15)
+ *
+ * Values have one v_param per token, KV head and 16 channels. low is the smallest of the numbers x
+ * of these channels and 0, high the largest.
+ *
+ *     zero    = rint(-60 * low / (high - low)) / 4, or 0 if low and high are 0
+ *     v_param = the FP16 number nearest to F16((high - low) / 15) whose low six bits are 4 * zero,
+ *               the larger of two at equal distance; 1 if that is 0
+ *     code    = clamp(rint(x * (1 / v_param) + zero), 0, 15)
  *
  * where x is the input, clamped to the range of FP16; keys are then also rounded to FP16. rint
  * rounds ties to even. When tokens are added to a KV group, all its keys are quantized again; those

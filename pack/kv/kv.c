@@ -3,6 +3,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
 enum { TOKENS = 64 }; /* per item of a parallel loop */
 
@@ -31,6 +32,23 @@ static void round_group(float *x, size_t n, size_t stride)
         x[i * stride] = qt_kv4_round(qt_kv4_clamp(x[i * stride]), grid);
 }
 
+/* Rounds the value of a token and head. */
+static void round_value(float *x, size_t dim)
+{
+    for (size_t first = 0, end; first < dim; first = end) {
+        float low = 0, high = 0;
+        end = qt_min_size(first + QT_KV_CHANNELS, dim);
+        for (size_t i = first; i < end; i++) {
+            x[i] = qt_kv4_clamp(x[i]);
+            low = fminf(low, x[i]);
+            high = fmaxf(high, x[i]);
+        }
+        const uint16_t param = qt_kv4_value_param(low, high);
+        for (size_t i = first; i < end; i++)
+            x[i] = qt_kv4_round_value(x[i], param);
+    }
+}
+
 float qt_kv_static(float x, float scale, float zero)
 {
     return (qt_kv4_code(fmaf(x, 1 / scale, zero)) - zero) * scale;
@@ -47,7 +65,7 @@ static void tokens_item(void *ctx, size_t item)
     for (size_t i = first; i < end && job->factor; i++)
         job->v[i] /= job->factor[i % width];
     for (size_t i = first; i < end; i += dim)
-        round_group(job->v + i, dim, 1);
+        round_value(job->v + i, dim);
     for (size_t i = first; i < end && job->factor; i++)
         job->v[i] *= job->factor[i % width];
     for (size_t i = first; i < end && keys == QT_KV_KEYS_TOKEN; i += dim)
@@ -130,11 +148,11 @@ done:
 double qt_kv_bits(enum qt_kv_keys keys, size_t head_dim)
 {
     const double grid = 32; /* bits of a scale and a minimum */
-    const double value = 4 + grid / (double)head_dim;
+    const double groups = (double)qt_ceil_div(head_dim, QT_KV_CHANNELS);
     const double key = keys == QT_KV_KEYS_CHANNEL ? 4 + grid / QT_KV_GROUP
-                       : keys == QT_KV_KEYS_TOKEN ? value
+                       : keys == QT_KV_KEYS_TOKEN ? 4 + grid / (double)head_dim
                                                   : 4;
-    return (key + value) / 2;
+    return (key + 4 + groups * 16 / (double)head_dim) / 2;
 }
 
 uint64_t qt_kv_tail_bytes(enum qt_kv_keys keys, size_t layers, size_t kv_heads, size_t head_dim)
@@ -208,10 +226,10 @@ static int check_scales(const float *scale, const struct qt_container *c, size_t
 
 json_t *qt_kv_entry_new(enum qt_kv_keys keys)
 {
-    json_t *entry = json_pack("{s:i, s:{s:s, s:s}, s:{s:s, s:s}, s:{}}", "bits", 4, "keys",
+    json_t *entry = json_pack("{s:i, s:{s:s, s:s}, s:{s:s, s:s, s:i}, s:{}}", "bits", 4, "keys",
                               "scales", qt_kv_keys_names[keys - QT_KV_KEYS_CHANNEL], "dtype",
                               keys == QT_KV_KEYS_STATIC ? "F32" : "F16", "values", "scales",
-                              "token", "dtype", "F16", "tensors");
+                              "group", "dtype", "F16", "group", QT_KV_CHANNELS, "tensors");
     if (keys != QT_KV_KEYS_CHANNEL || json_object_set_new(json_object_get(entry, "keys"), "group",
                                                           json_integer(QT_KV_GROUP)) == 0)
         return entry;
@@ -231,6 +249,17 @@ static bool has_members(const json_t *object, json_t *wanted)
     return true;
 }
 
+/* Whether the entry describes the values of this version, or of earlier ones: a scale and a minimum
+ * per token and head. Nothing that a container stores depends on it. */
+static bool knows_values(const json_t *kv, const json_t *known)
+{
+    const json_t *values = json_object_get(kv, "values");
+    const char *scales = json_string_value(json_object_get(values, "scales"));
+    const char *dtype = json_string_value(json_object_get(values, "dtype"));
+    return has_members(values, json_object_get(known, "values")) ||
+           (scales && strcmp(scales, "token") == 0 && dtype && strcmp(dtype, "F16") == 0);
+}
+
 int qt_kv_check(enum qt_kv_keys *keys, const struct qt_container *c, struct qt_err *err)
 {
     const json_t *kv = qt_kv_entry(c), *bits = json_object_get(kv, "bits");
@@ -245,7 +274,7 @@ int qt_kv_check(enum qt_kv_keys *keys, const struct qt_container *c, struct qt_e
         if (!known)
             return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of memory");
         bool same = has_members(json_object_get(kv, "keys"), json_object_get(known, "keys")) &&
-                    has_members(json_object_get(kv, "values"), json_object_get(known, "values"));
+                    knows_values(kv, known);
         json_decref(known);
         if (same)
             return QT_OK;
@@ -253,7 +282,7 @@ int qt_kv_check(enum qt_kv_keys *keys, const struct qt_container *c, struct qt_e
     return qt_fail(err, QT_E_INPUT, qt_container_dir(c), NULL,
                    "'kv.keys' and 'kv.values' describe no cache that this version knows: key "
                    "scales \"channel\" (F16, group 64), \"static\" (F32) or \"token\" (F16), value "
-                   "scales \"token\" (F16)");
+                   "scales \"group\" (F16, group 16)");
 }
 
 int qt_kv_open(struct qt_kv *out, const struct qt_container *c, const struct qt_model_info *model,

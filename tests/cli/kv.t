@@ -17,7 +17,7 @@ $ test ! -e q && test ! -e q.partial
 # Scales that the cache makes itself need no data and store nothing.
 $ qtool quantize "$NANO" -o c --scheme fp6 --kv 4 -q && qtool quantize "$NANO" -o plain --scheme fp6 -q && cmp c/model.safetensors plain/model.safetensors
 $ qtool inspect c
-> ^kv cache +4 bits: key scales per channel and 64 tokens, value scales per token; 4\.5 bits with scales$
+> ^kv cache +4 bits: key scales per channel and 64 tokens, value scales per token and 16 channels; 4\.75 bits with scales$
 >! sqnr
 $ qtool inspect c --json
 > "keys": "channel",
@@ -30,17 +30,17 @@ $ cp -r c odd && chmod -R u+w odd && sed -i 's/"group": 64/"group": 32/' odd/qto
 >! ^[01245678]
 2 odd: 'kv\.keys' and 'kv\.values' describe no cache that this version knows
 $ qtool plan "$NANO" --scheme fp6 --kv 4
-> ^kv cache +4 bits: key scales per channel and 64 tokens, value scales per token; 4\.5 bits with scales$
+> ^kv cache +4 bits: key scales per channel and 64 tokens, value scales per token and 16 channels; 4\.75 bits with scales$
 >! ^needs
 $ qtool plan "$NANO" --scheme fp6 --kv 4 --json >planned && qtool inspect c --json | grep -q "$(sed -n 's/^  \("bytes": [0-9]*\),$/\1/p' planned)" && grep -A 9 '"kv": {' planned | tr -d ' \n'
-> "kv":\{"bits":4,"keys":"channel","layers":3,"kv_heads":2,"head_dim":64,"bytes":0,"bits_per_number":4\.5,"tail_bytes":49920\}
+> "kv":\{"bits":4,"keys":"channel","layers":3,"kv_heads":2,"head_dim":64,"bytes":0,"bits_per_number":4\.75,"tail_bytes":49920\}
 
 # Static scales.
 $ qtool quantize "$NANO" -o q --scheme fp6 --kv 4 --kv-keys static --data "$NANO/calib.txt" --samples 4 --seqlen 128 --progress plain
 2 ^qtool quantize: keys done
 $ qtool inspect q
 > ^tensors +21 quantized, 8 copied$
-> ^kv cache +4 bits: key scales static, value scales per token; 4\.25 bits with scales$
+> ^kv cache +4 bits: key scales static, value scales per token and 16 channels; 4\.5 bits with scales$
 > ^key sqnr +[12][0-9]\.[0-9]+ dB or more in every layer$
 >! kv\.layers
 $ qtool inspect q --json
@@ -59,7 +59,7 @@ $ qtool plan "$NANO" --scheme fp6 --kv 4 --kv-keys static
 > q_proj\.weight +F16 +256x256 +fp6:.*method=gptq
 $ qtool plan "$NANO" --scheme fp6 --kv 4 --kv-keys static --json >planned && qtool inspect q --json | grep -q "$(sed -n 's/^  \("bytes": [0-9]*\),$/\1/p' planned)"
 $ grep -A 9 '"kv": {' planned | tr -d ' \n'
-> "kv":\{"bits":4,"keys":"static","layers":3,"kv_heads":2,"head_dim":64,"bytes":3072,"bits_per_number":4\.25,"tail_bytes":0\}
+> "kv":\{"bits":4,"keys":"static","layers":3,"kv_heads":2,"head_dim":64,"bytes":3072,"bits_per_number":4\.5,"tail_bytes":0\}
 $ grep -c '"needs_data": true' planned
 $ qtool plan "$NANO" --kv 4
 > ^nf4 +4\.

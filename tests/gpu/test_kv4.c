@@ -177,7 +177,7 @@ static void cache_new(struct cache *c, const struct test_case *t)
     size_t k_param = rows / QTOOL_KV_GROUP * t->dim * 4;
     c->c.k = poisoned(bytes);
     c->c.v = poisoned(bytes);
-    c->c.v_param = poisoned(rows * 4);
+    c->c.v_param = poisoned(rows * t->dim / 8);
     c->c.k_param = poisoned(k_param);
     c->c.k_first = poisoned(t->batch * t->heads * t->dim * 2);
     c->c.k_tail = poisoned(t->batch * t->heads * QTOOL_KV_GROUP * t->dim * 2);
@@ -185,7 +185,7 @@ static void cache_new(struct cache *c, const struct test_case *t)
     c->got_k = download(c->c.k, bytes);
     c->got_v = download(c->c.v, bytes);
     c->got_k_param = download(c->c.k_param, k_param);
-    c->got_v_param = download(c->c.v_param, rows * 4);
+    c->got_v_param = download(c->c.v_param, rows * t->dim / 8);
     c->got_k_first = download(c->c.k_first, t->batch * t->heads * t->dim * 2);
 }
 
@@ -228,20 +228,30 @@ static unsigned key_nibble(const uint8_t *codes, size_t i)
     return nibble(codes, i / 8 * 8 + i % 8 / 2 + i % 2 * 4);
 }
 
-/* What append quantizes: keys are FP16. */
-static float number(uint16_t x, int bf16, bool key)
+/* Value code of a channel: byte i of a group of channels is followed by byte i of the next. */
+static unsigned value_nibble(const uint8_t *codes, size_t dim, size_t i)
 {
-    float v = clamped(to_float(x, bf16));
-    return key ? qt_f16_to_f32(qt_f32_to_f16(v)) : v;
+    return codes[i % 16 / 2 * (dim / 16) + i / 16] >> i % 2 * 4 & 15;
 }
 
-/* Scale and minimum of n numbers at distance `stride`. */
-static void param_of(uint16_t param[2], const uint16_t *x, size_t n, size_t stride, int bf16,
-                     bool key)
+/* Index of the parameter of a value: tokens t and t + 4 of eight are adjacent. */
+static size_t value_param(size_t dim, size_t row, size_t i)
+{
+    return row / 8 * (dim / 2) + row % 4 * (dim / 8) + i / 16 * 2 + row % 8 / 4;
+}
+
+/* What append quantizes as a key. */
+static float key_number(uint16_t x, int bf16)
+{
+    return qt_f16_to_f32(qt_f32_to_f16(clamped(to_float(x, bf16))));
+}
+
+/* Scale and minimum of n keys at distance `stride`. */
+static void key_param_of(uint16_t param[2], const uint16_t *x, size_t n, size_t stride, int bf16)
 {
     float low = INFINITY, high = -INFINITY;
     for (size_t i = 0; i < n; i++) {
-        float v = number(x[i * stride], bf16, key);
+        float v = key_number(x[i * stride], bf16);
         low = fminf(low, v);
         high = fmaxf(high, v);
     }
@@ -251,10 +261,32 @@ static void param_of(uint16_t param[2], const uint16_t *x, size_t n, size_t stri
     param[1] = qt_f32_to_f16(low);
 }
 
-static unsigned code_with(const uint16_t param[2], uint16_t x, int bf16, bool key)
+static unsigned key_code(const uint16_t param[2], uint16_t x, int bf16)
 {
     float per = 1 / qt_f16_to_f32(param[0]);
-    return code_of((number(x, bf16, key) - qt_f16_to_f32(param[1])) * per);
+    return code_of((key_number(x, bf16) - qt_f16_to_f32(param[1])) * per);
+}
+
+/* The parameter of 16 channels: of all FP16 numbers that end in the zero-point, the nearest one. */
+static uint16_t value_param_of(const uint16_t *x, int bf16)
+{
+    float low = 0, high = 0;
+    for (size_t i = 0; i < 16; i++) {
+        low = fminf(low, clamped(to_float(x[i], bf16)));
+        high = fmaxf(high, clamped(to_float(x[i], bf16)));
+    }
+    const int zero = high > low ? (int)rintf(low * -60 / (high - low)) : 0;
+    const int want = qt_f32_to_f16((high - low) / 15);
+    int best = zero;
+    for (int p = zero; p < 0x7c00; p += 64)
+        best = abs(p - want) <= abs(best - want) ? p : best;
+    return (uint16_t)(best ? best : 0x3c00);
+}
+
+static unsigned value_code(uint16_t param, uint16_t x, int bf16)
+{
+    float per = 1 / qt_f16_to_f32(param);
+    return code_of(clamped(to_float(x, bf16)) * per + (float)(param % 64) / 4);
 }
 
 /* Keys of the head of token i that differ. Token 0 is apart; all tokens of a group have its
@@ -277,10 +309,10 @@ static size_t count_wrong_keys(const struct cache *c, const struct test_case *t,
         const uint16_t *first = c->k + (i - (position - begin)) * width + h * t->dim + d;
         const uint16_t *got = c->got_k_param + at / 64 * 2 * t->dim + d;
         uint16_t param[2];
-        param_of(param, first, n, width, t->bf16, true);
+        key_param_of(param, first, n, width, t->bf16);
         wrong += param[0] != got[0] || param[1] != got[t->dim];
         wrong += key_nibble(c->got_k, at * t->dim + d) !=
-                 code_with(param, first[(position - begin) * width], t->bf16, true);
+                 key_code(param, first[(position - begin) * width], t->bf16);
     }
     return wrong;
 }
@@ -292,9 +324,9 @@ static size_t count_wrong(const struct cache *c, const struct test_case *t)
     for (size_t i = 0; i < c->tokens; i++)
         for (size_t h = 0; h < t->heads; h++) {
             size_t at = place(c, (size_t)c->sequence[i], (size_t)c->position[i], h);
-            const uint16_t *k = c->k + (i * t->heads + h) * t->dim, *p = c->got_v_param + at * 2;
+            const uint16_t *k = c->k + (i * t->heads + h) * t->dim;
             const uint16_t *v = c->v + (i * t->heads + h) * t->dim;
-            uint16_t param[2];
+            const uint8_t *codes = c->got_v + at * t->dim / 2;
             if (t->format == QTOOL_KV_F16) {
                 for (size_t d = 0; d < t->dim; d++) {
                     uint16_t want_k = qt_f32_to_f16(clamped(to_float(k[d], t->bf16)));
@@ -305,11 +337,11 @@ static size_t count_wrong(const struct cache *c, const struct test_case *t)
                 continue;
             }
             wrong += count_wrong_keys(c, t, i, h, at);
-            param_of(param, v, t->dim, 1, t->bf16, false);
-            wrong += memcmp(param, p, sizeof param) != 0;
-            for (size_t d = 0; d < t->dim; d++)
-                wrong +=
-                    nibble(c->got_v, at * t->dim + d) != code_with(param, v[d], t->bf16, false);
+            for (size_t d = 0; d < t->dim; d++) {
+                const uint16_t param = value_param_of(v + d / 16 * 16, t->bf16);
+                wrong += c->got_v_param[value_param(t->dim, at, d)] != param;
+                wrong += value_nibble(codes, t->dim, d) != value_code(param, v[d], t->bf16);
+            }
         }
     return wrong;
 }
@@ -322,9 +354,13 @@ static double decoded(const struct cache *c, const struct test_case *t, const ui
         return qt_f16_to_f32(((const uint16_t *)(key ? c->got_k : c->got_v))[at * t->dim + d]);
     if (first)
         return qt_f16_to_f32(first[d]);
-    const uint16_t *p = key ? c->got_k_param + at / 64 * 2 * t->dim + d : c->got_v_param + at * 2;
-    unsigned code = key ? key_nibble(c->got_k, at * t->dim + d) : nibble(c->got_v, at * t->dim + d);
-    return code * (double)qt_f16_to_f32(p[0]) + qt_f16_to_f32(p[key ? t->dim : 1]);
+    const uint16_t *p = c->got_k_param + at / 64 * 2 * t->dim + d;
+    if (key)
+        return key_nibble(c->got_k, at * t->dim + d) * (double)qt_f16_to_f32(p[0]) +
+               qt_f16_to_f32(p[t->dim]);
+    const uint16_t param = c->got_v_param[value_param(t->dim, at, d)];
+    const unsigned code = value_nibble(c->got_v + at * t->dim / 2, t->dim, d);
+    return (code - param % 64 / 4.0) * qt_f16_to_f32(param);
 }
 
 /* Computes out[dim] of a sequence and query head, and size[dim], the same with the magnitudes of

@@ -59,13 +59,31 @@ static float cached(float x, const float *group, size_t n)
     return code((clamp_f16(x) - f16(low)) * inverse) * s + f16(low);
 }
 
+/* Returns a value rounded with the FP16 number of its n channels: of all that end in the
+ * zero-point, the one nearest to the scale. */
+static float cached_value(float x, const float *group, size_t n)
+{
+    float low = 0, high = 0;
+    for (size_t i = 0; i < n; i++) {
+        low = fminf(low, clamp_f16(group[i]));
+        high = fmaxf(high, clamp_f16(group[i]));
+    }
+    const float range = high - low, zero = range > 0 ? rintf(low * -60 / range) / 4 : 0;
+    const int want = qt_f32_to_f16(range / 15);
+    int best = (int)(4 * zero);
+    for (int p = best; p < 0x7c00; p += 64)
+        best = abs(p - want) <= abs(best - want) ? p : best;
+    const float s = best ? qt_f16_to_f32((uint16_t)best) : 1, inverse = 1 / s;
+    return (code(clamp_f16(x) * inverse + zero) - zero) * s;
+}
+
 static float cached_static(float x, float scale, float zero)
 {
     float inverse = 1 / scale;
     return (code(fmaf(x, inverse, zero)) - zero) * scale;
 }
 
-enum { SEQS = 2, KV_HEADS = 3, DIM = 8, WIDTH = KV_HEADS * DIM, LAYERS = 2, MAX_SEQLEN = 130 };
+enum { SEQS = 2, KV_HEADS = 3, DIM = 24, WIDTH = KV_HEADS * DIM, LAYERS = 2, MAX_SEQLEN = 130 };
 
 /* Tokens of very different magnitudes, some constant, some outside the range of FP16. */
 static void random_tokens(float *x, size_t m)
@@ -96,7 +114,9 @@ static void check_caches(struct qt_backend *be, const struct qt_kv *kv, size_t s
     assert_ptr_equal(a.exact_keys, kv->keys == QT_KV_KEYS_CHANNEL ? exact : NULL);
     for (size_t i = 0; i < m * WIDTH; i++) {
         size_t t = i / WIDTH % seqlen, c = i % WIDTH, head = i - c % DIM;
-        assert_true(rv[i] == cached(v[i], v + head, DIM));
+        const size_t group_of_16 = c % DIM / 16 * 16;
+        assert_true(rv[i] ==
+                    cached_value(v[i], v + head + group_of_16, qt_min_size(16, DIM - group_of_16)));
         if (kv->keys == QT_KV_KEYS_TOKEN)
             assert_true(rk[i] == cached(k[i], k + head, DIM));
         if (kv->keys == QT_KV_KEYS_STATIC)
@@ -552,10 +572,11 @@ static void other_keys_need_no_data(void **state)
 static void sizes_count_everything(void **state)
 {
     (void)state;
-    /* Keys: 4 bits and 32 for 64 tokens; values: 4 bits and 32 for a head. */
-    assert_true(qt_kv_bits(QT_KV_KEYS_CHANNEL, 128) == (4.5 + 4.25) / 2);
-    assert_true(qt_kv_bits(QT_KV_KEYS_STATIC, 64) == (4 + 4.5) / 2);
-    assert_true(qt_kv_bits(QT_KV_KEYS_TOKEN, 64) == 4.5);
+    /* Keys: 4 bits, and 32 for 64 tokens or a head; values: 4 bits and 16 for 16 channels. */
+    assert_true(qt_kv_bits(QT_KV_KEYS_CHANNEL, 128) == (4.5 + 5) / 2);
+    assert_true(qt_kv_bits(QT_KV_KEYS_STATIC, 64) == (4. + 5) / 2);
+    assert_true(qt_kv_bits(QT_KV_KEYS_TOKEN, 64) == (4.5 + 5) / 2);
+    assert_true(qt_kv_bits(QT_KV_KEYS_STATIC, 40) == (4 + 4 + 48. / 40) / 2);
     assert_int_equal(qt_kv_tail_bytes(QT_KV_KEYS_CHANNEL, 3, 8, 128), 3 * 8 * 128 * 65 * 2);
     assert_int_equal(qt_kv_tail_bytes(QT_KV_KEYS_STATIC, 3, 8, 128), 0);
 }
@@ -612,6 +633,10 @@ static void keys_gone(json_t *m)
 static void values_number(json_t *m)
 {
     json_object_set_new(kv_of(m), "values", json_integer(1));
+}
+static void values_by_group_of_32(json_t *m)
+{
+    json_object_set_new(json_object_get(kv_of(m), "values"), "group", json_integer(32));
 }
 static void section_gone(json_t *m)
 {
@@ -691,6 +716,7 @@ static void hostile_manifests_are_refused(void **state)
         {"groups with tensors", keys_by_group, QT_E_INPUT,
          "'kv.tensors' has 4 tensors, the cache of the model needs 0"},
         {"keys gone", keys_gone, QT_E_INPUT, "describe no cache that this version knows"},
+        {"values by groups of 32", values_by_group_of_32, QT_E_INPUT, "describe no cache"},
         {"values number", values_number, QT_E_INPUT, "describe no cache"},
         {"section gone", section_gone, QT_E_INPUT,
          "kv.layers.0.k_scale: is not listed in 'tensors', 'copied' or 'kv'"},

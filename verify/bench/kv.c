@@ -30,7 +30,10 @@ static size_t code_bytes(const struct qt_bench_cache_row *row, size_t tokens)
 
 static size_t value_param_bytes(const struct qt_bench_cache_row *row, size_t tokens)
 {
-    return row->format == QTOOL_KV_INT4 ? tokens * row->shape->kv_heads * 4 : 0;
+    const struct qt_bench_cache *shape = row->shape;
+    return row->format == QTOOL_KV_INT4
+               ? tokens * shape->kv_heads * (shape->head_dim / QTOOL_KV_CHANNELS) * 2
+               : 0;
 }
 
 static size_t key_param_bytes(const struct qt_bench_cache_row *row, size_t tokens)

@@ -53,7 +53,7 @@ static size_t array_bytes(const struct check *c, int array)
     case K_PARAM:
         return c->rows / QTOOL_KV_GROUP * c->dim * 4;
     case V_PARAM:
-        return c->rows * 4;
+        return c->rows * (c->dim / QTOOL_KV_CHANNELS) * 2;
     case K_FIRST:
         return SEQUENCES * c->heads * c->dim * 2;
     case K_TAIL:
@@ -223,6 +223,28 @@ static float code_of(const unsigned char *codes, size_t i)
     return (float)(codes[i / 2] >> i % 2 * 4 & 15);
 }
 
+static float value_code_of(const struct check *c, size_t row, size_t channel)
+{
+    const size_t groups = c->dim / QTOOL_KV_CHANNELS, group = channel / QTOOL_KV_CHANNELS;
+    const size_t byte = channel % QTOOL_KV_CHANNELS / 2 * groups + group;
+    return code_of(c->got[V] + row * c->dim / 2, byte * 2 + channel % 2);
+}
+
+/* Index of the parameter of a value in v_param. */
+static size_t value_param(const struct check *c, size_t row, size_t channel)
+{
+    const size_t groups = c->dim / QTOOL_KV_CHANNELS, group = channel / QTOOL_KV_CHANNELS;
+    return ((row / 8 * 4 + row % 4) * groups + group) * 2 + row / 4 % 2;
+}
+
+static float value_of(const struct check *c, size_t row, size_t channel)
+{
+    const size_t at = value_param(c, row, channel);
+    uint16_t param;
+    memcpy(&param, c->got[V_PARAM] + at * sizeof param, sizeof param);
+    return (value_code_of(c, row, channel) - (float)(param & 63) / 4) * qt_f16_to_f32(param);
+}
+
 static float key_code_of(const unsigned char *codes, size_t i)
 {
     return code_of(codes, i / 8 * 8 + i % 8 / 2 + i % 2 * 4);
@@ -235,15 +257,13 @@ static size_t count_wrong(const struct check *c, size_t token, size_t head)
     size_t first = ((size_t)c->sequence[token] * c->heads + head) * c->dim;
     const float *k = c->k + (token * c->heads + head) * c->dim;
     const float *v = c->v + (token * c->heads + head) * c->dim;
-    float scale = half_at(c->got[V_PARAM], 2 * at), minimum = half_at(c->got[V_PARAM], 2 * at + 1);
     for (size_t i = 0; i < c->dim; i++) {
         size_t param = at / QTOOL_KV_GROUP * 2 * c->dim + i;
         float key = key_code_of(c->got[K], at * c->dim + i) * half_at(c->got[K_PARAM], param) +
                     half_at(c->got[K_PARAM], param + c->dim);
         if (c->position[token] == 0)
             key = half_at(c->got[K_FIRST], first + i);
-        float value = code_of(c->got[V], at * c->dim + i) * scale + minimum;
-        wrong += (size_t) !(key == k[i]) + (size_t) !(value == v[i]);
+        wrong += (size_t) !(key == k[i]) + (size_t) !(value_of(c, at, i) == v[i]);
     }
     c->used[at] = true;
     return wrong;

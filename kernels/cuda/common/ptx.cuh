@@ -191,6 +191,11 @@ PTX uint32_t ptx_load_global_16_if(const uint16_t *p, bool wanted)
     return v;
 }
 
+PTX void ptx_store_2(uint32_t addr, uint16_t v)
+{
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(addr), "h"(v) : "memory");
+}
+
 /* cp.async of 16 bytes from global to shared memory, bypassing L1. */
 PTX void ptx_copy_16(uint32_t dst, const void *src)
 {

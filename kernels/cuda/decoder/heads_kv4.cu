@@ -25,12 +25,11 @@ template <int D>
 static __device__ __forceinline__ void append_value(const kv_view &cache, size_t place,
                                                     const float *row)
 {
-    const int lane = (int)threadIdx.x % 32;
     float x[D / 32];
 #pragma unroll
     for (int i = 0; i < D / 32; i++)
-        x[i] = __half2float(to_half(row[lane * (D / 32) + i]));
-    kv_quantize_value<D / 32>(cache, place, x);
+        x[i] = __half2float(to_half(row[kv_value_channel<D>(i)]));
+    kv_quantize_value<D>(cache, place, x);
 }
 
 /* The heads of a token that a thread block has, for kv_quantize_group. */

@@ -3,7 +3,7 @@
  *
  *   grid    (tokens, KV heads), INT4: (tokens, KV heads, 2): keys, and values
  *   block   INT4: 4 warps; F16: 1 warp
- *   values  INT4: warp 0; a lane has D / 32 adjacent channels of the token
+ *   values  INT4: warp 0
  *   keys    INT4: the thread block of the last new token of a KV group quantizes the whole group;
  *           the other thread blocks quantize no keys. A thread has 8 adjacent channels of every
  *           ROWS-th token. Keys of earlier calls come from k_tail
@@ -14,7 +14,7 @@
  * the sequence's last KV group to k_tail, after it has read the first group's earlier keys from
  * there.
  *
- * Traffic    bytes per token and head: 4 * head_dim read, head_dim / 2 + 4 written (codes and
+ * Traffic    bytes per token and head: 4 * head_dim read, head_dim * 5/8 written (codes and
  *            parameters of values); per head and KV group with new tokens: up to 128 * head_dim
  *            read from k_tail, 36 * head_dim written (codes and parameters of keys); per head and
  *            sequence: up to 128 * head_dim written to k_tail
@@ -71,12 +71,12 @@ template <int D>
 static __device__ __forceinline__ void kv_append_value(const kv_append_args &a, int token, int head,
                                                        size_t row)
 {
-    const size_t from = ((size_t)token * a.cache.heads + head) * D + threadIdx.x * (D / 32);
+    const uint16_t *from = (const uint16_t *)a.v + ((size_t)token * a.cache.heads + head) * D;
     float x[D / 32];
 #pragma unroll
     for (int i = 0; i < D / 32; i++)
-        x[i] = qt_widen(a.bf16, ((const uint16_t *)a.v)[from + i]);
-    kv_quantize_value<D / 32>(a.cache, row, x);
+        x[i] = qt_widen(a.bf16, from[kv_value_channel<D>(i)]);
+    kv_quantize_value<D>(a.cache, row, x);
 }
 
 /* Index of the last token of the sequence, whose tokens are adjacent, from index `token` on. */
@@ -231,7 +231,7 @@ kv_view qt_kv_view(const struct qtool_kv_cache *c)
     kv_view v = {};
     v.k = (unsigned char *)c->k;
     v.v = (unsigned char *)c->v;
-    v.param = (__half2 *)c->v_param;
+    v.v_param = (__half *)c->v_param;
     v.k_param = (unsigned char *)c->k_param;
     v.k_first = (__half *)c->k_first;
     v.k_tail = (__half *)c->k_tail;

@@ -30,8 +30,9 @@ struct kv_instance {
 #define F16(dim, depth)                                                                            \
     INSTANCE(QTOOL_KV_F16, kv_f16<dim>, 2, depth), INSTANCE(QTOOL_KV_F16, kv_f16<dim>, 4, depth)
 
-static const kv_instance instances[] = {INT4(64, 3),  INT4(64, 4), INT4(128, 2),
-                                        INT4(128, 3), F16(64, 3),  F16(128, 3)};
+static const kv_instance instances[] = {INT4(64, 3),  INT4(64, 4),
+                                        INT4(128, 2), INSTANCE(QTOOL_KV_INT4, kv_int4<128>, 4, 3),
+                                        F16(64, 3),   F16(128, 3)};
 #undef F16
 #undef INT4
 #undef INSTANCE
@@ -132,7 +133,7 @@ static size_t partial_bytes(const struct qtool_kv_plan *p, const struct qtool_kv
 static void choose_split(struct qtool_kv_plan *p, const struct qtool_kv_cache *c,
                          const kv_instance *in, const kv_site *s)
 {
-    const double row_bytes = (double)c->head_dim * (c->format == QTOOL_KV_INT4 ? 1.0625 : 4) + 4;
+    const double row_bytes = (double)c->head_dim * (c->format == QTOOL_KV_INT4 ? 1.1875 : 4);
     const double alone_us = (.3 + row_bytes / 660) * (in->heads > 8 ? 1.7 : 1);
     const double share_us = 128 * row_bytes / 33e3;
     const size_t length = p->options.max_length;
@@ -192,9 +193,10 @@ static int plan(struct qtool_kv_plan *p, const struct qtool_kv_cache *c,
         return refuse(p, QTOOL_UNSUPPORTED,
                       "split_tokens must be a multiple of 128, at most 2^30, and give at most 256 "
                       "splits");
-    /* 16 sequences of 32768 tokens take 153 us with 67 KB in flight per SM, 131 us with 34 KB and
-     * 135 us with 134 KB. 8 warps have 34 KB in flight with the shallow pipeline; 4 or 16 warps
-     * need the deep one. */
+    /* Eight resident warps are faster with the shallow pipeline than with the deep one, four or
+     * sixteen slower (docs/experiments, E121). Heads of 128 channels: two thread blocks of eight
+     * warps fit on an SM with the shallow pipeline only, and this pair is as fast as one with the
+     * deep pipeline (E238). */
     const size_t blocks = (items * p->splits + (size_t)device.sms - 1) / (size_t)device.sms;
     const size_t warps = (blocks < (size_t)per_sm ? blocks : (size_t)per_sm) * (size_t)in->warps;
     in = instance_of(c, group, warps != 8, smem_limit);

@@ -10,25 +10,26 @@
  *                 token 0 ]; the epilogue reuses all of it for the partial results of the warps
  *
  *   warp          global -- cp.async --> stage --> codes in FP16 mantissas --> S = K q
- *                 (m16n8k16) --> p = 2^(S - m) --> times the value scale of the token --> FP16,
- *                 transposed --> O += V^T p, codes in FP16 mantissas (m16n8k16)
+ *                 (m16n8k16) --> p = 2^(S - m) --> FP16, transposed --> per group of channels:
+ *                 times value scales --> O += V^T p, codes in FP16 mantissas (m16n8k16)
  *
  * A key is code * scale + minimum, with scales and minima per channel and KV group: the scales are
  * multiplied into q for each stage, and the minima times q are one number per head and stage. A
- * value is code * scale + minimum: the scale is multiplied into p, and the minima times p are
- * accumulated as one number per head.
+ * value is (code - zero-point) * scale, with a scale and a zero-point per group of channels: the
+ * scale is multiplied into p, and zero-points times scales times p are one number per head and
+ * group, which another product with p accumulates.
  *
  * The softmax is online, with a running maximum m per warp and head, which is updated only if some
- * score exceeds it. v_unit, the power of two that keeps p * scale in the range of FP16, is updated
- * in the same way.
+ * score exceeds it. Probabilities are multiplied by 2^p_exp2, which keeps p * scale in the range of
+ * FP16. It is updated in the same way.
  *
  * Partial results of splits are combined through the workspace (combine.cuh).
  *
  * Traffic    the cache once per tile of query heads, q once per split; splits > 1:
  *            (head_dim + 4) * 4 bytes per query head and split, written and read
  * Reference  FP64 attention over the dequantized cache; relative error of the output <= 1.5e-3
- *            (BF16 3e-3), of one row <= 3e-3 (BF16 6e-3): queries times key scales are FP16, p is
- *            FP16
+ *            (BF16 3e-3), of one row <= 3e-3 (BF16 6e-3): queries times key scales, p, and p times
+ *            value scales are FP16
  * Used by    attention.cu
  */
 #ifndef QT_KERNELS_CUDA_KV4_ATTENTION_CUH
@@ -40,24 +41,30 @@
 /* ---- mainloop ------------------------------------------------------------------------------- */
 
 /* Softmax state and accumulators of a warp. Entry u belongs to head F::head(u, t) of the lane.
- * row_max, in units of q.unit, is the same in all lanes that have the head; v_unit is the same in
- * the whole warp. denominator and min_sum cover the lane's own tokens only. */
+ * row_max, in units of q.unit, is the same in all lanes that have the head; p_exp2 is the same in
+ * the whole warp. denominator covers the lane's own tokens only. */
 template <class F, int HQ> struct kv_state {
     enum { TILES = (HQ + 1) / 2 };
     float out[TILES][kv_stage<F>::STEPS][4];
-    float row_max[HQ], denominator[HQ], min_sum[HQ];
-    float offset[HQ];      /* -row_max * unit */
-    float v_unit, v_limit; /* value scales must be below v_limit */
+    float low[TILES][4]; /* rows g and g + 8: of the value group g */
+    float row_max[HQ], denominator[HQ];
+    float offset[HQ]; /* p_exp2 - row_max * unit */
+    float p_exp2;
+    __half2 limit; /* twice: value scales must be below */
 };
 
-/* Multiplies the output accumulators of head u by f. */
+/* Multiplies the sums of head u by f. */
 template <class F, int HQ>
-static __device__ __forceinline__ void kv_scale_out(kv_state<F, HQ> *st, int u, float f)
+static __device__ __forceinline__ void kv_scale_sums(kv_state<F, HQ> *st, int u, float f)
 {
+    st->denominator[u] *= f;
 #pragma unroll
-    for (int i = 0; i < kv_stage<F>::STEPS; i++) {
-        st->out[u / 2][i][u % 2] *= f;
-        st->out[u / 2][i][2 + u % 2] *= f;
+    for (int h = u % 2; h < 4; h += 2) {
+        if (F::PARAMS)
+            st->low[u / 2][h] *= f;
+#pragma unroll
+        for (int i = 0; i < kv_stage<F>::STEPS; i++)
+            st->out[u / 2][i][h] *= f;
     }
 }
 
@@ -77,41 +84,39 @@ static __device__ __forceinline__ void kv_raise(kv_state<F, HQ> *st, const kv_qu
             m = fmaxf(m, __shfl_xor_sync(~0u, m, d));
         float f = ptx_exp2((st->row_max[u] - m) * q.unit[u]);
         st->row_max[u] = m;
-        st->offset[u] = -m * q.unit[u];
-        st->denominator[u] *= f;
-        st->min_sum[u] *= f;
-        kv_scale_out(st, u, f);
+        st->offset[u] = fmaf(-m, q.unit[u], st->p_exp2);
+        kv_scale_sums(st, u, f);
     }
 }
 
-/* Sets v_unit for value scales up to `top`, so that p * scale * v_unit stays below 2^11. */
+/* Sets p_exp2 for value scales up to the larger half of `top`, at least 1: p * scale stays below
+ * 2^15. */
 template <class F, int HQ>
-static __device__ __forceinline__ void kv_raise_values(kv_state<F, HQ> *st, float top)
+static __device__ __forceinline__ void kv_raise_values(kv_state<F, HQ> *st, __half2 top)
 {
 #pragma unroll
-    for (int d = 4; d < 32; d *= 2)
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
+    for (int d = 1; d < 32; d *= 2)
+        top = __hmax2(top, __shfl_xor_sync(~0u, top, d));
+    const int e = ilogbf(__half2float(__hmax(__low2half(top), __high2half(top))));
+    const float change = (float)(14 - e) - st->p_exp2, f = ptx_exp2(change);
+    st->p_exp2 += change;
+    st->limit = __float2half2_rn(exp2f((float)(e + 1)));
 #pragma unroll
-    for (int d = 1; d < 4; d *= 2)
-        top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
-    int e = ilogbf(top);
-    float unit = exp2f((float)(10 - e)), f = __fdividef(unit, st->v_unit);
-    st->v_unit = unit;
-    st->v_limit = exp2f((float)(e + 1));
-#pragma unroll
-    for (int u = 0; u < HQ; u++)
-        kv_scale_out(st, u, f);
+    for (int u = 0; u < HQ; u++) {
+        st->offset[u] += change;
+        kv_scale_sums(st, u, f);
+    }
 }
 
-/* Replaces the scores s by probabilities p (relative to the running maximum), accumulates their
- * sums, and scales p for the products with value codes. */
+/* Replaces the scores s by probabilities p, relative to 2^-p_exp2 times that of the running
+ * maximum, and accumulates their sums. own: the lane's own value parameters. */
 template <class F, int HQ>
 static __device__ __forceinline__ void kv_softmax(kv_state<F, HQ> *st, const kv_queries<F, HQ> &q,
                                                   float s[kv_stage<F>::TILES][HQ][2],
-                                                  const float2 param[kv_stage<F>::TILES][2])
+                                                  const uint32_t own[kv_stage<F>::TILES][2])
 {
-    bool new_max = false, new_unit = false;
-    float top = 0;
+    bool new_max = false, new_limit = false;
+    __half2 top = __float2half2_rn(0);
 #pragma unroll
     for (int i = 0; i < kv_stage<F>::TILES; i++)
 #pragma unroll
@@ -119,30 +124,25 @@ static __device__ __forceinline__ void kv_softmax(kv_state<F, HQ> *st, const kv_
             new_max = new_max || s[i][u][0] > st->row_max[u] || s[i][u][1] > st->row_max[u];
     if (F::PARAMS) {
 #pragma unroll
-        for (int i = 0; i < kv_stage<F>::TILES; i++)
-            top = fmaxf(top, fmaxf(param[i][0].x, param[i][1].x));
-        new_unit = top >= st->v_limit && top > 0;
+        for (int i = 0; i < 2 * kv_stage<F>::TILES; i++)
+            top = __hmax2(top, *(const __half2 *)&own[i / 2][i % 2]);
+        new_limit = !__hblt2(top, st->limit);
     }
-    if (__any_sync(~0u, new_max || new_unit)) { /* rare, so both share one vote */
+    if (__any_sync(~0u, new_max || new_limit)) { /* rare, so both share one vote */
         if (__any_sync(~0u, new_max))
             kv_raise<F, HQ>(st, q, s);
-        if (F::PARAMS && __any_sync(~0u, new_unit))
+        if (F::PARAMS && __any_sync(~0u, new_limit))
             kv_raise_values<F, HQ>(st, top);
     }
 #pragma unroll
     for (int i = 0; i < kv_stage<F>::TILES; i++)
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            float unit = F::PARAMS ? param[i][j].x * st->v_unit : 0x1p10f;
+        for (int u = 0; u < HQ; u++)
 #pragma unroll
-            for (int u = 0; u < HQ; u++) {
-                float p = ptx_exp2(fmaf(s[i][u][j], q.unit[u], st->offset[u]));
-                st->denominator[u] += p;
-                if (F::PARAMS)
-                    st->min_sum[u] += p * param[i][j].y;
-                s[i][u][j] = p * unit;
+            for (int j = 0; j < 2; j++) {
+                s[i][u][j] = ptx_exp2(fmaf(s[i][u][j], q.unit[u], st->offset[u]));
+                st->denominator[u] += s[i][u][j];
             }
-        }
 }
 
 /* Sets the scores of tokens from `end` on to -inf. token: token of the lane's row g. */
@@ -160,39 +160,30 @@ static __device__ __forceinline__ void kv_mask(float s[kv_stage<F>::TILES][HQ][2
                     s[i][u][j] = -INFINITY;
 }
 
-static __device__ __forceinline__ float2 kv_param(uint32_t at)
-{
-    const uint32_t v = ptx_load_4(at);
-    return __half22float2(*(const __half2 *)&v);
-}
-
-/* Processes one stage, whose first token is token0. own: token of the lane's row g in a tile.
+/* Processes one stage, whose first token is token0. row: token of the lane's row g in a tile.
  * first: keys of token 0. */
 template <class F, int HQ>
 static __device__ __forceinline__ void
 kv_stage_step(kv_state<F, HQ> *st, const kv_queries<F, HQ> &q, const F &format, uint32_t stage,
-              uint32_t first, int token0, int own, int end)
+              uint32_t first, int token0, int row, int end)
 {
     typedef kv_stage<F> S;
     float s[S::TILES][HQ][2];
-    float2 param[S::TILES][2];
-#pragma unroll
-    for (int i = 0; i < S::TILES; i++)
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-            if (F::PARAMS)
-                param[i][j] = kv_param(stage + S::PARAM_AT + (own + i * 16 + j * 8) * 4);
+    uint32_t own[S::TILES][2];
     format.template multiply<HQ>(s, q.frag, stage);
     if (F::FIRST && token0 == 0)
         format.template replace_first<HQ>(s, q.frag, first);
-    if (token0 + F::TOKENS > end)
-        kv_mask<F, HQ>(s, end, token0 + own);
-    kv_softmax<F, HQ>(st, q, s, param);
+    if (token0 + F::TOKENS > end) {
+        kv_mask<F, HQ>(s, end, token0 + row);
+        F::clear_params(stage, end - token0);
+    }
+    format.load_own(own, stage);
+    kv_softmax<F, HQ>(st, q, s, own);
 #pragma unroll
     for (int i = 0; i < S::TILES; i++) {
-        uint32_t p[kv_state<F, HQ>::TILES][2];
+        uint32_t p[kv_state<F, HQ>::TILES][2], a[4];
         typename F::tile_values values;
-        values.load(format, stage + S::ROWS, i);
+        values.load(format, stage, i);
 #pragma unroll
         for (int u = 0; u < HQ; u += 2)
 #pragma unroll
@@ -200,13 +191,20 @@ kv_stage_step(kv_state<F, HQ> *st, const kv_queries<F, HQ> &q, const F &format, 
                 __half2 v = __floats2half2_rn(s[i][u][j], u + 1 < HQ ? s[i][u + 1][j] : 0);
                 p[u / 2][j] = ptx_transpose_8x8(*(uint32_t *)&v);
             }
+        F::lows(a, own[i]);
+#pragma unroll
+        for (int n = 0; n < kv_state<F, HQ>::TILES && F::PARAMS; n++)
+            ptx_mma_f16(st->low[n], a, p[n][0], p[n][1]);
 #pragma unroll
         for (int m = 0; m < S::STEPS; m++) {
-            uint32_t a[4];
+            values.load_scales(m);
             values.frag(a, m);
 #pragma unroll
-            for (int n = 0; n < kv_state<F, HQ>::TILES; n++)
-                ptx_mma_f16(st->out[n][m], a, p[n][0], p[n][1]);
+            for (int n = 0; n < kv_state<F, HQ>::TILES; n++) {
+                uint32_t b[2];
+                values.weigh(b, p[n], m);
+                ptx_mma_f16(st->out[n][m], a, b[0], b[1]);
+            }
         }
     }
 }
@@ -218,21 +216,21 @@ static __device__ __forceinline__ void kv_store_partial(const kv_state<F, HQ> *s
 {
     enum { D = F::DIM, SUM = D + 4 };
     const int g = w.lane / 4, t = w.lane % 4;
-    const float per = __fdividef(1, st->v_unit);
 #pragma unroll
     for (int u = 0; u < HQ; u++) {
-        float *sums = to + F::head(u, t) * SUM, den = st->denominator[u], low = st->min_sum[u];
+        float *sums = to + F::head(u, t) * SUM, den = st->denominator[u];
 #pragma unroll
-        for (int d = 4; d < 32; d *= 2) {
+        for (int d = 4; d < 32; d *= 2)
             den += __shfl_xor_sync(~0u, den, d);
-            low += __shfl_xor_sync(~0u, low, d);
-        }
 #pragma unroll
-        for (int i = 0; i < kv_stage<F>::STEPS; i++)
+        for (int i = 0; i < kv_stage<F>::STEPS; i++) {
+            const float sum = st->low[u / 2][u % 2] + st->low[u / 2][2 + u % 2];
+            const float low = F::PARAMS ? 4 * __shfl_sync(~0u, sum, i * 4 + t) : 0;
 #pragma unroll
             for (int r = 0; r < 2; r++)
                 sums[F::value_channel(g, i, r)] =
-                    st->out[u / 2][i][2 * r + u % 2] * (F::value_factor(r) * per) + low;
+                    st->out[u / 2][i][2 * r + u % 2] * F::value_factor(r) - low;
+        }
         if (g == 0) {
             sums[D] = -st->offset[u];
             sums[D + 1] = den;
@@ -289,7 +287,8 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
     kv_load_queries(&q, a, w, query,
                     (uint32_t *)(kv_smem + (DEPTH - 1) * BYTES)); /* a stage that is still free */
     kv_state<F, HQ> st = {};
-    st.v_unit = 0x1p10f;
+    st.p_exp2 = 15;
+    st.limit = __float2half2_rn(1);
 #pragma unroll
     for (int u = 0; u < HQ; u++) {
         st.row_max[u] = -INFINITY;
@@ -297,7 +296,7 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
     }
     F format;
     format.open((unsigned)w.lane);
-    const int own = (int)kv_kept(F::row_token((unsigned)w.lane / 4));
+    const int row = (int)kv_kept(F::row_token((unsigned)w.lane / 4));
 
     int stage = 0, free_stage = DEPTH - 1;
 #pragma unroll 1
@@ -305,7 +304,7 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
         ptx_copy_wait<DEPTH - 2>();
         __syncwarp(); /* all lanes' copies have arrived; the free stage has been read */
         kv_copy<F>(a, source, w, stages + free_stage * BYTES, ahead);
-        kv_stage_step<F, HQ>(&st, q, format, stages + stage * BYTES, first, token, own, w.end);
+        kv_stage_step<F, HQ>(&st, q, format, stages + stage * BYTES, first, token, row, w.end);
         stage = stage + 1 == DEPTH ? 0 : stage + 1;
         free_stage = free_stage + 1 == DEPTH ? 0 : free_stage + 1;
     }

@@ -11,7 +11,7 @@
 
 struct kv_view {
     unsigned char *k, *v;
-    __half2 *param;         /* of values: scale, minimum */
+    __half *v_param;        /* of values, see kv_value_param */
     unsigned char *k_param; /* of groups of keys: FP16 [2][head_dim], scales and minima */
     __half *k_first;        /* [sequence][head][head_dim] */
     __half *k_tail;         /* [sequence][head][QTOOL_KV_GROUP][head_dim] */
@@ -33,6 +33,14 @@ static __device__ __forceinline__ int kv_page(const kv_view &c, int sequence, in
     return c.table ? c.table[(size_t)sequence * c.table_pitch + (token >> c.page_shift)] : sequence;
 }
 
+/* Index of the value parameter of a row and a group of channels. The parameters of the tokens t and
+ * t + 4 of eight are adjacent, as attention multiplies by both at once. */
+template <int D> static __device__ __forceinline__ size_t kv_value_param(size_t row, int group)
+{
+    enum { GROUPS = D / QTOOL_KV_CHANNELS };
+    return ((row / 8 * 4 + row % 4) * GROUPS + (unsigned)group) * 2 + row / 4 % 2;
+}
+
 /*
  * Formats. A stage of TOKENS tokens of one head is [ K rows | V rows | value parameters | key
  * parameters ] in shared memory; a tile is 16 of its tokens. Scores: keys are the A operand (rows =
@@ -46,7 +54,7 @@ static __device__ __forceinline__ int kv_page(const kv_view &c, int sequence, in
  *
  *     warps          warps of a thread block
  *     GROUP          append may rewrite the tokens from the last multiple of GROUP on
- *     PARAMS         bytes of a token's value parameters
+ *     PARAMS         bytes of a token's value parameters; 0: values have none
  *     GRID           bytes of the key parameters of a stage
  *     FIRST          bytes of the keys of token 0, if they are apart
  *     QUERY_WORDS    words of a lane for the eight columns of B
@@ -81,13 +89,15 @@ template <int D> struct kv_int4 {
         TOKENS = 32,
         ROW = D / 2,
         GROUP = QTOOL_KV_GROUP,
-        PARAMS = 4,
+        GROUPS = D / QTOOL_KV_CHANNELS, /* of a value */
+        PARAMS = 2 * GROUPS,
         GRID = 4 * D,
         FIRST = 2 * D,
         QUERY_WORDS = D / 8,
-        GRID_AT = TOKENS * (2 * ROW + PARAMS), /* in a stage */
+        PARAM_AT = 2 * TOKENS * ROW, /* in a stage */
+        GRID_AT = PARAM_AT + TOKENS * PARAMS,
     };
-    uint32_t key_lane, value_lane, grid_lane;
+    uint32_t key_lane, value_lane, grid_lane, scale_lane, own_lane;
 
     /* With 16 heads, 8 warps would use so many registers that no second thread block fits on an
      * SM. */
@@ -101,6 +111,8 @@ template <int D> struct kv_int4 {
         value_lane =
             kv_kept(value_at(lane % 4, lane / 4 * (D / 16) / 16) + lane / 4 * (D / 16) % 16);
         grid_lane = kv_kept(lane % 4 * 16);
+        scale_lane = kv_kept(PARAM_AT + lane % 4 * (4 * GROUPS));
+        own_lane = kv_kept(PARAM_AT + lane % 4 * (4 * GROUPS) + lane / 4 % GROUPS * 4);
     }
     /* Offset of 16 bytes of the key parameters (scales, then minima) or of the keys of token 0: the
      * chunks of eight channels are in the order in which the lanes t read them. */
@@ -254,19 +266,56 @@ template <int D> struct kv_int4 {
     /* ---- values ----
      *
      * Codes are used as FP16 bit patterns: the subnormal code * 2^-24, which is exact. Lane (g, t)
-     * reads the D/8 channels from g * D/8 on of the tokens t, t + 4, t + 8, t + 12 of a tile, which
-     * are its k = 2t, 2t + 1, 2t + 8, 2t + 9. Rows g and g + 8 of product i are the channels 2 i
-     * and 2 i + 1 among these; the latter is 16 times too large.
+     * reads the bytes from g * GROUPS on of the tokens t, t + 4, t + 8, t + 12 of a tile, which are
+     * its k = 2t, 2t + 1, 2t + 8, 2t + 9. Byte i has rows g and g + 8 of product i: two channels of
+     * group i; the latter is 16 times too large. So all rows of a product share the scales, which
+     * are multiplied into its probabilities.
+     *
+     * The lane's own parameters are those of group g % GROUPS and of its tokens. lows() makes of
+     * them the operand A of the sums of probability * scale * zero-point / 4: row g has scale *
+     * zero-point / 4 of group g, rounded to FP16, and row g + 8 has the rest.
      */
+    __device__ __forceinline__ void load_own(uint32_t own[TOKENS / 16][2], uint32_t stage) const
+    {
+#pragma unroll
+        for (int i = 0; i < TOKENS / 8; i++)
+            own[i / 2][i % 2] = ptx_load_4(stage + own_lane + i * (8 * PARAMS));
+    }
+    static __device__ __forceinline__ void lows(uint32_t a[4], const uint32_t own[2])
+    {
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const uint32_t at_1024 = (own[j] & 0x003f003f) | 0x64006400; /* 1024 + 4 zero-point */
+            const __half2 zero = __hfma2(*(const __half2 *)&at_1024, __float2half2_rn(1.f / 16),
+                                         __float2half2_rn(-64));
+            a[2 * j] = times(own[j], *(const uint32_t *)&zero);
+            const __half2 rest =
+                __hfma2(*(const __half2 *)&own[j], zero, __hneg2(*(const __half2 *)&a[2 * j]));
+            a[2 * j + 1] = *(const uint32_t *)&rest;
+        }
+    }
+    /* Clears the parameters of the tokens of a stage from `count` on. */
+    static __device__ __forceinline__ void clear_params(uint32_t stage, int count)
+    {
+        const int token = (int)threadIdx.x % 32;
+        if (token >= count)
+#pragma unroll
+            for (int i = 0; i < GROUPS; i++)
+                ptx_store_2(stage + PARAM_AT + 2 * (uint32_t)kv_value_param<D>(token, i), 0);
+        __syncwarp();
+    }
     struct tile_values {
         uint32_t pair[2][D / 32][2]; /* [pair of tokens][word][half] */
+        uint32_t scale[2][4];        /* [pair of tokens][group], of four groups */
+        uint32_t scales;             /* where those of the tile are */
 
-        __device__ __forceinline__ void load(const kv_int4 &f, uint32_t values, int tile)
+        __device__ __forceinline__ void load(const kv_int4 &f, uint32_t stage, int tile)
         {
             uint32_t w[4][D / 64];
+            scales = stage + f.scale_lane + tile * (16 * PARAMS);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const uint32_t from = values + f.value_lane + (tile * 16 + 4 * i) * ROW;
+                const uint32_t from = stage + f.value_lane + (TOKENS + tile * 16 + 4 * i) * ROW;
                 if (D == 128)
                     *(uint2 *)w[i] = ptx_load_8(from);
                 else
@@ -289,10 +338,24 @@ template <int D> struct kv_int4 {
                 a[2 * s + 1] = w & 0x00f000f0;
             }
         }
+        /* Loads what weigh needs for product i, the next one. */
+        __device__ __forceinline__ void load_scales(int i)
+        {
+            if (i % 4 == 0)
+#pragma unroll
+                for (int s = 0; s < 2; s++)
+                    *(uint4 *)scale[s] = ptx_load_16(scales + s * (8 * PARAMS) + i * 4);
+        }
+        /* Operand B of product i, of probabilities p. */
+        __device__ __forceinline__ void weigh(uint32_t b[2], const uint32_t p[2], int i) const
+        {
+            b[0] = times(p[0], scale[0][i % 4]);
+            b[1] = times(p[1], scale[1][i % 4]);
+        }
     };
     static __device__ __forceinline__ int value_channel(int g, int i, int upper)
     {
-        return g * (D / 8) + 2 * i + upper;
+        return i * QTOOL_KV_CHANNELS + 2 * g + upper;
     }
     static __device__ __forceinline__ float value_factor(int upper)
     {
@@ -393,12 +456,29 @@ template <int D> struct kv_f16 {
                 s[0][u][j] = sum[u / 2][2 * j + u % 2];
     }
 
+    __device__ __forceinline__ void load_own(uint32_t (*)[2], uint32_t) const
+    {
+    }
+    static __device__ __forceinline__ void lows(uint32_t[4], const uint32_t[2])
+    {
+    }
+    static __device__ __forceinline__ void clear_params(uint32_t, int)
+    {
+    }
     struct tile_values {
         uint32_t at;
 
-        __device__ __forceinline__ void load(const kv_f16 &f, uint32_t values, int)
+        __device__ __forceinline__ void load_scales(int)
         {
-            at = values + f.value_lane;
+        }
+        __device__ __forceinline__ void weigh(uint32_t b[2], const uint32_t p[2], int) const
+        {
+            b[0] = p[0];
+            b[1] = p[1];
+        }
+        __device__ __forceinline__ void load(const kv_f16 &f, uint32_t stage, int)
+        {
+            at = stage + TOKENS * ROW + f.value_lane;
         }
         __device__ __forceinline__ void frag(uint32_t a[4], int i) const
         {

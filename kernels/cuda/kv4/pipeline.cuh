@@ -62,11 +62,11 @@ static __device__ __forceinline__ kv_work kv_work_open(const kv_args &a, int til
 /* ---- producer ------------------------------------------------------------------------------- */
 
 /* Addresses of a lane's copies. A lane copies 16 bytes of one of the rows that a warp copies at
- * once, the value parameters of four tokens, and 16 bytes of the key parameters. A row index counts
+ * once, and 16 bytes each of the parameters of values and of keys. A row index counts
  * tokens in [pages][heads][page_tokens]. */
 struct kv_source {
-    const unsigned char *k, *v; /* the lane's part of row 0 */
-    const __half2 *param;
+    const unsigned char *k, *v;             /* the lane's part of row 0 */
+    const unsigned char *param;             /* the lane's part of those of rows from 0 on */
     const unsigned char *grid;              /* the lane's part of the first group */
     uint32_t k_to, v_to, param_to, grid_to; /* offsets in a stage */
     const int *pages;                       /* page table of the sequence, or NULL */
@@ -85,7 +85,7 @@ static __device__ __forceinline__ kv_source kv_source_of(const kv_args &a, const
     kv_source s;
     s.k = kv_kept(c.k + lane * 16);
     s.v = kv_kept(c.v + lane * 16);
-    s.param = c.param + lane * 4;
+    s.param = (const unsigned char *)c.v_param + lane * 16;
     s.grid = c.k_param + lane * 16;
     s.row = (int)kv_kept(lane / CHUNKS);
     s.k_to = kv_kept(F::key_at(lane / CHUNKS, lane % CHUNKS));
@@ -120,7 +120,7 @@ static __device__ __forceinline__ uint32_t kv_stage_row(const kv_args &a, const 
 }
 
 /* Starts the copies of the tokens from token0 on to a stage and commits them as one cp.async group.
- * Tokens from w.end on become zeros. */
+ * Tokens from w.end on become zeros, but not their value parameters. */
 template <class F>
 static __device__ __forceinline__ void kv_copy(const kv_args &a, const kv_source &s,
                                                const kv_work &w, uint32_t dst, int token0)
@@ -136,10 +136,8 @@ static __device__ __forceinline__ void kv_copy(const kv_args &a, const kv_source
             ptx_copy_16_zero(dst + F::moved(s.k_to, i * AT_ONCE), k + i * 512, bytes);
             ptx_copy_16_zero(dst + F::moved(s.v_to, i * AT_ONCE), v + i * 512, bytes);
         }
-        if (F::PARAMS && w.lane < F::TOKENS / 4) {
-            const int count = min(max(remaining - w.lane * 4, 0), 4);
-            ptx_copy_16_zero(dst + s.param_to, s.param + row, (uint32_t)count * 4);
-        }
+        if (F::PARAMS && w.lane < F::TOKENS * F::PARAMS / 16)
+            ptx_copy_16(dst + s.param_to, s.param + (size_t)row * F::PARAMS);
         if (F::GRID && w.lane < F::GRID / 16)
             ptx_copy_16(dst + s.grid_to, s.grid + (size_t)(row / F::GROUP) * F::GRID);
     }

@@ -27,39 +27,57 @@ static __device__ __forceinline__ uint32_t kv_code(float x, float minimum, float
     return __float_as_uint(__fadd_rn(code, 0x1.8p23f));
 }
 
-/* Quantizes the value of a token of a head, by 32 threads: x[PER] are its channels from PER *
- * threadIdx.x % 32 on. row: its cache row. */
-template <int PER>
-static __device__ __forceinline__ void kv_quantize_value(const kv_view &cache, size_t row,
-                                                         const float x[PER])
+/* Channel i, i < D / 32, of the value of a token that a lane quantizes: of each two, those whose
+ * codes share a byte. */
+template <int D> static __device__ __forceinline__ int kv_value_channel(int i)
 {
-    enum { D = 32 * PER };
-    const int lane = (int)threadIdx.x % 32, channel = lane * PER;
-    float v[PER], low = INFINITY, high = -INFINITY;
-#pragma unroll
-    for (int i = 0; i < PER; i++) {
-        v[i] = kv_clamp_f16(x[i]);
-        low = fminf(low, v[i]);
-        high = fmaxf(high, v[i]);
-    }
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-        low = fminf(low, __shfl_xor_sync(~0u, low, d));
-        high = fmaxf(high, __shfl_xor_sync(~0u, high, d));
-    }
-    const float2 grid = kv_grid_of(low, high);
-    const float per = __frcp_rn(grid.x);
+    const int lane = (int)threadIdx.x % 32, group = lane % 4 * (D / 64) + i / 2;
+    return group * QTOOL_KV_CHANNELS + lane / 4 * 2 + i % 2;
+}
+
+/* Parameter of value channels from low <= 0 to high >= 0: see qtool_kv4.h. */
+static __device__ __forceinline__ uint16_t kv_value_param_of(float low, float high)
+{
+    const float range = high - low;
+    const int zero = range == 0 ? 0 : (int)rintf(__fdiv_rn(__fmul_rn(low, -60), range));
+    const int scale = __half_as_ushort(__float2half(__fdiv_rn(range, 15)));
+    const int word = (max(scale + 32 - zero, 0) & ~63) + zero;
+    return (uint16_t)(word == 0 ? 0x3c00 : word);
+}
+
+/* Quantizes the value of a token of a head, by 32 threads: x[i] is channel kv_value_channel<D>(i).
+ * row: its cache row. */
+template <int D>
+static __device__ __forceinline__ void kv_quantize_value(const kv_view &cache, size_t row,
+                                                         const float x[D / 32])
+{
+    const int lane = (int)threadIdx.x % 32;
     uint32_t codes = 0;
 #pragma unroll
-    for (int i = 0; i < PER; i++)
-        codes += (kv_code(v[i], grid.y, per) - CODE_BASE) << 4 * i;
-    unsigned char *to = cache.v + (row * D + channel) / 2;
-    if (PER == 4)
+    for (int i = 0; i < D / 64; i++) {
+        const float v[2] = {kv_clamp_f16(x[2 * i]), kv_clamp_f16(x[2 * i + 1])};
+        float low = fminf(fminf(v[0], v[1]), 0), high = fmaxf(fmaxf(v[0], v[1]), 0);
+#pragma unroll
+        for (int d = 4; d < 32; d *= 2) {
+            low = fminf(low, __shfl_xor_sync(~0u, low, d));
+            high = fmaxf(high, __shfl_xor_sync(~0u, high, d));
+        }
+        const uint16_t param = kv_value_param_of(low, high);
+        const float zero = (float)(param & 63) / 4;
+        const float per = __frcp_rn(__half2float(__ushort_as_half(param)));
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const float code = fminf(fmaxf(__fadd_rn(__fmul_rn(v[j], per), zero), 0), 15);
+            codes += (__float_as_uint(__fadd_rn(code, 0x1.8p23f)) - CODE_BASE) << 4 * (2 * i + j);
+        }
+        if (lane < 4)
+            cache.v_param[kv_value_param<D>(row, lane * (D / 64) + i)] = __ushort_as_half(param);
+    }
+    unsigned char *to = cache.v + row * (D / 2) + lane * (D / 64);
+    if (D == 128)
         *(uint16_t *)to = (uint16_t)codes;
     else
         *to = (unsigned char)codes;
-    if (lane == 0)
-        cache.param[row] = __floats2half2_rn(grid.x, grid.y);
 }
 
 /* Eight keys as FP16. */

@@ -6,9 +6,9 @@ b is on page table[b][i / page tokens].
 """
 import torch
 
-GROUP = 64
+GROUP, CHANNELS = 64, 16
 KEY_SHIFTS = [4 * i + 16 * h for i in range(4) for h in range(2)]
-VALUE_SHIFTS = [4 * c for c in range(8)]
+SHIFTS = [4 * c for c in range(8)]
 
 
 def new_cache(pages, page_tokens, heads, head_dim, sequences=None, device="cpu"):
@@ -20,8 +20,8 @@ def new_cache(pages, page_tokens, heads, head_dim, sequences=None, device="cpu")
     codes = (pages, heads, page_tokens, head_dim // 8)
     return [zeros(*codes, dtype=torch.int32), zeros(*codes, dtype=torch.int32),
             zeros(pages, heads, page_tokens // GROUP, 2, head_dim),
-            zeros(pages, heads, page_tokens, 2), zeros(sequences, heads, head_dim),
-            zeros(sequences, heads, GROUP, head_dim)]
+            zeros(pages, heads, page_tokens // 8, 4, head_dim // CHANNELS, 2),
+            zeros(sequences, heads, head_dim), zeros(sequences, heads, GROUP, head_dim)]
 
 
 def _quantize(x, dim):
@@ -31,6 +31,34 @@ def _quantize(x, dim):
     scale = torch.where(scale == 0, 1.0, scale)
     low = low.half().float()
     return torch.round((x - low) * (1 / scale)).clamp(0, 15).int(), scale, low
+
+
+def _quantize_value(x):
+    """Codes and FP16 parameters of values x FP32 [heads][head_dim]."""
+    x = x.unflatten(1, (-1, CHANNELS))
+    low, high = x.amin(2).clamp(max=0), x.amax(2).clamp(min=0)
+    length = torch.where(high == low, 1.0, high - low)
+    zero = torch.round(low * -60 / length).int()
+    near = ((high - low) / 15).half().view(torch.int16) + 32 - zero
+    param = (near & ~63).clamp(min=0) + zero
+    param = torch.where(param == 0, 0x3C00, param).short().view(torch.float16)
+    per, zero = 1 / param.float()[..., None], _zero(param)[..., None]
+    return torch.round(x * per + zero).clamp(0, 15).int().flatten(1), param
+
+
+def _zero(param):
+    """Zero-points of FP16 parameters of values."""
+    return (param.view(torch.int16) & 63).float() / 4
+
+
+def _value_order(codes, groups):
+    """Codes in the order of nibbles from that of channels."""
+    return codes.unflatten(-1, (groups, -1, 2)).transpose(-3, -2).flatten(-3)
+
+
+def _channel_order(codes, groups):
+    """The inverse of _value_order."""
+    return codes.unflatten(-1, (-1, groups, 2)).transpose(-3, -2).flatten(-3)
 
 
 def _pack(codes, shifts):
@@ -54,9 +82,9 @@ def append(cache, table, k, v, sequence, position):
     for i, (b, token) in enumerate(zip(sequence.tolist(), position.tolist())):
         page, row = _page(table, b, token, page_tokens), token % page_tokens
         key = k[i].float().clamp(-limit, limit).half()
-        code, scale, low = _quantize(v[i].float().clamp(-limit, limit), 1)
-        codes_v[page, :, row] = _pack(code, VALUE_SHIFTS)
-        v_param[page, :, row] = torch.cat([scale, low], 1).half()
+        code, param = _quantize_value(v[i].float().clamp(-limit, limit))
+        codes_v[page, :, row] = _pack(_value_order(code, param.shape[1]), SHIFTS)
+        v_param[page, :, row // 8, row % 4, :, row // 4 % 2] = param
         k_tail[b, :, token % GROUP] = key
         if token == 0:
             k_first[b] = key
@@ -80,8 +108,10 @@ def attention(q, cache, table, length, scale):
         pages = [_page(table, b, t, page_tokens) for t in range(0, count, page_tokens)]
         params = k_param[pages].float().repeat_interleave(GROUP, 2)
         key = _unpack(codes_k[pages], KEY_SHIFTS) * params[..., 0, :] + params[..., 1, :]
-        params = v_param[pages].float()
-        value = _unpack(codes_v[pages], VALUE_SHIFTS) * params[..., :1] + params[..., 1:]
+        param = v_param[pages].permute(0, 1, 2, 5, 3, 4).flatten(2, 4)  # [pages][heads][tokens]
+        value = _channel_order(_unpack(codes_v[pages], SHIFTS), param.shape[-1])
+        value = value.unflatten(-1, (-1, CHANNELS))
+        value = ((value - _zero(param)[..., None]) * param.float()[..., None]).flatten(-2)
         key, value = (t.transpose(0, 1).flatten(1, 2)[:, :count] for t in (key, value))
         key[:, 0] = k_first[b].float()
         query = q[b].float().unflatten(0, (heads, -1))

@@ -211,7 +211,7 @@ def used(cache, table, lengths):
         for token in range(length):
             page = b if table is None else int(table[b, token // page_tokens])
             row = token % page_tokens
-            out += [codes_v[page, :, row], v_param[page, :, row]]
+            out += [codes_v[page, :, row], v_param[page, :, row // 8, row % 4, :, row // 4 % 2]]
             if token:
                 out += [codes_k[page, :, row], k_param[page, :, row // kv4.GROUP]]
         out.append(k_tail[b, :, : (length - 1) % kv4.GROUP + 1])
