@@ -423,8 +423,8 @@ int kv_open(struct qt_kv *out, const struct kv_options *o, const struct source *
             struct qt_err *err);
 /* "channel", "static" or "token". */
 const char *kv_keys_name(enum qt_kv_keys keys);
-/* Adds a row about a cache. head_dim: 0 if unknown. */
-void kv_row(struct table *t, enum qt_kv_keys keys, size_t head_dim);
+/* Adds a row about a cache. head_dim: 0 if unknown. tokens: of a sequence; 0: no bits for it. */
+void kv_row(struct table *t, enum qt_kv_keys keys, size_t head_dim, size_t tokens);
 
 /* ---- the fused runtime (runtime.c) ---------------------------------------------------------- */
 

@@ -14,11 +14,16 @@ struct eval_options {
     struct kv_options kv;
 };
 
+struct cache { /* the simulated one */
+    enum qt_kv_keys keys;
+    size_t head_dim;
+};
+
 /* ---- data ----------------------------------------------------------------------------------- */
 
 /* Reads the token ids of --data for the model with weights w: with --windows only the first. */
-static int read_data(struct qt_data *out, const struct eval_options *o, const struct qt_weights *w,
-                     struct qt_err *err)
+static int read_data(struct qt_data *out, size_t *head_dim, const struct eval_options *o,
+                     const struct qt_weights *w, struct qt_err *err)
 {
     const size_t seqlen = o->seqlen ? o->seqlen : QT_EVAL_SEQLEN;
     struct qt_data_options opt = {
@@ -27,6 +32,7 @@ static int read_data(struct qt_data *out, const struct eval_options *o, const st
     int rc;
     QT_TRY(qt_model_open(&model, w, err));
     opt.vocab = qt_model_info(model)->vocab;
+    *head_dim = qt_model_info(model)->head_dim;
     if (qt_mul_overflow(&opt.most, o->windows, seqlen))
         opt.most = 0;
     QT_TRY(qt_data_read(out, &o->data, 1, &opt, err));
@@ -80,7 +86,7 @@ static const char *text_perplexity(char buf[2 * TEXT_SIZE], double ppl, double n
 }
 
 static int print_report(const struct qt_eval_report *r, const struct bos_rule *bos,
-                        struct qt_err *err)
+                        const struct cache *cache, struct qt_err *err)
 {
     struct table t = {.align = "ll"};
     char error[TEXT_SIZE], ppl[2 * TEXT_SIZE];
@@ -90,6 +96,8 @@ static int print_report(const struct qt_eval_report *r, const struct bos_rule *b
               : r->masked ? "masked and scored"
                           : "scored");
     bos_row(&t, bos);
+    if (cache->keys)
+        kv_row(&t, cache->keys, cache->head_dim, r->seqlen);
     if (r->hidden) {
         table_row(&t, "hidden states\trelative error %.6f%s", r->hidden_error,
                   text_error(error, "%.6f", r->hidden_error_se));
@@ -123,13 +131,15 @@ static json_t *quantiles_doc(struct cli *cli, const struct qt_eval_report *r)
     return array;
 }
 
-/* keys: of the simulated cache. */
-static void fill_doc(struct cli *cli, const struct eval_options *o, enum qt_kv_keys keys,
+static void fill_doc(struct cli *cli, const struct eval_options *o, const struct cache *cache,
                      const struct qt_eval_report *r, const struct qt_figure *figures, size_t n)
 {
     doc_set(cli, cli->doc, "data", doc_text(qt_base_name(qt_data_name(o->data))));
     doc_set(cli, cli->doc, "ref", doc_text(o->ref));
+    const enum qt_kv_keys keys = cache->keys;
     doc_set(cli, cli->doc, "kv_keys", keys ? doc_text(kv_keys_name(keys)) : json_null());
+    doc_set(cli, cli->doc, "kv_bits",
+            keys ? doc_real(qt_kv_sequence_bits(keys, cache->head_dim, r->seqlen)) : json_null());
     doc_set(
         cli, cli->doc, "runtime",
         doc_text(runtime_names[o->runtime == RUNTIME_FUSED ? RUNTIME_FUSED : RUNTIME_REFERENCE]));
@@ -164,8 +174,7 @@ static int check_gate(const char *gate, bool has_ref, struct qt_err *err)
     return rc;
 }
 
-/* *keys: those of the simulated cache. */
-static int evaluate(struct qt_eval_report *out, struct bos_rule *bos, enum qt_kv_keys *keys,
+static int evaluate(struct qt_eval_report *out, struct bos_rule *bos, struct cache *cache,
                     struct cli *cli, const struct eval_options *o, const struct source *model,
                     const struct source *ref, struct qt_err *err)
 {
@@ -182,11 +191,11 @@ static int evaluate(struct qt_eval_report *out, struct bos_rule *bos, enum qt_kv
     struct qt_kv kv = {0};
     if (o->kv.bits) {
         QT_TRY(kv_open(&kv, &o->kv, model, err));
-        *keys = kv.keys;
+        cache->keys = kv.keys;
         w.fake_quant.cache = qt_kv_apply;
         w.fake_quant.cache_ctx = &kv;
     }
-    QT_TRY(read_data(&data, o, &w, err));
+    QT_TRY(read_data(&data, &cache->head_dim, o, &w, err));
     *bos = bos_rule_of(&data);
     QT_TRY(backend_open(&be, o->common.device, err));
     if (o->runtime == RUNTIME_FUSED)
@@ -213,10 +222,10 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
     struct qt_eval_report report = {0};
     struct bos_rule bos = {0};
     struct qt_figure figures[MAX_FIGURES];
-    enum qt_kv_keys keys;
+    struct cache cache = {0};
     int rc;
     QT_TRY(check_gate(o->gate, o->ref != NULL, err));
-    QT_TRY(kv_options_keys(&keys, &o->kv, err));
+    QT_TRY(kv_options_keys(&cache.keys, &o->kv, err));
     QT_TRY(runtime_check(o->runtime, o->common.device, err));
     if (o->runtime == RUNTIME_FUSED && o->kv.bits)
         QT_TRY(qt_fail(err, QT_E_USAGE, NULL, NULL,
@@ -232,7 +241,7 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         QT_TRY(source_open_whole(&ref, o->ref, cli, err));
     QT_TRY(source_check_agreement(&model, err));
     QT_TRY(source_check_agreement(&ref, err));
-    rc = evaluate(&report, &bos, &keys, cli, o, &model, &ref, err);
+    rc = evaluate(&report, &bos, &cache, cli, o, &model, &ref, err);
     if (rc == QT_E_INPUT && report.not_finite && !cli->doc)
         printf("perplexity  nan: %s\n", err->reason);
     if (rc < 0)
@@ -241,11 +250,11 @@ static int run(struct cli *cli, const void *options, const char *const *args, st
         QT_TRY(qt_npy_write(o->logits, report.logits, report.seqlen, report.vocab, err));
     size_t n = make_figures(figures, &report);
     if (cli->doc) {
-        fill_doc(cli, o, keys, &report, figures, n);
+        fill_doc(cli, o, &cache, &report, figures, n);
         QT_TRY(doc_measured(cli, args[0], model.container, model.ckpt, err));
         doc_bos(cli, &bos);
     } else {
-        QT_TRY(print_report(&report, &bos, err));
+        QT_TRY(print_report(&report, &bos, &cache, err));
     }
     if (o->gate)
         QT_TRY(gate_apply(cli, o->gate, figures, n, NULL, err));

@@ -222,7 +222,7 @@ static int print_totals(const struct source *s, const struct figures *figures,
         table_paper_bpw(&t, sum.paper_bits / (double)sum.weights);
     }
     if (kv)
-        kv_row(&t, kv, model ? model->head_dim : 0);
+        kv_row(&t, kv, model ? model->head_dim : 0, 0);
     if (kv == QT_KV_KEYS_STATIC && !isnan(kv_sqnr(qt_kv_entry(s->container))))
         table_row(&t, "key sqnr\t%.2f dB or more in every layer",
                   kv_sqnr(qt_kv_entry(s->container)));

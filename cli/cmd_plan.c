@@ -83,7 +83,7 @@ static int print_plan(const struct qt_plan *plan, const struct memory *m, struct
     table_row(&sum, "bpw\t%.4f bits per quantized weight", qt_plan_bpw(plan));
     table_paper_bpw(&sum, qt_plan_paper_bpw(plan));
     if (plan->kv.keys)
-        kv_row(&sum, plan->kv.keys, plan->kv.head_dim);
+        kv_row(&sum, plan->kv.keys, plan->kv.head_dim, 0);
     table_row(&sum, "size\t%s before, %s after (%.1f %%)", text_bytes(before, plan->source_bytes),
               text_bytes(after, plan->output_bytes),
               plan->source_bytes ? 100 * (double)plan->output_bytes / (double)plan->source_bytes

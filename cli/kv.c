@@ -49,13 +49,16 @@ const char *kv_keys_name(enum qt_kv_keys keys)
     return qt_kv_keys_names[keys - QT_KV_KEYS_CHANNEL];
 }
 
-void kv_row(struct table *t, enum qt_kv_keys keys, size_t head_dim)
+void kv_row(struct table *t, enum qt_kv_keys keys, size_t head_dim, size_t tokens)
 {
     static const char *const of[] = {"per channel and 64 tokens", "static", "per token"};
-    char with_scales[TEXT_SIZE] = "";
+    char with_scales[TEXT_SIZE] = "", with_keys[2 * TEXT_SIZE] = "";
     if (head_dim)
         snprintf(with_scales, sizeof with_scales, "; %.4g bits with scales",
                  qt_kv_bits(keys, head_dim));
-    table_row(t, "kv cache\t4 bits: key scales %s, value scales per token and 16 channels%s",
-              of[keys - QT_KV_KEYS_CHANNEL], with_scales);
+    if (head_dim && tokens && qt_kv_tail_bytes(keys, 1, 1, head_dim))
+        snprintf(with_keys, sizeof with_keys, ", %.4g with the FP16 keys of %zu tokens",
+                 qt_kv_sequence_bits(keys, head_dim, tokens), tokens);
+    table_row(t, "kv cache\t4 bits: key scales %s, value scales per token and 16 channels%s%s",
+              of[keys - QT_KV_KEYS_CHANNEL], with_scales, with_keys);
 }

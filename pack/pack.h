@@ -171,8 +171,10 @@ struct qt_kv {
     const struct qt_container *container;
 };
 /* Mean bits per number (one channel of a key or value) of a cache for heads of head_dim channels:
- * codes, and scales and minima that the cache holds. */
+ * codes, and scales, minima and zero-points that the cache holds. */
 double qt_kv_bits(enum qt_kv_keys keys, size_t head_dim);
+/* The same with the FP16 keys below, for a sequence of `tokens` tokens. */
+double qt_kv_sequence_bits(enum qt_kv_keys keys, size_t head_dim, size_t tokens);
 /* Bytes of FP16 keys, of token 0 and of the last KV group, that a cache holds for a sequence, in
  * all layers. */
 uint64_t qt_kv_tail_bytes(enum qt_kv_keys keys, size_t layers, size_t kv_heads, size_t head_dim);

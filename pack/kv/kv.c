@@ -161,6 +161,12 @@ uint64_t qt_kv_tail_bytes(enum qt_kv_keys keys, size_t layers, size_t kv_heads, 
     return layers * kv_heads * head_dim * tokens * 2;
 }
 
+double qt_kv_sequence_bits(enum qt_kv_keys keys, size_t head_dim, size_t tokens)
+{
+    const double tail = 8.0 * (double)qt_kv_tail_bytes(keys, 1, 1, head_dim);
+    return qt_kv_bits(keys, head_dim) + tail / (2.0 * (double)head_dim * (double)tokens);
+}
+
 /* ---- containers ----------------------------------------------------------------------------- */
 
 int qt_kv_tensor_name(char **out, size_t layer, const char *what, struct qt_err *err)

@@ -22,6 +22,10 @@ $ qtool inspect c
 $ qtool inspect c --json
 > "keys": "channel",
 > "sqnr_db": null
+$ qtool eval c --data "$NANO/eval.txt" --windows 1 --seqlen 130 --kv 4 -q
+> ^kv cache .*; 4\.75 bits with scales, 8\.75 with the FP16 keys of 130 tokens$
+$ qtool eval c --data "$NANO/eval.txt" --windows 1 --seqlen 130 --kv 4 --json -q
+> "kv_bits": 8\.75
 $ qtool verify c --source "$NANO" -q && qtool quantize "$NANO" -o c --scheme fp6 --kv 4 -q --resume
 $ qtool quantize "$NANO" -o c --scheme fp6 -q --resume
 ? 8

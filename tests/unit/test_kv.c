@@ -579,6 +579,8 @@ static void sizes_count_everything(void **state)
     assert_true(qt_kv_bits(QT_KV_KEYS_STATIC, 40) == (4 + 4 + 48. / 40) / 2);
     assert_int_equal(qt_kv_tail_bytes(QT_KV_KEYS_CHANNEL, 3, 8, 128), 3 * 8 * 128 * 65 * 2);
     assert_int_equal(qt_kv_tail_bytes(QT_KV_KEYS_STATIC, 3, 8, 128), 0);
+    assert_true(qt_kv_sequence_bits(QT_KV_KEYS_CHANNEL, 64, 520) == (4.5 + 5) / 2 + 1);
+    assert_true(qt_kv_sequence_bits(QT_KV_KEYS_TOKEN, 64, 520) == (4.5 + 5) / 2);
 }
 
 static void needs_data(void **state)
