@@ -7,6 +7,7 @@
 #   families    the model types of transformers, and which of them qtool runs
 #   chat        what Jinja2 makes of chat templates, made again; needs jinja2
 #   pack        the golden bytes of packed matrices, made again; needs numpy
+#   kv          the golden numbers of 4-bit KV caches, made again; needs numpy
 #   qcal        the golden calibration file, made again; needs numpy
 #   sources     quantized checkpoints, dequantized by the packages that write them (3 GB)
 #   model       logits and gradients of random models of every family, by transformers and torch (2 GB)
@@ -64,6 +65,11 @@ check() {
         provide numpy || return 77
         rm -rf "$build/golden" && "$python" tests/oracle/make_pack_golden.py "$build/golden" &&
             diff -r "$build/golden" tests/golden/pack
+        ;;
+    kv)
+        provide numpy || return 77
+        "$python" tests/oracle/make_kv_golden.py "$build/golden_kv" &&
+            diff -r "$build/golden_kv" tests/golden/kv
         ;;
     qcal)
         provide numpy || return 77

@@ -155,6 +155,48 @@ static void caches_round_as_defined(void **state)
     be->close(be);
 }
 
+static float *golden(const char *name, size_t count)
+{
+    char path[64], *data;
+    size_t size;
+    struct qt_err err = {0};
+    snprintf(path, sizeof path, "tests/golden/kv/%s.bin", name);
+    if (qt_file_read(&data, &size, path, 1 << 20, &err) < 0)
+        fail_msg("%s: %s", path, err.reason);
+    assert_int_equal(size, count * sizeof(float));
+    return (float *)data;
+}
+
+/* tests/oracle/make_kv_golden.py computes the numbers. */
+static void golden_numbers(void **state)
+{
+    enum { TOKENS = 70, HEADS = 2, CHANNELS = 20, COUNT = TOKENS * HEADS * CHANNELS };
+    const struct {
+        const char *name;
+        enum qt_kv_keys keys;
+    } cases[] = {{"channel", QT_KV_KEYS_CHANNEL}, {"token", QT_KV_KEYS_TOKEN}};
+    static float exact[COUNT];
+    const struct qt_linear key = {0};
+    struct qt_backend *be;
+    (void)state;
+    assert_int_equal(qt_backend_cpu_open(&be, NULL), QT_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct qt_attention a = {
+            .seqlen = TOKENS, .heads = HEADS, .kv_heads = HEADS, .head_dim = CHANNELS};
+        struct qt_kv kv = {.keys = cases[i].keys};
+        float *k = golden("keys", COUNT), *v = golden("values", COUNT);
+        float *want_k = golden(cases[i].name, COUNT), *want_v = golden("rounded", COUNT);
+        assert_int_equal(qt_kv_apply(&kv, be, k, v, exact, &key, &key, TOKENS, &a, NULL), QT_OK);
+        for (size_t j = 0; j < COUNT; j++)
+            assert_true(k[j] == want_k[j] && v[j] == want_v[j]); /* 0 may have either sign */
+        qt_free(k);
+        qt_free(v);
+        qt_free(want_k);
+        qt_free(want_v);
+    }
+    be->close(be);
+}
+
 /* For each kind of key scales, at random positions of keys and values. */
 static void nonfinite_caches_are_refused(void **state)
 {
@@ -844,6 +886,7 @@ int main(void)
     printf("seed %llu\n", (unsigned long long)seed);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(caches_round_as_defined),
+        cmocka_unit_test(golden_numbers),
         cmocka_unit_test(nonfinite_caches_are_refused),
         cmocka_unit_test(static_keys_by_hand),
         cmocka_unit_test(scales_are_near_the_best),
