@@ -53,6 +53,22 @@ static const char bench[] =
     "{\"scheme\": \"nf4\", \"shape_name\": null, \"n\": 64, \"k\": 32, \"m\": 16, \"us\": 3,"
     "\"floor_us\": 1, \"floor_share\": 0.3}], \"caches\": []}";
 
+/* Two schemes and two batches; one row was refused. */
+static const char bench_model[] =
+    "{\"qtool\": \"0.2.0\", \"schema\": 1, \"command\": \"bench\", \"ok\": true,"
+    "\"gpu\": {\"name\": \"" EVIL_TEXT "\"}, \"model\": \"" EVIL_TEXT "\","
+    "\"random_weights\": true, \"prompt\": 512, \"tokens\": 64, \"kv_bits\": 16, \"rows\": ["
+    "{\"scheme\": \"fp16\", \"batch\": 1, \"decode_tokens_per_s\": 200, \"kernels_us\": "
+    "{\"products\": 4000, \"head\": 300, \"attention\": 100, \"heads\": 50, \"norms\": 100,"
+    "\"activation\": 20, \"other\": 30}},"
+    "{\"scheme\": \"int4\", \"batch\": 1, \"prefill_tokens_per_s\": 40000,"
+    "\"decode_tokens_per_s\": 500, \"step_ms\": 2, \"fp16_speedup\": 2.5, \"bytes\": 1048576,"
+    "\"watts\": 300, \"joules_per_token\": 0.6, \"dollars_per_million_tokens\": null,"
+    "\"kernels_us\": {\"products\": 1000, \"head\": 300, \"attention\": 100, \"heads\": 50,"
+    "\"norms\": 100, \"activation\": 20, \"other\": 30}},"
+    "{\"scheme\": \"fp16\", \"batch\": 16, \"decode_tokens_per_s\": 3000, \"kernels_us\": {}},"
+    "{\"scheme\": \"int4\", \"batch\": 16, \"refused\": \"" EVIL_TEXT "\"}]}";
+
 static char dir[64];
 
 /* Writes a file of the test's directory. Its path is valid until the fourth next call. */
@@ -216,6 +232,33 @@ static void test_escaped(void **state)
     qt_free(text);
 }
 
+static void test_models(void **state)
+{
+    const char *const paths[] = {file("model.json", bench_model), file("bench.json", bench)};
+    json_t *sections;
+    char *text = page(&sections, paths, 2);
+    json_t *doc = data_of(text);
+    (void)state;
+    assert_true(has_section(sections, "models") && has_section(sections, "speed"));
+    const json_t *rows = json_object_get(find_table(doc, "models", 0), "rows");
+    assert_int_equal(json_array_size(rows), 4);
+    const json_t *int4 = json_array_get(rows, 1);
+    assert_string_equal(json_string_value(json_array_get(int4, 0)), "int4");
+    assert_true(json_number_value(json_array_get(int4, 3)) == 500);
+    assert_true(json_number_value(json_array_get(int4, 6)) == 1);
+    /* Parts of the two bars with batch 1, which has 4.6 and 1.6 ms: products and others. */
+    assert_non_null(strstr(text, ">4.600 ms</text>"));
+    assert_non_null(strstr(text, ">1.600 ms</text>"));
+    assert_non_null(strstr(text, "class=\"b0\" x=\"0.0\" y=\"17.0\" width=\"400.0\""));
+    assert_non_null(strstr(text, "class=\"b0\" x=\"0.0\" y=\"49.0\" width=\"100.0\""));
+    assert_non_null(strstr(text, "class=\"b5\" x=\"155.0\" y=\"49.0\" width=\"5.0\""));
+    assert_null(strstr(text, "batch 16</h4>"));
+    assert_null(strstr(text, "<img"));
+    json_decref(doc);
+    json_decref(sections);
+    qt_free(text);
+}
+
 /* Control characters, direction overrides and bytes that are not UTF-8. */
 static void test_hidden(void **state)
 {
@@ -296,11 +339,18 @@ static void test_wrong_types(void **state)
     static const char rows[] =
         "{\"qtool\": \"0\", \"command\": \"bench\", \"rows\": [7, {\"us\": 1}, {\"scheme\": \"s\", "
         "\"n\": 1e300, \"k\": 1e300, \"us\": 1, \"m\": 0, \"floor_us\": -1}], \"caches\": [7]}";
+    static const char models[] =
+        "{\"qtool\": \"0\", \"command\": \"bench\", \"model\": \"m\", \"rows\": [7, {\"scheme\": "
+        "3}, "
+        "{\"scheme\": \"s\", \"batch\": 1, \"decode_tokens_per_s\": 1e308, \"kernels_us\": "
+        "{\"products\": 1e308, \"head\": 1e308, \"norms\": -1e308}}, {\"scheme\": \"t\", "
+        "\"batch\": "
+        "1, \"kernels_us\": [1]}, {\"scheme\": \"t\", \"batch\": -2}]}";
     const char *const paths[] = {file("w.json", wrong), file("n.json", numbers),
-                                 file("r.json", rows)};
+                                 file("r.json", rows), file("m.json", models)};
     json_t *sections;
     (void)state;
-    qt_free(page(&sections, paths, 3));
+    qt_free(page(&sections, paths, 4));
     json_decref(sections);
 }
 
@@ -518,11 +568,17 @@ static int tear_down(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_choice),      cmocka_unit_test(test_not_comparable),
-        cmocka_unit_test(test_escaped),     cmocka_unit_test(test_hidden),
-        cmocka_unit_test(test_same_bytes),  cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_wrong_types), cmocka_unit_test(test_out_of_memory),
-        cmocka_unit_test(test_weights),     cmocka_unit_test(test_wrong_distribution),
+        cmocka_unit_test(test_choice),
+        cmocka_unit_test(test_not_comparable),
+        cmocka_unit_test(test_escaped),
+        cmocka_unit_test(test_models),
+        cmocka_unit_test(test_hidden),
+        cmocka_unit_test(test_same_bytes),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_wrong_types),
+        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_wrong_distribution),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -316,3 +316,43 @@ void chart_bars(struct page *p, const char *what, const struct bar *bars, size_t
     }
     html(t, "</svg></figure>\n");
 }
+
+static double part_of(const struct stack *bar, int i)
+{
+    return bar->part[i] > 0 ? bar->part[i] : 0;
+}
+
+static double length_of(const struct stack *bar)
+{
+    double sum = 0;
+    for (int i = 0; i < CHART_SERIES; i++)
+        sum += part_of(bar, i);
+    return sum;
+}
+
+void chart_stacks(struct page *p, const char *what, const struct stack *bars, size_t n,
+                  const char *format)
+{
+    struct text *t = &p->text;
+    double max = 0;
+    for (size_t i = 0; i < n; i++)
+        max = isfinite(length_of(&bars[i])) ? fmax(max, length_of(&bars[i])) : max;
+    svg_begin(p, what, (int)n * BAR_ROW + 4);
+    for (size_t i = 0; i < n; i++) {
+        char number[64] = "";
+        const double y = (double)i * BAR_ROW, length = length_of(&bars[i]);
+        double x = 0;
+        if (isfinite(length))
+            snprintf(number, sizeof number, format, length);
+        html(t, "<text x=\"0\" y=\"%.1f\">%s</text>", y + 12, bars[i].label);
+        html(t, "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%s</text>", WIDTH, y + 12, number);
+        for (int k = 0; k < CHART_SERIES && isfinite(length) && max > 0; k++) {
+            const double width = part_of(&bars[i], k) / max * WIDTH;
+            html(t, "<rect class=\"b%d\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"8\"/>", k, x,
+                 y + 17, width);
+            x += width;
+        }
+        html(t, "\n");
+    }
+    html(t, "</svg></figure>\n");
+}

@@ -8,7 +8,7 @@
 static const struct section *const sections[] = {
     &section_choice,  &section_compare, &section_quantiles, &section_gates,       &section_errors,
     &section_experts, &section_bits,    &section_weights,   &section_activations, &section_learning,
-    &section_time,    &section_speed,   &section_inputs,
+    &section_time,    &section_speed,   &section_models,    &section_inputs,
 };
 enum { SECTIONS = sizeof sections / sizeof *sections };
 

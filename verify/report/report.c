@@ -364,9 +364,6 @@ static int document_kind(enum document_kind *out, const json_t *doc, const char 
         return qt_fail(err, QT_E_INPUT, path, NULL,
                        "is the document of a run that failed, without results: %s",
                        member_text(error, "message") ? member_text(error, "message") : "no reason");
-    if (strcmp(command, "bench") == 0 && json_object_get(doc, "model"))
-        return qt_fail(err, QT_E_INPUT, path, NULL,
-                       "is a document of 'qtool bench --model', which reports do not show");
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         if (strcmp(names[i], command) != 0)
             continue;
@@ -376,6 +373,11 @@ static int document_kind(enum document_kind *out, const json_t *doc, const char 
     return qt_fail(err, QT_E_INPUT, path, NULL,
                    "is a document of 'qtool %s'; a report takes those of eval, verify and bench",
                    command);
+}
+
+bool is_model_bench(const struct document *d)
+{
+    return d->kind == DOCUMENT_BENCH && member_text(d->json, "model");
 }
 
 /* The subject of a document: the container with the same manifest, or a new one. */

@@ -82,7 +82,7 @@ struct section {
 };
 extern const struct section section_choice, section_compare, section_quantiles, section_errors,
     section_experts, section_bits, section_weights, section_activations, section_learning,
-    section_gates, section_time, section_speed, section_inputs;
+    section_gates, section_time, section_speed, section_models, section_inputs;
 
 /* ---- report.c ------------------------------------------------------------------------------- */
 
@@ -135,6 +135,8 @@ struct qt_report {
 double member(const json_t *object, const char *key);
 /* A member as text; NULL if it is none. */
 const char *member_text(const json_t *object, const char *key);
+/* True for documents of bench --model. */
+bool is_model_bench(const struct document *d);
 
 /* ---- chart.c -------------------------------------------------------------------------------- */
 
@@ -182,6 +184,14 @@ struct bar {
 };
 void chart_bars(struct page *p, const char *what, const struct bar *bars, size_t n,
                 const char *format);
+/* Horizontal bars of parts one behind the other, in the colours of the series. Negative parts and
+ * NaN count as 0. */
+struct stack {
+    const char *label;
+    double part[CHART_SERIES];
+};
+void chart_stacks(struct page *p, const char *what, const struct stack *bars, size_t n,
+                  const char *format);
 
 /* ---- histogram.c ---------------------------------------------------------------------------- */
 

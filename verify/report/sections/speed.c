@@ -314,7 +314,7 @@ static int write(struct page *p, const struct qt_report *r, struct qt_err *err)
 {
     int rc = write_containers(p, r, err);
     for (size_t i = 0; i < r->ndocuments && rc == QT_OK; i++)
-        if (r->documents[i].kind == DOCUMENT_BENCH)
+        if (r->documents[i].kind == DOCUMENT_BENCH && !is_model_bench(&r->documents[i]))
             write_bench(p, r->documents[i].json);
     return rc;
 }
