@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Golden numbers of 4-bit KV caches, computed as docs/format.md defines them: nothing here is shared
-with pack/. Writes FP32 arrays [70 tokens][2 KV heads][20 channels] to tests/golden/kv: keys.bin and
-values.bin, and what the cache holds of them after the last token: channel.bin and token.bin (keys)
-and rounded.bin (values). Needs numpy only."""
+"""Golden numbers of 4-bit KV caches, computed as docs/format.md defines them: nothing here is
+shared with pack/. Writes FP32 arrays [70 tokens][2 KV heads][20 channels] to tests/golden/kv:
+keys.bin and values.bin, and what the cache holds of them after the last token: channel.bin and
+token.bin (keys) and rounded.bin (values). Needs numpy only."""
 import pathlib
 import sys
 
@@ -37,7 +37,8 @@ def with_zero(x):
 
 def source(rng):
     """Heavy tails; tokens of very different sizes, some constant, zero, or beyond FP16."""
-    x = rng.standard_normal((TOKENS, HEADS, DIM)) ** 3 * 2.0 ** rng.integers(-20, 12, (TOKENS, 1, 1))
+    x = rng.standard_normal((TOKENS, HEADS, DIM)) ** 3
+    x *= 2.0 ** rng.integers(-20, 12, (TOKENS, 1, 1))
     x[7] = 0
     x[8] = 1.001
     x[9, 0] = np.linspace(-1e6, 1e6, DIM)
