@@ -215,9 +215,10 @@ static void codebook(struct qt_codebook *out, const struct qt_packed *p)
 /* ---- learned tables ------------------------------------------------------------------------- */
 
 enum {
-    BINS = 2048,        /* of the histogram of w / s over [-SPAN, SPAN] */
-    SAMPLE_STRIPS = 32, /* at most; evenly spread over the matrix */
-    ROUNDS = 3,         /* rounds of scales, then table */
+    BINS = 2048,            /* of the histogram of w / s over [-SPAN, SPAN] */
+    PARTS = 32,             /* of the sample, at most; evenly spread over the matrix */
+    PART_WEIGHTS = 1 << 14, /* of a part, at least; it consists of whole rows */
+    ROUNDS = 3,             /* rounds of scales, then table */
 };
 static const float SPAN = 1.25f;
 
@@ -228,24 +229,24 @@ struct histogram {
 
 struct learner {
     const struct qt_packed *p;
-    const struct qt_matrix *w; /* all rows, or those of the sampled strips */
+    const struct qt_rowops *ops;
+    const struct qt_matrix *w; /* all rows, or only those of the sample */
     bool sampled;
     const float *importance;
     struct qt_codebook cb;
-    struct histogram *strips; /* [nstrips] */
-    size_t nstrips;
-    float *rows; /* [threads][16][k] */
+    size_t nparts, part_rows; /* of the sample */
+    struct histogram *parts;  /* [nparts] */
+    float *rows;              /* [threads][part_rows][k] */
 };
 
 static void histogram_add(struct histogram *hist, const struct learner *l, const float *w,
                           const float *h, size_t n)
 {
-    const struct qt_rowops *ops = qt_rowops_best();
-    uint16_t bits = qt_codebook_fit(&l->cb, ops, w, h, n, 0).scale;
+    uint16_t bits = qt_codebook_fit(&l->cb, l->ops, w, h, n, 0).scale;
     float s = qt_f16_to_f32(bits), inv = qt_codebook_inverse(s);
-    if (ops->absmax(w, n) == 0)
+    if (l->ops->absmax(w, n) == 0)
         return;
-    hist->error += (double)ops->error(w, h, n, inv, s, &l->cb.grid);
+    hist->error += (double)l->ops->error(w, h, n, inv, s, &l->cb.grid);
     for (size_t i = 0; i < n; i++) {
         float x = w[i] * inv;
         int bin = (int)((x + SPAN) * (BINS / (2 * SPAN)));
@@ -256,39 +257,39 @@ static void histogram_add(struct histogram *hist, const struct learner *l, const
     }
 }
 
-/* The first row of a sampled strip. */
-static size_t strip_row(const struct learner *l, size_t item)
+/* The first row of a part. */
+static size_t first_row(const struct learner *l, size_t item)
 {
-    return item * qt_ceil_div(l->p->n, QT_FRAG_ROWS) / l->nstrips * QT_FRAG_ROWS;
+    return item * qt_ceil_div(l->p->n, l->part_rows) / l->nparts * l->part_rows;
 }
 
-static int learn_strip(void *ctx, size_t item, int thread, struct qt_err *err)
+static int learn_part(void *ctx, size_t item, int thread, struct qt_err *err)
 {
     struct learner *l = ctx;
-    const size_t k = l->p->k, row0 = strip_row(l, item);
-    const size_t count = qt_min_size(QT_FRAG_ROWS, l->p->n - row0);
-    float *rows = l->rows + (size_t)thread * QT_FRAG_ROWS * k;
+    const size_t k = l->p->k, row0 = first_row(l, item);
+    const size_t count = qt_min_size(l->part_rows, l->p->n - row0);
+    float *rows = l->rows + (size_t)thread * l->part_rows * k;
     (void)err;
-    qt_matrix_rows(rows, l->w, l->sampled ? item * QT_FRAG_ROWS : row0, count, -l->p->scale_exp2);
-    memset(&l->strips[item], 0, sizeof l->strips[item]);
+    qt_matrix_rows(rows, l->w, l->sampled ? item * l->part_rows : row0, count, -l->p->scale_exp2);
+    memset(&l->parts[item], 0, sizeof l->parts[item]);
     for (size_t r = 0; r < count; r++)
         for (size_t k0 = 0; k0 < k; k0 += l->cb.group)
-            histogram_add(&l->strips[item], l, rows + r * k + k0,
+            histogram_add(&l->parts[item], l, rows + r * k + k0,
                           l->importance ? l->importance + k0 : NULL,
                           qt_min_size(l->cb.group, k - k0));
     return QT_OK;
 }
 
-/* Adds the histograms of all sampled strips, in strip order, into strips[0]. */
+/* Adds the histograms of all parts, in their order, into parts[0]. */
 static int learn_histogram(struct learner *l, struct qt_err *err)
 {
-    int rc = qt_parallel(l->nstrips, learn_strip, l, err);
-    for (size_t i = 1; i < l->nstrips && rc == QT_OK; i++) {
+    int rc = qt_parallel(l->nparts, learn_part, l, err);
+    for (size_t i = 1; i < l->nparts && rc == QT_OK; i++) {
         for (int b = 0; b < BINS; b++) {
-            l->strips[0].weight[b] += l->strips[i].weight[b];
-            l->strips[0].moment[b] += l->strips[i].moment[b];
+            l->parts[0].weight[b] += l->parts[i].weight[b];
+            l->parts[0].moment[b] += l->parts[i].moment[b];
         }
-        l->strips[0].error += l->strips[i].error;
+        l->parts[0].error += l->parts[i].error;
     }
     return rc;
 }
@@ -328,12 +329,12 @@ static int learn_table(struct learner *l, struct qt_err *err)
     for (int round = 0; round <= ROUNDS; round++) {
         qt_codebook_set_table(&l->cb, table);
         QT_TRY(learn_histogram(l, err));
-        if (!(l->strips[0].error < best_error))
+        if (!(l->parts[0].error < best_error))
             break;
-        best_error = l->strips[0].error;
+        best_error = l->parts[0].error;
         memcpy(best, table, sizeof best);
         for (int i = 0; i < 40; i++)
-            lloyd_step(table, levels, &l->strips[0]);
+            lloyd_step(table, levels, &l->parts[0]);
         normalize(table, levels);
     }
     qt_codebook_set_table(&l->cb, best);
@@ -341,19 +342,19 @@ done:
     return rc;
 }
 
-/* Copies the rows of the sampled strips to sample, whose data are the caller's. */
+/* Copies the rows of the sample to sample, whose data are the caller's. */
 static int fetch_sample(struct qt_matrix *sample, const struct learner *l, const struct qt_copy *on,
                         struct qt_err *err)
 {
-    const size_t k = l->p->k, strip = QT_FRAG_ROWS * k;
+    const size_t k = l->p->k, part = l->part_rows * k;
     float *rows = NULL;
-    int rc = qt_array_new(&rows, l->nstrips, strip * sizeof *rows, err);
+    int rc = qt_array_new(&rows, l->nparts, part * sizeof *rows, err);
     *sample =
-        (struct qt_matrix){.data = rows, .dtype = QT_F32, .n = l->nstrips * QT_FRAG_ROWS, .k = k};
-    for (size_t item = 0; item < l->nstrips && rc == QT_OK; item++) {
-        const size_t row0 = strip_row(l, item);
-        rc = on->be->download(on->be, rows + item * strip, on->w + row0 * k,
-                              qt_min_size(QT_FRAG_ROWS, l->p->n - row0) * k * sizeof *rows, err);
+        (struct qt_matrix){.data = rows, .dtype = QT_F32, .n = l->nparts * l->part_rows, .k = k};
+    for (size_t item = 0; item < l->nparts && rc == QT_OK; item++) {
+        const size_t row0 = first_row(l, item);
+        rc = on->be->download(on->be, rows + item * part, on->w + row0 * k,
+                              qt_min_size(l->part_rows, l->p->n - row0) * k * sizeof *rows, err);
     }
     return rc;
 }
@@ -361,7 +362,8 @@ static int fetch_sample(struct qt_matrix *sample, const struct learner *l, const
 static int prepare(struct qt_packed *p, const struct qt_matrix *w, const struct qt_copy *on,
                    const float *importance, struct qt_err *err)
 {
-    struct learner l = {.p = p, .w = w, .sampled = on != NULL, .importance = importance};
+    struct learner l = {
+        .p = p, .ops = qt_rowops_best(), .w = w, .sampled = on != NULL, .importance = importance};
     struct qt_matrix sample = {0};
     float table[QT_GRID_MAX];
     int rc = QT_OK;
@@ -372,18 +374,19 @@ static int prepare(struct qt_packed *p, const struct qt_matrix *w, const struct 
     if (table_of(&p->spec) != TABLE_LEARNED)
         return QT_OK;
     codebook(&l.cb, p);
-    l.nstrips = qt_min_size(SAMPLE_STRIPS, qt_ceil_div(w->n, QT_FRAG_ROWS));
+    l.part_rows = qt_ceil_div(PART_WEIGHTS, w->k);
+    l.nparts = qt_min_size(PARTS, qt_ceil_div(w->n, l.part_rows));
     if (on) {
         l.w = &sample;
         QT_TRY(fetch_sample(&sample, &l, on, err));
     }
-    QT_TRY(qt_array_new(&l.strips, l.nstrips, sizeof *l.strips, err));
-    QT_TRY(qt_array_new(&l.rows, (size_t)qt_threads() * QT_FRAG_ROWS * w->k, sizeof *l.rows, err));
+    QT_TRY(qt_array_new(&l.parts, l.nparts, sizeof *l.parts, err));
+    QT_TRY(qt_array_new(&l.rows, (size_t)qt_threads() * l.part_rows * w->k, sizeof *l.rows, err));
     QT_TRY(learn_table(&l, err));
     store_table(p, l.cb.grid.value);
 done:
     qt_free((void *)(uintptr_t)sample.data);
-    qt_free(l.strips);
+    qt_free(l.parts);
     qt_free(l.rows);
     return rc;
 }
