@@ -18,15 +18,14 @@ static __device__ __forceinline__ float larger_of(float a, float b)
     return isnan(a) || b <= a ? a : b;
 }
 
+/* Largest magnitude; NaN if there is one, because its bits are above those of all numbers. */
 static __device__ __forceinline__ float absmax(const channel_block &x)
 {
-    float top = 0;
+    uint32_t top = 0;
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++)
-        top = larger_of(top, fabsf(x.v[i]));
-    for (int mask = 16; mask; mask /= 2)
-        top = larger_of(top, __shfl_xor_sync(~0u, top, mask));
-    return top;
+        top = larger(top, x.v[i]);
+    return __uint_as_float(__reduce_max_sync(~0u, top));
 }
 
 /* 1 / sqrt(size) for a power of two, rounded to FP32. */
@@ -38,7 +37,7 @@ static __device__ __forceinline__ float piece_norm(int size)
 
 /* Hadamard matrices of the pieces of a channel block (pack/activations/rotate.c). The piece of
  * channel p has 2^i channels, where i is the highest bit in which p and `channels` differ. */
-static __device__ __forceinline__ void rotate(channel_block &x, int channels)
+static __device__ __noinline__ channel_block rotated_pieces(channel_block x, int channels)
 {
     const int lane = (int)threadIdx.x % 32;
     int piece[PER_LANE];
@@ -61,6 +60,41 @@ static __device__ __forceinline__ void rotate(channel_block &x, int channels)
 #pragma unroll
     for (int i = 0; i < PER_LANE; i++)
         x.v[i] = __fmul_rn(x.v[i], piece_norm(piece[i]));
+    return x;
+}
+
+/* The same for a whole channel block, which is one piece. */
+static __device__ __forceinline__ void rotate_whole(channel_block &x)
+{
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int d = PER_LANE / 2; d; d /= 2)
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++)
+            if (!(i & d)) {
+                const float a = x.v[i], b = x.v[i + d];
+                x.v[i] = __fadd_rn(a, b);
+                x.v[i + d] = __fsub_rn(a, b);
+            }
+#pragma unroll
+    for (uint32_t d = 16; d; d /= 2) {
+        const uint32_t sign = lane & d ? 1u << 31 : 0;
+#pragma unroll
+        for (int i = 0; i < PER_LANE; i++)
+            x.v[i] = __fadd_rn(__shfl_xor_sync(~0u, x.v[i], d),
+                               __uint_as_float(__float_as_uint(x.v[i]) ^ sign));
+    }
+#pragma unroll
+    for (int i = 0; i < PER_LANE; i++)
+        x.v[i] = __fmul_rn(x.v[i], piece_norm(BLOCK));
+}
+
+static __device__ __forceinline__ void rotate(channel_block &x, int channels)
+{
+    if (channels == BLOCK)
+        rotate_whole(x);
+    else
+        x = rotated_pieces(x, channels);
 }
 
 /* Where the channels of a lane in the channel block at channel `at` come from, and by what they are
@@ -123,12 +157,17 @@ static __device__ __forceinline__ float scale_of(int scales, const rounding &how
     return __fmul_rn(unit, fminf(fmaxf(multiple, 1), 18));
 }
 
-/* The product in double is exact; adding 1.5 * 2^52 rounds to an integer, ties to even. */
+/* s times the integer nearest to the exact product of x and inverse, ties to even: adding
+ * 1.5 * 2^23 rounds to an integer, and if the rounded product is a tie, the rest that rounding took
+ * away decides. */
 static __device__ __forceinline__ float round_to(float x, float s, float inverse, float limit)
 {
-    double q = (double)x * inverse;
-    q = q < -limit ? -limit : q > limit ? limit : q;
-    return __fmul_rn(s, (float)((q + 0x1.8p52) - 0x1.8p52));
+    const float product = __fmul_rn(x, inverse), rest = __fmaf_rn(x, inverse, -product);
+    const float q = product < -limit ? -limit : product > limit ? limit : product;
+    float n = __fsub_rn(__fadd_rn(q, 0x1.8p23f), 0x1.8p23f);
+    if (fabsf(__fsub_rn(q, n)) == 0.5f && rest != 0)
+        n = __fadd_rn(q, copysignf(0.5f, rest));
+    return __fmul_rn(s, n);
 }
 
 static __device__ __forceinline__ channel_block rounded(const channel_block &x, float s,
@@ -163,6 +202,11 @@ template <int T> static __device__ __forceinline__ tokens<T> tokens_of(const gpu
 
 static __device__ __forceinline__ void copy_floats(float *to, const float *from, size_t count)
 {
+    if (((size_t)to | (size_t)from | count * sizeof *to) % sizeof(float4) == 0) {
+        for (size_t i = threadIdx.x; i < count / 4; i += blockDim.x)
+            ((float4 *)to)[i] = ((const float4 *)from)[i];
+        return;
+    }
     for (size_t i = threadIdx.x; i < count; i += blockDim.x)
         to[i] = from[i];
 }
@@ -198,7 +242,7 @@ static __device__ __forceinline__ void find_tops(float *top, const gpu_input &a,
 template <int T, bool STAGED>
 static __global__ void __launch_bounds__(MOST_THREADS) round_inputs_kernel(gpu_input a)
 {
-    extern __shared__ float rows[];
+    extern __shared__ __align__(16) float rows[];
     __shared__ float token_top[T];
     const int warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
     const tokens<T> here = tokens_of<T>(a);
@@ -239,7 +283,7 @@ static __global__ void __launch_bounds__(MOST_THREADS) round_inputs_kernel(gpu_i
 template <int T, bool STAGED>
 static __global__ void __launch_bounds__(MOST_THREADS) arrange_inputs_kernel(gpu_input a)
 {
-    extern __shared__ float rows[];
+    extern __shared__ __align__(16) float rows[];
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32,
               warps = (int)blockDim.x / 32;
     const tokens<T> here = tokens_of<T>(a);
