@@ -32,8 +32,9 @@ done:
     return rc;
 }
 
-int qt_token_factors(float *factor, struct qt_backend *be, const float *hidden, size_t m, size_t n,
-                     struct qt_err *err)
+/* energy[m] = sum of the squares of each row of x[m][n]. */
+static int row_energies(float *energy, struct qt_backend *be, const float *x, size_t m, size_t n,
+                        struct qt_err *err)
 {
     enum { TOKENS = 4096, TOKENS_APART = 16384 };
     const size_t most = qt_min_size(be->host ? TOKENS : TOKENS_APART, m);
@@ -49,19 +50,36 @@ int qt_token_factors(float *factor, struct qt_backend *be, const float *hidden, 
     QT_TRY(be->alloc(be, &sums, most * sizeof *sums, err));
     QT_TRY(qt_backend_floats(&squares, be, most, n, err));
     for (size_t at = 0, count; at < m; at += count) {
-        const float *x = hidden + at * n;
+        const float *rows = x + at * n;
         count = qt_min_size(most, m - at);
-        QT_TRY(be->activate(be, squares, x, x, QT_ACT_NONE, count * n, err));
+        QT_TRY(be->activate(be, squares, rows, rows, QT_ACT_NONE, count * n, err));
         QT_TRY(be->linear(be, sums, squares, ones, NULL, count, 1, n, err));
-        QT_TRY(be->download(be, factor + at, sums, count * sizeof *sums, err));
+        QT_TRY(be->download(be, energy + at, sums, count * sizeof *sums, err));
     }
-    for (size_t i = 0; i < m; i++)
-        factor[i] = factor[i] > 0 && isfinite(factor[i]) ? 1 / sqrtf(factor[i] / (float)n) : 1;
 done:
     be->half = half;
     qt_free(host);
     be->free(be, ones);
     be->free(be, sums);
     be->free(be, squares);
+    return rc;
+}
+
+int qt_token_factors(float *factor, struct qt_backend *be, const float *hidden, const float *errors,
+                     float scale, size_t m, size_t n, struct qt_err *err)
+{
+    float *of_errors = NULL;
+    int rc;
+    QT_TRY(row_energies(factor, be, hidden, m, n, err));
+    if (errors) {
+        QT_TRY(qt_array_new(&of_errors, m, sizeof *of_errors, err));
+        QT_TRY(row_energies(of_errors, be, errors, m, n, err));
+    }
+    for (size_t i = 0; i < m; i++) {
+        const float energy = errors ? fmaxf(factor[i], scale * scale * of_errors[i]) : factor[i];
+        factor[i] = energy > 0 && isfinite(energy) ? 1 / sqrtf(energy / (float)n) : 1;
+    }
+done:
+    qt_free(of_errors);
     return rc;
 }

@@ -323,8 +323,10 @@ done:
 /* State of hook_quantized. */
 struct hook_state {
     struct qt_sequential *s;
-    const float *hidden; /* of the chunk */
-    float *last_input;   /* of the chunk, or NULL */
+    /* Of the chunk, in the quantized model in front of the sublayer; in the reference model as
+     * observe_chunk has left them. */
+    const float *hidden, *reference;
+    float *last_input; /* of the chunk, or NULL */
 };
 
 static int hook_quantized(void *ctx, int input, const float *x, size_t m, size_t k,
@@ -355,7 +357,9 @@ static int hook_quantized(void *ctx, int input, const float *x, size_t m, size_t
     if (!e->weight)
         QT_TRY(find_errors(&d, e, be, x, hidden, at, m, k, err));
     if (u->token_factor) {
-        const float *factor = u->token_factor + at;
+        float *factor = u->token_factor + at;
+        QT_TRY(qt_token_factors(factor, be, a->reference + at * a->s->width, d, 1 / e->state_factor,
+                                m, e->n, err));
         QT_TRY(be->gather_rows(be, e->output, e->output, NULL, factor, m, e->n, err));
         QT_TRY(be->gather_rows(be, u->arranged, x, NULL, factor, m, k, err));
         x = u->arranged;
@@ -577,7 +581,7 @@ static int observe_chunk(struct qt_sequential *s, int input, size_t at, size_t m
                          struct qt_err *err)
 {
     float *hidden = s->hidden + at * s->width, *reference = s->reference + at * s->width;
-    struct hook_state hook_state = {s, hidden,
+    struct hook_state hook_state = {s, hidden, reference,
                                     s->last_input ? s->last_input + at * s->sums.k : NULL};
     const struct qt_hook reference_hook = {s, hook_reference};
     const struct qt_hook quantized_hook = {&hook_state, hook_quantized};
@@ -594,8 +598,6 @@ static int observe_chunk(struct qt_sequential *s, int input, size_t at, size_t m
                                                      seqlen, &reference_hook, err)
                              : qt_layer_run_to(s->reference_layer, input, reference, m, seqlen,
                                                tokens, &reference_hook, err));
-    if (u->token_factor)
-        QT_TRY(qt_token_factors(u->token_factor, s->be, reference, m, s->width, err));
     QT_TRY(qt_layer_run_to(s->quantized_layer, input, hidden, m, seqlen, tokens, &quantized_hook,
                            err));
 done:

@@ -62,9 +62,11 @@ int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int 
                           const struct qt_act *act, bool on_backend, struct qt_err *err);
 /* observed.c: factor[m] (host memory) = 1 / RMS of each row of the hidden states [m][n] behind a
  * sublayer, in backend memory: an error at a token counts relative to what it is added to, because
- * the norms that follow divide by that. 1 for rows of zeros. */
-int qt_token_factors(float *factor, struct qt_backend *be, const float *hidden, size_t m, size_t n,
-                     struct qt_err *err);
+ * the norms that follow divide by that. The RMS of `scale` times the errors [m][n] (NULL: none)
+ * replaces a smaller one of the hidden states: a token with massive activations in the quantized
+ * model only would outweigh all others. 1 for rows of zeros. */
+int qt_token_factors(float *factor, struct qt_backend *be, const float *hidden, const float *errors,
+                     float scale, size_t m, size_t n, struct qt_err *err);
 #define QT_OBSERVED_DAMP 0.01 /* damping of H */
 /* Factors H for a linear with this input that is quantized as p describes, and corrects the targets
  * (observed.c). f: zeros, or the factor of another linear with this input, which is kept if the

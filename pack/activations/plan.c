@@ -280,7 +280,7 @@ static int weigh_tokens(struct qt_act_planner *p, struct qt_layer *handle, const
         if (!(qt_model_output_scale(p->model, p->layer, i) > 0) || !p->sample[i])
             continue;
         QT_TRY(qt_array_new(&p->token_factor[i], tokens, sizeof *p->token_factor[i], err));
-        QT_TRY(qt_token_factors(p->token_factor[i], p->be, ahead, tokens, width, err));
+        QT_TRY(qt_token_factors(p->token_factor[i], p->be, ahead, NULL, 0, tokens, width, err));
     }
 done:
     p->be->free(p->be, ahead);
