@@ -351,7 +351,13 @@ enum {
     QT_GGUF_BIAS = 1,   /* the module may have a bias */
     QT_GGUF_ROTARY = 2, /* rows of heads that the rotary embedding turns */
     QT_GGUF_EXACT = 4,  /* F32, as llama.cpp's own converter has it */
-    QT_GGUF_BARE = 8,   /* the source's name does not end in ".weight"; with QT_GGUF_BIAS ".bias" */
+    QT_GGUF_BARE = 8,   /* the source's name has no ending; the target's is part of it */
+    /* Gated DeltaNet: rows, or channels, of value heads, which GGUF has in another order
+     * (qt_gguf_value_head); a norm without an added 1; A_log, of which GGUF has -exp. */
+    QT_GGUF_VALUES = 16,
+    QT_GGUF_VALUE_CHANNELS = 32,
+    QT_GGUF_PLAIN = 64,
+    QT_GGUF_DECAY = 128,
     QT_GGUF_NAME = 64,
 };
 /* A module of a decoder layer. source: its name after "model.layers.N."; '#' stands for the number
@@ -378,12 +384,13 @@ const struct qt_gguf_family *qt_gguf_family_find(const char *family);
 /* The GGUF tensor that a checkpoint's tensor becomes. */
 struct qt_gguf_place {
     char name[QT_GGUF_NAME];
-    size_t layer; /* 0: of none */
-    bool skip;    /* not stored: a head that is the embedding */
-    bool rotary;  /* the rows of a head are reordered: qt_gguf_row */
-    bool plus_1;  /* 1 is added */
-    bool exact;   /* always F32 */
-    bool stacked; /* slice `expert` of a tensor of all experts */
+    size_t layer;                       /* 0: of none */
+    bool skip;                          /* not stored: a head that is the embedding */
+    bool rotary;                        /* the rows of a head are reordered: qt_gguf_row */
+    bool plus_1;                        /* 1 is added */
+    bool exact;                         /* always F32 */
+    bool values, value_channels, decay; /* see the flags */
+    bool stacked;                       /* slice `expert` of a tensor of all experts */
     size_t expert;
 };
 /* False if the family has no place for the tensor. tied: the head is the embedding. */
@@ -392,6 +399,10 @@ bool qt_gguf_place(struct qt_gguf_place *out, const struct qt_gguf_family *f, co
 /* The row of a GGUF file that has row `row` of the checkpoint. head: rows of a head; 0: rows keep
  * their order. */
 size_t qt_gguf_row(size_t row, size_t head);
+
+/* The value head of a GGUF file that is head number `head` of the checkpoint, where each of `keys`
+ * key heads has `heads` / `keys` value heads: GGUF begins with the first one of all key heads. */
+size_t qt_gguf_value_head(size_t head, size_t heads, size_t keys);
 
 /* A splitting of text before byte-level BPE, by its name in llama.cpp. */
 struct qt_gguf_pre {

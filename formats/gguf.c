@@ -348,7 +348,7 @@ static int find_family(struct adopt *a)
                        "has no key general.architecture: not a model%s",
                        a->count > 1 ? ", or not the first of several files" : "");
     for (size_t i = 0; (f = qt_gguf_family_at(i)) != NULL && !a->facts.family; i++)
-        if (qt_gguf_is(&arch, f->name))
+        if (f->class && qt_gguf_is(&arch, f->name))
             a->facts.family = f;
     if (!a->facts.family)
         return qt_fail(a->err, QT_E_UNSUPPORTED, a->g->path, NULL,

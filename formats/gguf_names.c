@@ -11,6 +11,10 @@ enum {
     ROTARY = QT_GGUF_ROTARY,
     EXACT = QT_GGUF_EXACT,
     BARE = QT_GGUF_BARE,
+    VALUES = QT_GGUF_VALUES,
+    VALUE_CHANNELS = QT_GGUF_VALUE_CHANNELS,
+    PLAIN = QT_GGUF_PLAIN,
+    DECAY = QT_GGUF_DECAY,
 };
 
 #define LLAMA_QKV(flags)                                                                           \
@@ -47,6 +51,14 @@ enum {
         "mlp.experts.#.down_proj", "ffn_down_exps", flags                                          \
     }
 
+#define SHARED_EXPERT                                                                              \
+    {"mlp.shared_expert_gate", "ffn_gate_inp_shexp", EXACT},                                       \
+        {"mlp.shared_expert.gate_proj", "ffn_gate_shexp", 0},                                      \
+        {"mlp.shared_expert.up_proj", "ffn_up_shexp", 0},                                          \
+    {                                                                                              \
+        "mlp.shared_expert.down_proj", "ffn_down_shexp", 0                                         \
+    }
+
 static const struct qt_gguf_part llama_parts[] = {
     LLAMA_QKV(BIAS), LLAMA_NORMS, LLAMA_MLP(BIAS), {0}};
 static const struct qt_gguf_part mixtral_parts[] = {
@@ -61,14 +73,7 @@ static const struct qt_gguf_part mixtral_parts[] = {
 static const struct qt_gguf_part qwen_parts[] = {
     LLAMA_QKV(0), LLAMA_NORMS, HEAD_NORMS, LLAMA_MLP(0), {0}};
 static const struct qt_gguf_part qwen2_moe_parts[] = {
-    LLAMA_QKV(0),
-    LLAMA_NORMS,
-    EXPERTS("mlp.gate", 0),
-    {"mlp.shared_expert_gate", "ffn_gate_inp_shexp", EXACT},
-    {"mlp.shared_expert.gate_proj", "ffn_gate_shexp", 0},
-    {"mlp.shared_expert.up_proj", "ffn_up_shexp", 0},
-    {"mlp.shared_expert.down_proj", "ffn_down_shexp", 0},
-    {0},
+    LLAMA_QKV(0), LLAMA_NORMS, EXPERTS("mlp.gate", 0), SHARED_EXPERT, {0},
 };
 static const struct qt_gguf_part qwen3_moe_parts[] = {
     LLAMA_QKV(0), LLAMA_NORMS, HEAD_NORMS, EXPERTS("mlp.gate", 0), {0}};
@@ -79,17 +84,49 @@ static const struct qt_gguf_part glm4_moe_parts[] = {
     {"post_attention_layernorm", "post_attention_norm", 0},
     LLAMA_MLP(0),
     EXPERTS("mlp.gate", 0),
-    {"mlp.gate.e_score_correction_bias", "exp_probs_b", BARE | BIAS},
+    {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias", BARE},
     {"mlp.shared_experts.gate_proj", "ffn_gate_shexp", 0},
     {"mlp.shared_experts.up_proj", "ffn_up_shexp", 0},
     {"mlp.shared_experts.down_proj", "ffn_down_shexp", 0},
+    {0},
+};
+#define DELTA                                                                                      \
+    {"linear_attn.in_proj_qkv", "attn_qkv", VALUES},                                               \
+        {"linear_attn.in_proj_z", "attn_gate", VALUES},                                            \
+        {"linear_attn.in_proj_a", "ssm_alpha", VALUES},                                            \
+        {"linear_attn.in_proj_b", "ssm_beta", VALUES},                                             \
+        {"linear_attn.conv1d", "ssm_conv1d", VALUES | EXACT},                                      \
+        {"linear_attn.A_log", "ssm_a", VALUES | BARE | DECAY},                                     \
+        {"linear_attn.dt_bias", "ssm_dt.bias", VALUES | BARE},                                     \
+        {"linear_attn.norm", "ssm_norm", PLAIN},                                                   \
+    {                                                                                              \
+        "linear_attn.out_proj", "ssm_out", VALUE_CHANNELS                                          \
+    }
+
+static const struct qt_gguf_part qwen3_5_parts[] = {
+    LLAMA_QKV(0),
+    HEAD_NORMS,
+    DELTA,
+    LLAMA_MLP(0),
+    {"input_layernorm", "attn_norm", 0},
+    {"post_attention_layernorm", "post_attention_norm", 0},
+    {0},
+};
+static const struct qt_gguf_part qwen3_5_moe_parts[] = {
+    LLAMA_QKV(0),
+    HEAD_NORMS,
+    DELTA,
+    EXPERTS("mlp.gate", 0),
+    SHARED_EXPERT,
+    {"input_layernorm", "attn_norm", 0},
+    {"post_attention_layernorm", "post_attention_norm", 0},
     {0},
 };
 static const struct qt_gguf_part gpt_oss_parts[] = {
     LLAMA_QKV(BIAS),
     {"input_layernorm", "attn_norm", 0},
     {"post_attention_layernorm", "post_attention_norm", 0},
-    {"self_attn.sinks", "attn_sinks", BARE},
+    {"self_attn.sinks", "attn_sinks.weight", BARE},
     EXPERTS("mlp.router", BIAS),
     {0},
 };
@@ -135,6 +172,8 @@ static const struct qt_gguf_family families[] = {
     {"qwen2_moe", "qwen2moe", "Qwen2MoeForCausalLM", qwen2_moe_parts, false, false},
     {"qwen3_moe", "qwen3moe", "Qwen3MoeForCausalLM", qwen3_moe_parts, false, false},
     {"glm4_moe", "glm4moe", "Glm4MoeForCausalLM", glm4_moe_parts, false, false},
+    {"qwen3_5_text", "qwen35", NULL, qwen3_5_parts, false, true},
+    {"qwen3_5_moe_text", "qwen35moe", NULL, qwen3_5_moe_parts, false, true},
     {"gpt_oss", "gpt-oss", "GptOssForCausalLM", gpt_oss_parts, false, false},
     {"gemma", "gemma", "GemmaForCausalLM", qwen_parts, false, true},
     {"gemma2", "gemma2", "Gemma2ForCausalLM", gemma_parts, false, true},
@@ -214,11 +253,11 @@ static bool place_part(struct qt_gguf_place *out, const struct qt_gguf_family *f
         out->layer = layer;
         out->rotary = f->permuted && (p->flags & ROTARY);
         out->exact = p->flags & EXACT;
-        out->plus_1 = f->norms_plus_1 && strstr(p->target, "norm");
-        snprintf(out->name, sizeof out->name, "blk.%zu.%s%s", layer, p->target,
-                 !bare             ? dot
-                 : p->flags & BIAS ? ".bias"
-                                   : ".weight");
+        out->plus_1 = f->norms_plus_1 && strstr(p->target, "norm") && !(p->flags & PLAIN);
+        out->values = p->flags & VALUES;
+        out->value_channels = p->flags & VALUE_CHANNELS;
+        out->decay = p->flags & DECAY;
+        snprintf(out->name, sizeof out->name, "blk.%zu.%s%s", layer, p->target, bare ? "" : dot);
         return true;
     }
     return false;
@@ -252,13 +291,20 @@ size_t qt_gguf_row(size_t row, size_t head)
     return row - r + 2 * (r % half) + r / half;
 }
 
-/* The part whose tensors are named "TARGET.weight" or "TARGET.bias". */
+size_t qt_gguf_value_head(size_t head, size_t heads, size_t keys)
+{
+    const size_t per = heads / keys;
+    return head % per * keys + head / per;
+}
+
+/* The part whose tensors are named "TARGET.weight" or "TARGET.bias"; size: of TARGET. */
 static const struct qt_gguf_part *part_of(const struct qt_gguf_family *f, const char *target,
                                           size_t size, bool bias)
 {
     for (const struct qt_gguf_part *p = f->parts; p->source; p++)
-        if (strlen(p->target) == size && memcmp(p->target, target, size) == 0 &&
-            (!bias || p->flags & BIAS))
+        if (p->flags & BARE ? strcmp(p->target, target) == 0
+                            : strlen(p->target) == size && memcmp(p->target, target, size) == 0 &&
+                                  (!bias || p->flags & BIAS))
             return p;
     return NULL;
 }

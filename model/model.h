@@ -236,6 +236,10 @@ struct qt_model_details {
     /* Factors of the attention scores, the embedding, sublayer outputs, and logits. */
     float attn_scale, embed_scale, residual_scale, logit_scale;
     float eps, attn_softcap; /* attn_softcap 0: none */
+    /* Gated DeltaNet: heads, channels of a head, tokens of the convolution; every delta_period-th
+     * layer has attention instead (1: all layers; 0: others have). */
+    size_t delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim, delta_kernel;
+    size_t delta_period;
     /* Queries are multiplied by 1 + query_beta ln(1 + floor(position / query_step)). */
     float query_beta;
     size_t query_step;

@@ -1,5 +1,17 @@
 #include "model/graph/internal.h"
 
+/* The p of which every p-th layer has attention, and no other; 0: there is none. */
+static size_t delta_period(const struct config *cfg)
+{
+    size_t p = 1;
+    while (p <= cfg->info.layers && cfg->mixers[p - 1] == MIXER_DELTA)
+        p++;
+    for (size_t i = 0; i < cfg->info.layers; i++)
+        if ((cfg->mixers[i] != MIXER_DELTA) != ((i + 1) % p == 0))
+            return 0;
+    return p;
+}
+
 void qt_model_details(struct qt_model_details *out, const struct qt_model *model)
 {
     const struct config *cfg = &model->cfg;
@@ -14,6 +26,12 @@ void qt_model_details(struct qt_model_details *out, const struct qt_model *model
         .sigmoid_routing = cfg->arch->sigmoid_router,
         .routing_groups = cfg->groups,
         .routing_scale = (float)cfg->routing_scale,
+        .delta_key_heads = cfg->delta.key_heads,
+        .delta_value_heads = cfg->delta.value_heads,
+        .delta_key_dim = cfg->delta.key_dim,
+        .delta_value_dim = cfg->delta.value_dim,
+        .delta_kernel = cfg->delta.kernel,
+        .delta_period = delta_period(cfg),
         .query_beta = cfg->query_beta,
         .query_step = cfg->query_step,
         .windows = cfg->windows,

@@ -20,6 +20,13 @@ struct source {
     const struct qt_tensor *copied;
 };
 
+/* Rows, or with `channels` channels, that change their order: within heads of `head` rows, or, from
+ * number `first` on, the value heads of `size` rows. head 0, heads 0: none do. */
+struct order {
+    size_t head, first, size, heads, keys;
+    bool channels;
+};
+
 struct tensor {
     char name[QT_GGUF_NAME];
     const struct qt_gguf_type *type;
@@ -29,8 +36,8 @@ struct tensor {
     size_t slices;
     bool stacked;
     const float *values;
-    size_t head; /* rows of a head, which change their order; 0: rows stay */
-    bool plus_1;
+    struct order order;
+    bool plus_1, decay;
     uint64_t bytes;
 };
 
@@ -41,6 +48,7 @@ struct gguf {
     const struct qt_gguf_arch *arch;
     const struct qt_gguf_family *names;
     size_t layers, head_dim, experts;
+    size_t value_heads, key_heads, value_dim; /* of gated DeltaNet */
     bool tied;
     const char *prefix, *head; /* as of qt_model_details */
     struct tensor *tensors;
@@ -99,9 +107,27 @@ static int place_tensor(struct tensor **out, struct gguf *g, const struct qt_ggu
     memcpy(t->name, place->name, sizeof t->name);
     t->stacked = place->stacked;
     t->slices = place->stacked ? g->experts : 1;
-    t->head = place->rotary ? g->head_dim : 0;
     t->plus_1 = place->plus_1;
+    t->decay = place->decay;
     return qt_array_new(&t->sources, t->slices, sizeof *t->sources, err);
+}
+
+/* *out: the order of the tensor's rows or channels; false if it has other rows than heads. */
+static bool find_order(struct order *out, const struct gguf *g, const struct qt_gguf_place *place,
+                       size_t rows, size_t k)
+{
+    const size_t n = place->value_channels ? k : rows;
+    *out = (struct order){.head = place->rotary ? g->head_dim : 0};
+    if (place->values || place->value_channels) {
+        out->heads = g->value_heads;
+        out->keys = g->key_heads;
+        out->size = n == g->value_heads ? 1 : g->value_dim;
+        out->channels = place->value_channels;
+        if (n < out->heads * out->size)
+            return false;
+        out->first = n - out->heads * out->size;
+    }
+    return !out->head || rows % out->head == 0;
 }
 
 /* Sets the type, rows (0: a vector) and channels of a source; false if GGUF does not have such
@@ -113,13 +139,14 @@ static bool shape_of(struct tensor *out, const struct gguf *g, const struct sour
     const struct qt_tensor *c = source->copied;
     enum qt_export_fit unused;
     const char *why;
-    if (c && (c->ndim < 1 || c->ndim > 2))
+    const bool kernel = c && c->ndim == 3 && c->shape[1] == 1; /* of a convolution */
+    if (c && (c->ndim < 1 || c->ndim > 2) && !kernel)
         return false;
     out->type = m ? qt_gguf_type_of(&unused, &why, m->spec) : copied_type(g->x, c, place->exact);
-    out->rows = m ? m->n : c->ndim == 2 ? c->shape[0] : 0;
+    out->rows = m ? m->n : c->ndim > 1 ? c->shape[0] : 0;
     out->k = m ? m->k : c->shape[c->ndim - 1];
-    const size_t rows = out->rows ? out->rows : out->k;
-    return out->type && (!place->rotary || rows % g->head_dim == 0) &&
+    return out->type && find_order(&out->order, g, place, out->rows ? out->rows : out->k, out->k) &&
+           (!m || !out->order.channels || out->order.size % QT_GGUF_BLOCK == 0) &&
            (!place->stacked || place->expert < g->experts) && place->layer < g->layers;
 }
 
@@ -156,6 +183,7 @@ static int add_source(struct gguf *g, const char *name, struct source source, st
     t->type = shape.type;
     t->rows = shape.rows;
     t->k = shape.k;
+    t->order = shape.order;
     *slot = source;
     const uint64_t blocks = (uint64_t)(t->rows ? t->rows : 1) * t->slices * (t->k / t->type->count);
     t->bytes = blocks * t->type->bytes;
@@ -292,6 +320,9 @@ static int plan_model(struct gguf *g, const struct qt_model *model, struct qt_er
     g->layers = info->layers;
     g->head_dim = info->head_dim;
     g->experts = details.routed;
+    g->value_heads = details.delta_value_heads;
+    g->key_heads = details.delta_key_heads;
+    g->value_dim = details.delta_value_dim;
     g->tied = details.tied;
     g->prefix = details.prefix;
     g->head = details.head;
@@ -346,13 +377,28 @@ static void release(struct qt_export *x)
 
 /* ---- data ----------------------------------------------------------------------------------- */
 
-/* The row of the source that comes to a place: the reverse of qt_gguf_row. */
-static size_t row_from(size_t row, size_t head)
+/* Where row or channel i of the source comes. */
+static size_t place_of(const struct order *o, size_t i)
 {
-    if (!head)
-        return row;
-    const size_t r = row % head, half = head / 2;
-    return row - r + r % 2 * half + r / 2;
+    if (o->head)
+        return qt_gguf_row(i, o->head);
+    if (!o->heads || i < o->first)
+        return i;
+    const size_t head = (i - o->first) / o->size;
+    return i + (qt_gguf_value_head(head, o->heads, o->keys) - head) * o->size;
+}
+
+/* The reverse. */
+static size_t source_of(const struct order *o, size_t i)
+{
+    if (o->head) {
+        const size_t r = i % o->head, half = o->head / 2;
+        return i - r + r % 2 * half + r / 2;
+    }
+    if (!o->heads || i < o->first)
+        return i;
+    const size_t head = (i - o->first) / o->size;
+    return i + (qt_gguf_value_head(head, o->heads, o->heads / o->keys) - head) * o->size;
 }
 
 static void convert(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
@@ -360,9 +406,13 @@ static void convert(const struct qt_export_matrix *m, const struct qt_export_pan
     const struct tensor *t = m->own;
     const size_t blocks = m->k / QT_GGUF_BLOCK, groups = m->codes.groups;
     for (size_t r = 0; r < panel->rows; r++) {
-        unsigned char *dst = m->tensor[0].data;
-        dst += qt_gguf_row(panel->row0 + r, t->head) * blocks * t->type->bytes;
-        for (size_t b = 0; b < blocks; b++, dst += t->type->bytes) {
+        const size_t from = panel->row0 + r;
+        const size_t row = t->order.channels ? from : place_of(&t->order, from);
+        for (size_t b = 0; b < blocks; b++) {
+            const size_t to =
+                t->order.channels ? place_of(&t->order, b * QT_GGUF_BLOCK) / QT_GGUF_BLOCK : b;
+            unsigned char *dst =
+                (unsigned char *)m->tensor[0].data + (row * blocks + to) * t->type->bytes;
             const size_t at = r * m->k + b * QT_GGUF_BLOCK;
             const size_t g = r * groups + b * QT_GGUF_BLOCK / m->codes.group;
             const float zero = m->codes.asymmetric ? (float)panel->zero[g] : 0;
@@ -421,6 +471,8 @@ static int write_piece(struct qt_export *x, const struct tensor *t, const struct
     qt_to_f32(values, data + first * (qt_dtype_bits(from->dtype) / 8), from->dtype, n);
     for (size_t i = 0; t->plus_1 && i < n; i++)
         values[i] += 1;
+    for (size_t i = 0; t->decay && i < n; i++)
+        values[i] = -expf(values[i]);
     if (!store(stored, dtype, values, n))
         return qt_fail(err, QT_E_UNSUPPORTED, from->file, from->name,
                        "a value is beyond the largest float16; --dtype bfloat16 has a wider range");
@@ -430,9 +482,11 @@ static int write_piece(struct qt_export *x, const struct tensor *t, const struct
 static int write_copied(struct qt_export *x, const struct tensor *t, const struct qt_tensor *from,
                         struct qt_err *err)
 {
-    /* A vector that is reordered is a matrix of one channel. */
+    /* What is reordered: rows, elements of a vector, or value heads in rows. */
+    const struct order *o = &t->order;
+    const bool reordered = o->head || o->heads;
     const size_t k = t->rows ? t->k : 1, count = (t->rows ? t->rows : 1) * t->k;
-    const size_t unit = t->head ? k : count;
+    const size_t unit = !reordered ? count : o->channels ? o->size : k;
     unsigned char *stored = NULL;
     float *values = NULL;
     struct qt_blob blob;
@@ -442,7 +496,9 @@ static int write_copied(struct qt_export *x, const struct tensor *t, const struc
     QT_TRY(qt_array_new(&values, PIECE, sizeof *values, err));
     QT_TRY(qt_array_new(&stored, PIECE, sizeof(float), err));
     for (size_t at = 0; at < count; at += unit) {
-        const size_t first = t->head ? row_from(at / k, t->head) * k : at;
+        const size_t first = o->channels ? at / k * k + source_of(o, at % k)
+                             : reordered ? source_of(o, at / k) * k
+                                         : at;
         for (size_t i = 0; i < unit; i += PIECE)
             QT_TRY(write_piece(x, t, from, blob.data, first + i, qt_min_size(PIECE, unit - i),
                                values, stored, err));

@@ -25,6 +25,7 @@ struct qt_gguf_arch {
     bool last_cap;    /* may have a softcap of logits */
     bool normalized;  /* routing weights of the chosen experts sum to 1 */
     bool routed;      /* reads how experts are chosen, and how many layers have none */
+    bool delta;       /* layers with gated DeltaNet */
     bool steps;       /* queries may be multiplied by steps of the position */
     bool one_theta;   /* layers with a window have the base of the others */
     bool skips_rope;  /* every 4th layer has no rotary embedding */
@@ -48,6 +49,8 @@ static const struct qt_gguf_arch table[] = {
     {.family = "qwen2_moe", .square = true, .head = HEAD_OWN},
     {.family = "qwen3_moe", .normalized = true},
     {.family = "glm4_moe", .routed = true},
+    {.family = "qwen3_5_text", .delta = true, .sections = true},
+    {.family = "qwen3_5_moe_text", .delta = true, .sections = true, .normalized = true},
     {.family = "gpt_oss", .normalized = true, .period = 2, .head = HEAD_OWN, .act = QT_ACT_CLAMPED},
     {.family = "gemma", .embed_sqrt = true, .head = HEAD_TIED, .act = QT_ACT_GELU_TANH},
     {.family = "gemma2",
@@ -206,6 +209,24 @@ static int write_experts(const struct writer *w)
     if (d->shared_width)
         u32(w, "expert_shared_feed_forward_length", d->shared_width);
     return fixed ? QT_OK : write_routing(w);
+}
+
+static int write_delta(const struct writer *w)
+{
+    const struct qt_model_details *d = &w->details;
+    if (!w->arch->delta)
+        return QT_OK;
+    if (d->delta_key_dim != d->delta_value_dim)
+        return differs(w, "keys and values of gated DeltaNet that have one size");
+    if (d->delta_period == 0)
+        return differs(w, "attention in every n-th layer");
+    u32(w, "full_attention_interval", d->delta_period);
+    u32(w, "ssm.conv_kernel", d->delta_kernel);
+    u32(w, "ssm.state_size", d->delta_key_dim);
+    u32(w, "ssm.group_count", d->delta_key_heads);
+    u32(w, "ssm.time_step_rank", d->delta_value_heads);
+    u32(w, "ssm.inner_size", d->delta_value_heads * d->delta_value_dim);
+    return QT_OK;
 }
 
 static int write_windows(const struct writer *w)
@@ -478,6 +499,7 @@ int qt_gguf_arch_keys(struct qt_gguf_bytes *b, struct qt_gguf_factors *factors,
     qt_gguf_string(b, "", "general.type", "model");
     QT_TRY(write_sizes(&w));
     QT_TRY(write_experts(&w));
+    QT_TRY(write_delta(&w));
     QT_TRY(write_windows(&w));
     QT_TRY(write_scales(&w));
     QT_TRY(check_rest(&w));

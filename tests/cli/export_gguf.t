@@ -127,6 +127,11 @@ $ sh ./back glm4_moe_groups
 ? 4
 2 llama\.cpp computes 'glm4moe' with experts that are not in groups
 
+# Gated DeltaNet as llama.cpp computes it.
+$ cp -r "$MODELS/qwen3_5" q35 && cp m/tokenizer.json q35 && qtool quantize q35 -o q35-c --scheme none --tensor 'layers.0.self_attn.o_proj=int8:g=32' -q >/dev/null && qtool export q35-c -o x3 --format gguf
+? 4
+2 llama\.cpp computes 'qwen35' with keys and values of gated DeltaNet that have one size
+
 # OLMo 3: a window in three of four layers, one base of both rotary embeddings.
 $ cp "$MODELS/olmo3/config.json" olmo.json && mkdir olmo3 && cp "$MODELS/olmo3/model.safetensors" "$MODELS/olmo3/ids.u16" olmo3 && sed 's/"full_attention",/"sliding_attention",/; s/300.0/200.0/' olmo.json >olmo3/config.json && MODELS=$PWD sh ./back olmo3 | grep -c '^ *2 '; qtool inspect g | grep '^model  '
 > ^1$

@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 import torch
-from gguf_models import ARCHS, make_model
+from gguf_models import ARCHS, WRITTEN_ONLY, make_model
 from safetensors.torch import load_file
 
 qtool, work = sys.argv[1:3]
@@ -56,5 +56,6 @@ def check(name, kind, options, ids):
 data = os.path.join(work, "ids.u16")
 torch.arange(1 << 10).mul(37).remainder(1000).add(2).to(torch.int16).numpy().tofile(data)
 for arch, (family, extra) in ARCHS.items():
-    check(arch, family, extra, data)
+    if arch not in WRITTEN_ONLY:
+        check(arch, family, extra, data)
 sys.exit(failed > 0)

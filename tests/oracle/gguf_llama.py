@@ -101,7 +101,7 @@ def compare_arch(name, kind, options):
                 verbose=False, type_k=0, type_v=0)
     rms = numpy.sqrt(((logits(llm, IDS) - want) ** 2).mean()) / want.std()
     llm.close()
-    limit = RMS_EXPERTS if "moe" in kind or kind == "mixtral" else RMS
+    limit = RMS_EXPERTS if "moe" in kind or kind in ("mixtral", "gpt_oss") else RMS
     report(rms <= limit, f"{name}: logits of llama.cpp differ from transformers by {rms:.3f} of "
            f"their standard deviation (<= {limit})")
 

@@ -63,6 +63,13 @@ static const struct {
      false, 1},
     {"glm4_moe", "model.layers.2.mlp.gate.e_score_correction_bias", "blk.2.exp_probs_b.bias", false,
      false, false, -1},
+    {"qwen3_5_text", "model.layers.2.linear_attn.A_log", "blk.2.ssm_a", false, false, false, -1},
+    {"qwen3_5_text", "model.layers.2.linear_attn.dt_bias", "blk.2.ssm_dt.bias", false, false, false,
+     -1},
+    {"qwen3_5_text", "model.layers.2.linear_attn.norm.weight", "blk.2.ssm_norm.weight", false,
+     false, false, -1},
+    {"qwen3_5_text", "model.layers.2.self_attn.q_norm.weight", "blk.2.attn_q_norm.weight", false,
+     true, false, -1},
     {"mixtral", "model.layers.2.block_sparse_moe.experts.3.w2.weight", "blk.2.ffn_down_exps.weight",
      false, false, false, 3},
 };
@@ -101,6 +108,17 @@ static void test_tied_head(void **state)
     assert_false(p.skip);
     assert_null(qt_gguf_family_find("opt"));
     assert_null(qt_gguf_arch_find("opt"));
+}
+
+/* First value heads 0, 3 and 6 of three key heads, then 1, 4 and 7, ... */
+static void test_value_heads(void **state)
+{
+    static const size_t order[] = {0, 3, 6, 1, 4, 7, 2, 5, 8};
+    (void)state;
+    for (size_t i = 0; i < 9; i++)
+        assert_int_equal(qt_gguf_value_head(i, 9, 3), order[i]);
+    for (size_t i = 0; i < 12; i++)
+        assert_int_equal(qt_gguf_value_head(qt_gguf_value_head(i, 12, 3), 12, 4), i);
 }
 
 /* Reader and exporter know the same families. */
@@ -246,9 +264,10 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_places),   cmocka_unit_test(test_tied_head),
-        cmocka_unit_test(test_families), cmocka_unit_test(test_types),
-        cmocka_unit_test(test_keys),     cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_places),      cmocka_unit_test(test_tied_head),
+        cmocka_unit_test(test_value_heads), cmocka_unit_test(test_families),
+        cmocka_unit_test(test_types),       cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
