@@ -473,6 +473,9 @@ bool qt_stops_at(const struct qt_stops *stops, uint32_t id);
 struct qt_part {
     const char *weight, *bias;
     size_t n, k, first, rows;
+    size_t run,
+        pitch;   /* run 0: rows [first, first + n) of the tensor. Else n / run times `run` rows,
+                          each `pitch` rows behind the last, from `first` on */
     float eps;   /* of a norm */
     bool plus_1; /* 1 is added to the stored weight */
 };

@@ -102,6 +102,26 @@ static int mixture_of(struct qt_mixture *out, const struct qt_model *model, size
     return QT_OK;
 }
 
+/* The rows of queries, keys and values with grouped_qkv (internal.h). */
+static void grouped_parts(struct qt_block *out, const struct qt_model *model,
+                          const struct layer_def *def)
+{
+    const size_t shards = model->cfg.arch->qkv_shards, groups = shards ? shards : def->heads.kv;
+    const size_t q = model->cfg.info.heads * def->heads.dim / groups;
+    const size_t kv = def->heads.kv * def->heads.dim / groups;
+    struct qt_part *const parts[] = {&out->q, shards ? &out->v : &out->k,
+                                     shards ? &out->k : &out->v};
+    size_t first = 0;
+    for (int i = 0; i < 3; i++) {
+        *parts[i] = outer_part(&def->parts[ROLE_QKV]);
+        parts[i]->run = i ? kv : q;
+        parts[i]->pitch = q + 2 * kv;
+        parts[i]->n = groups * parts[i]->run;
+        parts[i]->first = first;
+        first += parts[i]->run;
+    }
+}
+
 int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t layer,
                    struct qt_err *err)
 {
@@ -120,8 +140,6 @@ int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t la
         return refuse("mixtures of attention heads", err);
     if (def->mixer != MIXER_ATTENTION)
         return refuse("state space models", err);
-    if (cfg->arch->grouped_qkv)
-        return refuse("queries, keys and values in groups of one tensor", err);
     if (cfg->arch->gated || def->parts[ROLE_ATTN_GATE].weight)
         return refuse("gated attention", err);
     if (def->heads.kv != cfg->info.kv_heads || def->heads.dim != cfg->info.head_dim ||
@@ -156,6 +174,8 @@ int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t la
                 : cfg->windows[layer] && cfg->local_rope.inv_freq ? QT_ROPE_LOCAL
                                                                   : QT_ROPE_FULL,
     };
+    if (cfg->arch->grouped_qkv)
+        grouped_parts(out, model, def);
     if (cfg->parallel && out->mlp_in.weight)
         return refuse("a norm of each parallel sublayer", err);
     const size_t dense = def->experts ? cfg->routed : 0; /* number of the MLP or shared expert */

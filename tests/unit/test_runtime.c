@@ -434,11 +434,95 @@ static void test_golden_models(void **state)
         free(names[i]);
     }
     free(names);
-    assert_true(run >= 90 && refused >= 20);
+    assert_true(run >= 110 && refused >= 20);
 }
 
 /* Containers of the example model, which has three decoder layers and heads of 64 channels. q, k
  * and v, and gate and up, are one product each where their formats agree. */
+/* A checkpoint of InternLM2, whose queries, keys and values are one tensor in groups of KV heads,
+ * with attention heads of 16 channels, so that the groups are whole strips. */
+static void write_grouped(const char *dir)
+{
+    enum { HIDDEN = 64, VOCAB = 32 };
+    static const struct {
+        const char *name;
+        size_t n, k; /* k 0: a norm */
+    } tensors[] = {{"model.tok_embeddings", VOCAB, HIDDEN},
+                   {"model.layers.0.attention.wqkv", 2 * HIDDEN, HIDDEN},
+                   {"model.layers.0.attention.wo", HIDDEN, HIDDEN},
+                   {"model.layers.0.attention_norm", HIDDEN, 0},
+                   {"model.layers.0.ffn_norm", HIDDEN, 0},
+                   {"model.layers.0.feed_forward.w1", 96, HIDDEN},
+                   {"model.layers.0.feed_forward.w3", 96, HIDDEN},
+                   {"model.layers.0.feed_forward.w2", HIDDEN, 96},
+                   {"model.norm", HIDDEN, 0},
+                   {"output", VOCAB, HIDDEN}};
+    static const char config[] =
+        "{\"model_type\": \"internlm2\", \"hidden_size\": 64, \"num_attention_heads\": 4, "
+        "\"num_key_value_heads\": 2, \"intermediate_size\": 96, \"num_hidden_layers\": 1, "
+        "\"vocab_size\": 32, \"max_position_embeddings\": 128, \"rms_norm_eps\": 1e-5, "
+        "\"hidden_act\": \"silu\", \"bias\": false, \"rope_theta\": 10000}";
+    static struct {
+        uint64_t size;
+        char header[2040];
+        float values[1 << 16];
+    } st = {.size = sizeof st.header};
+    size_t at = 0, used = 0;
+    uint32_t bits = 1;
+    memset(st.header, ' ', sizeof st.header);
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        const size_t k = tensors[i].k ? tensors[i].k : 1, begin = used * sizeof *st.values;
+        char shape[32], entry[200];
+        for (size_t j = 0; j < tensors[i].n * k; j++) {
+            bits = bits * 1664525 + 1013904223;
+            st.values[used++] = tensors[i].k ? (float)(int32_t)bits * 0x1p-33f : 1;
+        }
+        snprintf(shape, sizeof shape, tensors[i].k ? "%zu, %zu" : "%zu", tensors[i].n, k);
+        const int n =
+            snprintf(entry, sizeof entry,
+                     "%c\"%s.weight\": {\"dtype\": \"F32\", \"shape\": [%s], "
+                     "\"data_offsets\": [%zu, %zu]}",
+                     i ? ',' : '{', tensors[i].name, shape, begin, used * sizeof *st.values);
+        memcpy(st.header + at, entry, (size_t)n);
+        at += (size_t)n;
+    }
+    st.header[at] = '}';
+    assert_true(at < sizeof st.header && used < sizeof st.values / sizeof *st.values);
+    assert_int_equal(
+        qt_file_write(fixture_path(dir, "config.json"), config, sizeof config - 1, NULL), QT_OK);
+    assert_int_equal(qt_file_write(fixture_path(dir, "model.safetensors"), &st,
+                                   offsetof(__typeof__(st), values) + used * sizeof *st.values,
+                                   NULL),
+                     QT_OK);
+}
+
+static void test_grouped(void **state)
+{
+    static const char *const schemes[] = {"nf4", "int4:g=32", "lut3", "fp6", "mix24"};
+    (void)state;
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
+        char *dir = fixture_dir();
+        const char *path = fixture_path(dir, "out");
+        struct fake f;
+        struct qt_err err = {0};
+        fake_init(&f);
+        write_grouped(dir);
+        expect_ok(schemes[i], runtime_quantize(path, dir, schemes[i], NULL, 0, NULL, &err), &err);
+        struct runtime_case c = {.gpu = &f.sim.gpu, .cpu = cpu, .path = path, .prompt = 3};
+        const int rc = runtime_run(&c, &err);
+        if (strcmp(schemes[i], "mix24") == 0) {
+            assert_int_equal(rc, QT_E_UNSUPPORTED);
+            assert_non_null(strstr(err.reason, "in groups of one tensor in this scheme"));
+        } else {
+            expect_ok(schemes[i], rc, &err);
+            if (!(c.error < 4e-3))
+                fail_msg("%s: error %g", schemes[i], c.error);
+        }
+        assert_int_equal(qt_dir_remove(path, NULL), 0);
+        fixture_remove(dir);
+    }
+}
+
 static void test_containers(void **state)
 {
     static const struct qt_rule fp6_keys[] = {{"k_proj", "fp6"}},
@@ -821,11 +905,17 @@ static void test_out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden_models),   cmocka_unit_test(test_containers),
-        cmocka_unit_test(test_mixtures),        cmocka_unit_test(test_w4ax),
-        cmocka_unit_test(test_verify_w4ax),     cmocka_unit_test(test_device_w4ax_experts),
-        cmocka_unit_test(test_batch_invariant), cmocka_unit_test(test_random),
-        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_golden_models),
+        cmocka_unit_test(test_grouped),
+        cmocka_unit_test(test_containers),
+        cmocka_unit_test(test_mixtures),
+        cmocka_unit_test(test_w4ax),
+        cmocka_unit_test(test_verify_w4ax),
+        cmocka_unit_test(test_device_w4ax_experts),
+        cmocka_unit_test(test_batch_invariant),
+        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, open_cpu, close_cpu);
 }

@@ -41,6 +41,17 @@ done:
     return rc;
 }
 
+/* The rows of a part of a tensor that is in l->values, with k values each. */
+static const float *rows_of(struct rt_loader *l, const struct qt_part *part, size_t k)
+{
+    if (!part->run)
+        return l->values + part->first * k;
+    for (size_t i = 0; i < part->n / part->run; i++)
+        memmove(l->values + i * part->run * k, l->values + (part->first + i * part->pitch) * k,
+                part->run * k * sizeof *l->values);
+    return l->values;
+}
+
 static int adjust_values(struct rt_loader *l, const struct rt_adjust *how, size_t count,
                          struct qt_err *err)
 {
@@ -71,7 +82,7 @@ int rt_load_vector(const float **out, struct rt_loader *l, const char *name,
     if (how)
         QT_TRY(adjust_values(l, how, part->rows, err));
     QT_TRY(rt_alloc(l->rt, &p, part->n, sizeof *p, err));
-    QT_TRY(l->rt->gpu->upload(l->rt->gpu, p, l->values + part->first, part->n * sizeof *p, err));
+    QT_TRY(l->rt->gpu->upload(l->rt->gpu, p, rows_of(l, part, 1), part->n * sizeof *p, err));
     *out = p;
 done:
     return rc;
@@ -113,7 +124,7 @@ int rt_upload_rows(void *dst, struct rt_loader *l, const struct qt_part *part, s
     QT_TRY(rt_load_values(l, part->weight, part->rows * part->k, err));
     QT_TRY(qt_array_grow(&l->halves, &l->halves_capacity, count, sizeof *l->halves, err));
     qt_parallel_for(qt_ceil_div(count, CONVERSION), convert_item,
-                    &(struct conversion){l->values + part->first * part->k, l->halves, count});
+                    &(struct conversion){rows_of(l, part, part->k), l->halves, count});
     QT_TRY(l->rt->gpu->upload(l->rt->gpu, dst, l->halves, count * sizeof *l->halves, err));
 done:
     return rc;
@@ -275,6 +286,8 @@ static int load_group(struct rt_group *out, struct rt_loader *l, const struct qt
     }
     if (!packed)
         return load_dense_group(out, l, parts, count, err);
+    if (one && parts[0]->run)
+        return rt_load_runs(out, l, entries[0], parts, count, err);
     if (one) {
         QT_TRY(load_packed_group(out, l, entries, 1, act, err));
         for (size_t i = 0; i < count; i++)

@@ -33,6 +33,13 @@ int rt_load_vector(const float **out, struct rt_loader *l, const char *name,
 /* Writes rows [part->first, part->first + part->n) as FP16 to device memory. */
 int rt_upload_rows(void *dst, struct rt_loader *l, const struct qt_part *part, struct qt_err *err);
 
+/* ---- load_runs.c ---------------------------------------------------------------------------- */
+
+/* The parts are rows in runs of one packed matrix, whose strips are copied in the order of the
+ * parts. */
+int rt_load_runs(struct rt_group *out, struct rt_loader *l, const struct qt_entry *entry,
+                 const struct qt_part *const *parts, size_t count, struct qt_err *err);
+
 /* ---- load_experts.c ------------------------------------------------------------------------- */
 
 /* Router and gate of the shared expert are the rows of one matrix. */
