@@ -112,7 +112,8 @@ int budget_check(const struct budget_options *o, const char *scheme, bool needs_
             err, QT_E_USAGE, NULL, NULL,
             "--scheme %s and a target cannot be used together: name schemes in --choices", scheme);
     if (!budget_wanted(o) && !scheme && needs_scheme)
-        return qt_fail(err, QT_E_USAGE, NULL, NULL, "--scheme S is missing");
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "--scheme S is missing; 'qtool help recipes' lists schemes by runtime");
     if (o->bpw)
         QT_TRY(parse_bpw(&bpw, o->bpw, err));
     if (o->size)

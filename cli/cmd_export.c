@@ -1,8 +1,11 @@
 /* export: writes a container in a format of other programs. */
 #include "cli/cli.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stddef.h>
+#include <stdio.h>
+#include <string.h>
 
 struct export_options {
     struct common_options common;
@@ -12,15 +15,34 @@ struct export_options {
     bool lossy, fp8_inputs, force, dry_run;
 };
 
+/* Lists the formats that a program loads; the program is named in full. */
+static size_t list_formats(char *list, size_t size, const char *program)
+{
+    const struct qt_export_format *f;
+    size_t used = 0;
+    for (size_t i = 0; (f = qt_export_format_at(i)) != NULL; i++) {
+        const char *at = strcasestr(qt_export_runtimes(f), program);
+        const size_t n = strlen(program);
+        if (at && (at == qt_export_runtimes(f) || at[-1] == ' ') && !isalnum((unsigned char)at[n]))
+            used += (size_t)snprintf(list + used, size - used, "%s%s", used ? ", " : "",
+                                     qt_export_name(f));
+    }
+    return used;
+}
+
 static int find_format(const struct qt_export_format **out, const char *name, struct qt_err *err)
 {
     enum { MOST = 32 };
     const char *names[MOST];
     const struct qt_export_format *f;
+    char list[200];
     size_t n = 0;
     *out = qt_export_format_find(name);
     if (*out)
         return QT_OK;
+    if (list_formats(list, sizeof list, name))
+        return qt_fail(err, QT_E_USAGE, NULL, NULL,
+                       "'%s' is a program, which loads these formats: %s", name, list);
     for (; n < MOST && (f = qt_export_format_at(n)) != NULL; n++)
         names[n] = qt_export_name(f);
     return opts_unknown("format", name, names, n, err);

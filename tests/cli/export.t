@@ -151,6 +151,14 @@ $ sed -i 's/"format_version": 1/"format_version": 2/' all/config.json && rm all/
 $ qtool export all --format gtpq
 ? 2
 2 unknown format 'gtpq'; did you mean 'gptq'\?
+$ for p in vllm llama.cpp ollama "LM Studio"; do qtool export all --format "$p"; done
+? 2
+2 'vllm' is a program, which loads these formats: compressed-tensors, humming, gptq, awq, bnb$
+2 'llama.cpp' is a program, which loads these formats: gguf$
+2 'LM Studio' is a program, which loads these formats: gguf$
+$ qtool export all --format v
+? 2
+2 unknown format 'v'
 $ qtool export box-int4:g=64 --format gptq
 ? 2
 2 --out is required, except with --dry-run

@@ -110,7 +110,7 @@ $ qtool quantize "$NANO" --scheme nf4
 
 $ qtool quantize "$NANO" -o out
 ? 2
-2 --scheme S is missing
+2 --scheme S is missing; 'qtool help recipes' lists schemes by runtime
 
 # A wrong gate is refused before any work; the message names the option that a figure needs.
 $ qtool eval "$NANO" --data "$NANO/eval.txt" --gate 'ppl<=' --progress plain
