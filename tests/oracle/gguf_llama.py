@@ -6,10 +6,12 @@ Perplexity: for every checkpoint and scheme, llama.cpp tokenizes TEXT and scores
 of `qtool eval`; both perplexities have to agree within PPL.
 
 Logits: for random models of every architecture that the format has, llama.cpp with the export
-against transformers with the dequantized weights in FP32. The differences come from llama.cpp,
-which rounds the inputs of products with quantized weights to 8 bits and other inputs to FP16:
-random models magnify them, and routers then choose other experts for some tokens. A wrong order
-of rows, norm, frequency or factor gives differences of the size of the logits.
+against transformers with the dequantized weights in FP32. First only the embedding is quantized and
+everything else is FP32: the logits are equal, or, where the head is the embedding, differ by what
+llama.cpp rounds of its inputs (8 bits). Then all linears are quantized, which shows that codes are
+in their places; random models magnify the rounding of inputs, and routers choose other experts for
+some tokens. A wrong order of rows, norm, frequency or factor gives differences of the size of the
+logits.
 
 Needs llama_cpp (llama-cpp-python); for the logits torch and transformers.
 """
@@ -25,7 +27,8 @@ from llama_cpp import Llama
 qtool, work, *models = sys.argv[1:]
 SCHEMES = {"int8": [], "int4:g=32": [], "int4:g=128": [], "int4:g=64,zero=group": ["--lossy"],
            "iq4nl": [], "mxfp4": []}
-PPL, RMS, RMS_EXPERTS = 5e-3, 0.08, 0.25
+PPL, RMS_EXACT, RMS, RMS_EXPERTS = 5e-3, 0.01, 0.08, 0.25
+EMBEDDING = ["--scheme", "none", "--tensor", "^(?!.*layers).*embed_tokens=int8:g=32"]
 SEQLEN, WINDOWS, IDS = 256, 16, [(7 * i * i + 13 * i + 5) % 1000 + 2 for i in range(96)]
 failed = 0
 
@@ -84,15 +87,14 @@ def compare_perplexity(checkpoint, text, scheme, options):
 
 # ---- architectures -----------------------------------------------------------------------------
 
-def compare_arch(name, kind, options):
+def compare_logits(source, schemes):
+    """The difference, relative to the standard deviation of the logits."""
     from transformers import AutoModelForCausalLM
 
-    source = os.path.join(work, "arch-" + name)
-    make_model(source, kind, options)
-    for form, more in {"gguf": [], "dense": ["--dtype", "float32"]}.items():
-        run("quantize", source, "-o", source + "-int8", "--scheme", "int8:g=32", "--force")
-        run("export", source + "-int8", "-o", f"{source}-{form}", "--format", form, "--force",
-            *more)
+    run("quantize", source, "-o", source + "-c", "--force", *schemes)
+    for form in ["gguf", "dense"]:
+        run("export", source + "-c", "-o", f"{source}-{form}", "--format", form, "--force",
+            "--dtype", "float32")
     reference = AutoModelForCausalLM.from_pretrained(source + "-dense", dtype=torch.float32,
                                                      attn_implementation="eager")
     with torch.no_grad():
@@ -101,9 +103,19 @@ def compare_arch(name, kind, options):
                 verbose=False, type_k=0, type_v=0)
     rms = numpy.sqrt(((logits(llm, IDS) - want) ** 2).mean()) / want.std()
     llm.close()
-    limit = RMS_EXPERTS if "moe" in kind or kind in ("mixtral", "gpt_oss") else RMS
-    report(rms <= limit, f"{name}: logits of llama.cpp differ from transformers by {rms:.3f} of "
-           f"their standard deviation (<= {limit})")
+    return rms
+
+
+def compare_arch(name, kind, options):
+    source = os.path.join(work, "arch-" + name)
+    make_model(source, kind, options)
+    experts = "moe" in kind or kind in ("mixtral", "gpt_oss")
+    for what, schemes, limit in [("embedding", EMBEDDING, RMS_EXACT),
+                                 ("linears", ["--scheme", "int8:g=32"],
+                                  RMS_EXPERTS if experts else RMS)]:
+        rms = compare_logits(source, schemes)
+        report(rms <= limit, f"{name}, {what}: logits of llama.cpp differ from transformers by "
+               f"{rms:.5f} of their standard deviation (<= {limit})")
 
 
 try:
