@@ -158,6 +158,13 @@ typedef int qtool_matmul_dense_fn(void *context, void *y, size_t ldy, const void
                                   size_t m, size_t n, size_t k, enum qtool_dtype dtype,
                                   void *stream);
 
+/* Activation of gate, as in qtool_decoder.h. */
+enum qtool_matmul_gated {
+    QTOOL_MATMUL_PLAIN,          /* no activation */
+    QTOOL_MATMUL_GATED_SILU,     /* u * g / (1 + exp(-g)) */
+    QTOOL_MATMUL_GATED_GELU_TANH /* u * g / 2 * (1 + tanh(sqrt(2 / pi) * (g + 0.044715 * g^3))) */
+};
+
 struct qtool_matmul_options {
     enum qtool_dtype dtype; /* of X and Y */
     int device;             /* CUDA device ordinal; must be the current device */
@@ -178,6 +185,13 @@ struct qtool_matmul_options {
      * that compute capability on a newer device. The driver may have to compile these kernels
      * first. 0: the device's own. MIX24 supports only 0. */
     int compute;
+    /* Not QTOOL_MATMUL_PLAIN: the first n / 2 rows of W are those of gate, the others those of up,
+     * and y[m][n / 2] is the activation of gate times up; both are rounded to `dtype` before. In
+     * FP16 results are limited to its range. Needs n that is a multiple of 32, y that is 16-byte
+     * aligned, at most 64 tokens, and compute capability 9.0. Refused for MIX24, for codes of 2
+     * bits and of more than 4, with batch_invariant, and where the plan without it takes a kernel
+     * that has no such form, for some n and m. */
+    enum qtool_matmul_gated gated;
 };
 
 /* The kernels. Each path has its own member in the union of struct qtool_matmul_config. */

@@ -55,6 +55,12 @@ static inline void random_x(uint16_t *to, size_t count, int bf16)
     free(x);
 }
 
+/* Values of Y. */
+static inline size_t outputs_of(const struct qtool_matmul_plan *p)
+{
+    return p->m * p->n / (p->options.gated ? 2 : 1);
+}
+
 /* Runs the plan into y[which]. Returns false if it fails or writes outside the output and the
  * workspace. late: X is written by a kernel before, and not complete when a dependent launch
  * begins. */
@@ -62,7 +68,7 @@ static inline bool guarded_run(const struct qtool_matmul_plan *p,
                                const struct qtool_matmul_weight *w, const uint16_t *x, int which,
                                bool late)
 {
-    size_t count = p->m * p->n, shift = (size_t)(x - pool.x);
+    size_t count = outputs_of(p), shift = (size_t)(x - pool.x);
     uint16_t *y = pool.y[which], guards[2 * GUARD];
     void *space = workspace_of(p->workspace_bytes);
     CHECK(cudaMemset(y, 0xff, (output_at + count + GUARD) * 2));

@@ -13,6 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
@@ -29,7 +30,7 @@ static const size_t columns[] = {64, 100, 256, 1024, 3584, 4096, 8192, 14336, 28
 static const size_t tokens[] = {1,  3,   8,   9,   16,  17,  28,  32,   33,  64,
                                 65, 100, 127, 128, 136, 192, 256, 1000, 4096};
 
-static int passed, failed, rounded_tiles;
+static int passed, failed, rounded_tiles, gated_plans;
 static const char *device; /* name of the current device */
 static bool hopper;
 
@@ -201,6 +202,33 @@ static void check_products(const char *name, const struct qtool_matmul_weight *w
                            ? NULL
                            : "the order of additions differs from that of one token");
         }
+    }
+}
+
+/* Gated products are planned where rows and tokens permit and kernels exist, and run then. On an
+ * H200 they are for 28672 rows of 3584 channels and more, except with tiles of 48 tokens and tiles
+ * that round. */
+static void check_gated(const char *name, const struct qtool_matmul_weight *w)
+{
+    for (size_t i = 0; i < COUNT(tokens); i++) {
+        const struct qtool_matmul_options opt = {.dtype = i & 1 ? QTOOL_BF16 : QTOOL_F16,
+                                                 .gated = QTOOL_MATMUL_GATED_SILU};
+        /* TMA cannot copy an odd number of groups of 4-bit zero-points. */
+        const bool boxes = !w->zero || w->bits == 8 || (w->k + w->group - 1) / w->group % 2 == 0;
+        const bool can =
+            hopper && w->n % 32 == 0 && tokens[i] <= 64 && boxes && w->bits <= 4 && w->bits > 2;
+        const bool must = strcmp(device, "H200") == 0 && w->n == 28672 && w->k >= 3584 &&
+                          (tokens[i] <= 16 || (tokens[i] != 33 && w->group == 128));
+        struct qtool_matmul_plan plan;
+        int rc = qtool_matmul_plan(&plan, w, tokens[i], &opt);
+        const char *fault = NULL;
+        if (rc == QTOOL_OK)
+            fault = can ? launch_fault(qtool_matmul_run(&plan, w, memory, memory, memory, NULL))
+                        : "a gated plan that cannot be";
+        else if (can && must)
+            fault = plan.reason;
+        result(name, w->n, w->k, tokens[i], fault);
+        gated_plans += rc == QTOOL_OK;
     }
 }
 
@@ -447,6 +475,7 @@ int main(void)
                 for (size_t s = 0; s < COUNT(schemes); s++) {
                     const struct qtool_matmul_weight w = weight_of(&schemes[s], n, k);
                     check_products(schemes[s].name, &w);
+                    check_gated(schemes[s].name, &w);
                     const int rc = qtool_matmul_dequantize(&w, memory, QTOOL_F16, NULL);
                     result("dequantize", n, k, 0, launch_fault(rc));
                 }
@@ -492,6 +521,7 @@ int main(void)
                     check_attention(4 * group, 4, dim, (enum qtool_kv_format)format);
     }
     result("tiles that round", 0, 0, 0, rounded_tiles > 0 ? NULL : "no plan uses one");
+    result("gated products", 0, 0, 0, gated_plans > 0 ? NULL : "no plan has one");
     printf("%d passed, %d failed, 0 skipped\n", passed, failed);
     return failed != 0;
 }

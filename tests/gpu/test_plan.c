@@ -109,6 +109,10 @@ static void refuse(const struct qtool_matmul_weight *w, size_t m,
 static void test_refusals(void)
 {
     const struct qtool_matmul_options f16 = {0}, f32 = {.dtype = 5}, far = {.device = 1000};
+    const struct qtool_matmul_options gated = {.gated = QTOOL_MATMUL_GATED_SILU};
+    const struct qtool_matmul_options invariant = {.gated = QTOOL_MATMUL_GATED_SILU,
+                                                   .batch_invariant = 1};
+    const struct qtool_matmul_options unknown = {.gated = (enum qtool_matmul_gated)3};
     struct qtool_matmul_plan plan;
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
         struct qtool_matmul_weight w = *refusals[i].from, slice;
@@ -121,6 +125,12 @@ static void test_refusals(void)
     refuse(&lut, 0, &f16, "m must be");
     refuse(&lut, SIZE_MAX, &f16, "m must be");
     refuse(&lut, 1, &f32, "FP16 or BF16");
+    struct qtool_matmul_weight odd = lut;
+    odd.n = 80;
+    refuse(&odd, 1, &gated, "multiple of 32");
+    refuse(&lut, 65, &gated, "at most 64 tokens");
+    refuse(&lut, 1, &invariant, "batch-invariant");
+    refuse(&lut, 1, &unknown, "options.gated");
     result(qtool_matmul_plan(&plan, &lut, 1, &far) == QTOOL_NO_GPU && plan.reason[0],
            "device 1000");
     memset(&plan, 0, sizeof plan);

@@ -26,7 +26,7 @@ struct qt_gpu_graph {
 struct fake {
     struct sim_gpu sim;
     bool capturing; /* nothing is computed */
-    size_t products, grouped, replays;
+    size_t products, gated, grouped, replays;
 };
 
 /* Tables of experts, freed at the end. */
@@ -86,10 +86,24 @@ static int fake_plan(struct qt_gpu *gpu, struct qtool_matmul_plan *out,
                      const struct qtool_matmul_weight *w, size_t m,
                      const struct qtool_matmul_options *opt, struct qt_err *err)
 {
-    (void)gpu, (void)err;
+    (void)gpu;
+    if (opt->gated && (m > 64 || w->n % 32))
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL, "no gated product");
     *out = (struct qtool_matmul_plan){
         .m = m, .n = w->n, .k = w->k, .options = *opt, .workspace_bytes = QTOOL_WORKSPACE_ZEROED};
     return QT_OK;
+}
+
+/* y[m][n / 2] = the activation of gate times up: both[m][n]. */
+static void fake_gate(void *y, const uint16_t *both, const struct qtool_matmul_plan *p)
+{
+    const enum qtool_decoder_act act =
+        p->options.gated == QTOOL_MATMUL_GATED_SILU ? QTOOL_DECODER_SILU : QTOOL_DECODER_GELU_TANH;
+    const size_t half = p->n / 2;
+    for (size_t i = 0; i < p->m * half; i++) {
+        const uint16_t *gate = both + i / half * p->n + i % half;
+        ref_store(y, i, ref_act(act, ref_half(gate, 0), ref_half(gate, half)));
+    }
 }
 
 static int fake_run(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
@@ -97,10 +111,15 @@ static int fake_run(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
                     struct qt_err *err)
 {
     (void)err;
+    struct fake *f = gpu->ctx;
     double *row = calloc(w->k, sizeof *row);
+    uint16_t *both = calloc(plan->m * w->n, sizeof *both);
+    void *to = plan->options.gated ? both : y;
     assert_non_null(workspace);
     assert_non_null(row);
-    ((struct fake *)gpu->ctx)->products++;
+    assert_non_null(both);
+    f->products++;
+    f->gated += plan->options.gated != QTOOL_MATMUL_PLAIN;
     for (size_t j = 0; !idle(gpu) && j < w->n; j++) {
         for (size_t c = 0; c < w->k; c++)
             row[c] = (double)weight_at(w, j, c);
@@ -108,10 +127,13 @@ static int fake_run(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
             double sum = 0;
             for (size_t c = 0; c < w->k; c++)
                 sum += ref_half(x, i * w->k + c) * row[c];
-            ref_store(y, i * w->n + j, sum);
+            ref_store(to, i * w->n + j, sum);
         }
     }
+    if (!idle(gpu) && plan->options.gated)
+        fake_gate(y, both, plan);
     free(row);
+    free(both);
     return QT_OK;
 }
 
@@ -531,10 +553,10 @@ static void test_containers(void **state)
     static const struct {
         const char *scheme;
         const struct qt_rule *rule;
-        size_t products; /* of all three decoder layers and the head */
-    } cases[] = {{"nf4", NULL, 12},          {"fp6", NULL, 12},       {"int4", NULL, 12},
-                 {"lut3", NULL, 21}, /* tables of their own */
-                 {"nf3:g=64", fp6_keys, 18}, {"int8", no_values, 15}, {"nf4", head, 13}};
+        size_t products, gated; /* of all three decoder layers and the head */
+    } cases[] = {{"nf4", NULL, 12, 3},          {"fp6", NULL, 12, 3},       {"int4", NULL, 12, 3},
+                 {"lut3", NULL, 21, 0}, /* tables of their own */
+                 {"nf3:g=64", fp6_keys, 18, 3}, {"int8", no_values, 15, 3}, {"nf4", head, 13, 3}};
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *dir = fixture_dir();
@@ -551,6 +573,7 @@ static void test_containers(void **state)
         if (!(c.error < 4e-3))
             fail_msg("%s: error %g", cases[i].scheme, c.error);
         assert_int_equal(f.products, cases[i].products);
+        assert_int_equal(f.gated, cases[i].gated);
         assert_int_equal(qt_dir_remove(path, NULL), 0);
         fixture_remove(dir);
     }

@@ -4,6 +4,8 @@
  *   x --> q k v products --> heads (bias, norm, rope, append) --> attention --> o product
  *     --> add + norm --> gate up products --> activation --> down product --> add + norm --> x
  *
+ * The activation is in the epilogue of gate and up where the plan of their product can do it.
+ *
  * With experts: router product --> choice --> grouped products, or for FP16 experts product -->
  * activation --> product, beside the MLP of the shared expert.
  */
@@ -54,6 +56,40 @@ static struct qtool_matmul_options options_of(const struct qt_runtime *rt)
                                          .batch_invariant = rt->opt.batch_invariant,
                                          .dense = rt->gpu->dense,
                                          .dense_context = rt->gpu->dense_context};
+}
+
+/* *done = true: the product of gate and up with the activation in its epilogue, to `out`. */
+static int append_gated(bool *done, struct rt_program *p, struct qt_runtime *rt,
+                        const struct rt_layer *l, const struct qtool_decoder_activation *a,
+                        struct qt_err *err)
+{
+    const struct rt_linear *linear = &l->gate_up.linear[0];
+    struct qtool_matmul_options opt = options_of(rt);
+    struct qtool_matmul_plan plan;
+    struct rt_op *op;
+    int rc;
+    *done = false;
+    opt.gated = a->act == QTOOL_DECODER_SILU        ? QTOOL_MATMUL_GATED_SILU
+                : a->act == QTOOL_DECODER_GELU_TANH ? QTOOL_MATMUL_GATED_GELU_TANH
+                                                    : QTOOL_MATMUL_PLAIN;
+    if (!opt.gated || opt.batch_invariant || !l->gated || l->gate_up.linears != 1 ||
+        linear->dense || a->w4ax || l->gate_up.part[1].first != l->width ||
+        linear->n != 2 * l->width || a->gate_bias || a->up_bias || a->token_gate)
+        return QT_OK;
+    rc = rt->gpu->plan(rt->gpu, &plan, &linear->weight, a->m, &opt, err);
+    if (rc == QT_E_UNSUPPORTED)
+        return QT_OK;
+    QT_TRY(rc);
+    QT_TRY(append_op(&op, p, RT_MATMUL, QT_RUNTIME_PRODUCTS, err));
+    op->product.linear = linear;
+    op->product.y = a->out;
+    op->product.x = rt->x;
+    op->product.m = a->m;
+    op->product.plan = plan;
+    QT_TRY(gpu_workspace_need(&rt->operands, rt->gpu, plan.workspace_bytes, err));
+    *done = true;
+done:
+    return rc;
 }
 
 /* y: F16 [m][n]. */
@@ -477,6 +513,7 @@ static int append_dense(struct rt_program *p, struct qt_runtime *rt, const struc
 {
     struct qtool_decoder_op op = {.kind = QTOOL_DECODER_ACTIVATION};
     struct qtool_decoder_activation *a = &op.activation;
+    bool gated;
     int rc;
     *a = (struct qtool_decoder_activation){
         .act = rt->config.act, .m = m, .n = l->width, .out = rt->act};
@@ -494,9 +531,12 @@ static int append_dense(struct rt_program *p, struct qt_runtime *rt, const struc
         QT_TRY(need_codes(rt, &l->down.input, m, err));
         a->w4ax = &l->down.input.in; /* acts: when it is enqueued */
     }
-    QT_TRY(append_group(p, rt, &l->gate_up, rt->gate_up, rt->x, m,
-                        norm_quantizes(rt, l, &l->gate_up), err));
-    QT_TRY(append_kernel(p, QT_RUNTIME_ACTIVATION, &op, err));
+    QT_TRY(append_gated(&gated, p, rt, l, a, err));
+    if (!gated) {
+        QT_TRY(append_group(p, rt, &l->gate_up, rt->gate_up, rt->x, m,
+                            norm_quantizes(rt, l, &l->gate_up), err));
+        QT_TRY(append_kernel(p, QT_RUNTIME_ACTIVATION, &op, err));
+    }
     QT_TRY(append_group(p, rt, &l->down, y, rt->act, m, true, err));
 done:
     return rc;

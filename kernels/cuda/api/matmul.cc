@@ -58,6 +58,22 @@ static int finish(struct qtool_matmul_plan *p, int rc)
 
 /* ---- plan ----------------------------------------------------------------------------------- */
 
+/* NULL, or why the plan cannot be one of a gated product. */
+static const char *gated_fault(const struct qtool_matmul_plan *p)
+{
+    if (p->options.gated > QTOOL_MATMUL_GATED_GELU_TANH)
+        return "options.gated is not an enum qtool_matmul_gated";
+    if (p->kind == QTOOL_MATMUL_MIX24)
+        return "MIX24 has no gated products";
+    if (p->options.batch_invariant)
+        return "gated products cannot be batch-invariant";
+    if (p->n % (2 * QT_STRIP_ROWS))
+        return "n of a gated product must be a multiple of 32";
+    if (p->m > QT_GATED_TOKENS)
+        return "a gated product has at most 64 tokens";
+    return NULL;
+}
+
 static int check(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *w)
 {
     struct qt_shape s;
@@ -70,6 +86,9 @@ static int check(struct qtool_matmul_plan *p, const struct qtool_matmul_weight *
     const char *fault = weight_fault(&s, w);
     if (fault)
         return qt_refuse(p, QTOOL_UNSUPPORTED, "%s", fault);
+    if (p->options.gated && p->config.path != QTOOL_MATMUL_SKINNY &&
+        p->config.path != QTOOL_MATMUL_TILE)
+        return qt_refuse(p, QTOOL_UNSUPPORTED, "gated products need the path SKINNY or TILE");
     if (p->config.path == QTOOL_MATMUL_DENSE)
         return qt_dense_check(p, w);
     return w->kind == QTOOL_MATMUL_MIX24 ? qt_mix24_check(p, w) : qt_matmul_check(p, &s);
@@ -97,10 +116,13 @@ static int choose(struct qtool_matmul_plan *p, const struct qtool_matmul_weight 
     const size_t packed_bytes = (size_t)s->strips * (size_t)s->blocks * 128 * (size_t)s->bits;
     double us;
     if (!qt_matmul_choose(p, s, &us))
-        return qt_refuse(p, QTOOL_UNSUPPORTED,
-                         "n = %zu, k = %zu does not fit into the device's shared memory", w->n,
-                         w->k);
-    qt_dense_prefer(p, w, packed_bytes, us);
+        return p->options.gated
+                   ? qt_refuse(p, QTOOL_UNSUPPORTED, "no kernel has gated products of this weight")
+                   : qt_refuse(p, QTOOL_UNSUPPORTED,
+                               "n = %zu, k = %zu does not fit into the device's shared memory",
+                               w->n, w->k);
+    if (!p->options.gated)
+        qt_dense_prefer(p, w, packed_bytes, us);
     return check(p, w);
 }
 
@@ -125,7 +147,8 @@ static int begin(struct qtool_matmul_plan *out, const struct qtool_matmul_weight
         return qt_refuse(out, QTOOL_UNSUPPORTED, "options.dtype must be FP16 or BF16");
     if (m == 0 || m > 1 << 24)
         return qt_refuse(out, QTOOL_UNSUPPORTED, "m must be 1..2^24");
-    return QTOOL_OK;
+    const char *fault = opt->gated ? gated_fault(out) : NULL;
+    return fault ? qt_refuse(out, QTOOL_UNSUPPORTED, "%s", fault) : QTOOL_OK;
 }
 
 static int plan(struct qtool_matmul_plan *out, const struct qtool_matmul_weight *w, size_t m,
@@ -161,6 +184,8 @@ int qtool_matmul_run(const struct qtool_matmul_plan *p, const struct qtool_matmu
         return QTOOL_UNSUPPORTED;
     if (!x || !y || (size_t)x % (mix24 ? 2 : 16) || (size_t)y % 2 || (size_t)workspace % 256 ||
         (p->workspace_bytes && !workspace))
+        return QTOOL_UNSUPPORTED;
+    if (p->options.gated && (size_t)y % 16)
         return QTOOL_UNSUPPORTED;
     if (p->config.path == QTOOL_MATMUL_DENSE)
         return qt_dense_run(p, w, y, x, workspace, stream);

@@ -36,4 +36,12 @@ static __device__ __forceinline__ void qt_put_rounded(void *y, size_t at, float 
     ((uint16_t *)y)[at] = bf16 ? b : __half_as_ushort(__float2half(v));
 }
 
+/* The values of a word of two. */
+static __device__ __forceinline__ float2 qt_float_two(bool bf16, uint32_t two)
+{
+    if (bf16)
+        return make_float2(__uint_as_float(two << 16), __uint_as_float(two & 0xffff0000));
+    return __half22float2(*(const __half2 *)&two);
+}
+
 #endif

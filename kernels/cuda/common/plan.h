@@ -16,6 +16,15 @@ enum { QT_PIPELINE_STAGES = 16, QT_PIPELINE_BARRIER_BYTES = (2 * QT_PIPELINE_STA
  * kernel, and one copies X, which does. */
 enum { QT_PRODUCER_THREADS = 64 };
 
+/* Tokens of a gated product (options.gated), at most. */
+enum { QT_GATED_TOKENS = 64 };
+
+/* Columns of Y. */
+static inline size_t qt_out_columns(const struct qtool_matmul_plan *p)
+{
+    return p->options.gated ? p->n / 2 : p->n;
+}
+
 static inline size_t ceil_div(size_t a, size_t b)
 {
     return a / b + (a % b != 0);

@@ -72,6 +72,9 @@ const void *qt_skinny_instance(enum qt_format format, int token_tiles, int strip
                                bool small);
 /* Instance number `kind` of the format's table in tile.h. For sm_90a. */
 const void *qt_tile_instance(enum qt_format format, int kind);
+/* The same for gated products. Two strips per warp, four with 2 and 3 bits; the table is large. */
+const void *qt_skinny_gated_instance(enum qt_format format, int token_tiles, int strips, int last);
+const void *qt_tile_gated_instance(enum qt_format format, int kind);
 const void *qt_dequantize_instance(enum qt_format format);
 int qt_dequantize_smem(enum qt_format format); /* bytes of shared memory */
 

@@ -21,6 +21,8 @@ bool qt_matmul_choose(struct qtool_matmul_plan *p, const struct qt_shape *s, dou
     *us = stream_us(p);
     if (qt_skinny_choose(p, s))
         return true;
+    if (p->options.gated)
+        return tiles && qt_tile_choose(p, s, us);
     if ((tiles && (qt_tile_choose(p, s, us) || qt_mma_tile_choose(p, s, us))) ||
         qt_stream_choose(p, s))
         return true;

@@ -130,6 +130,22 @@ int qt_shape_slice(struct qtool_matmul_weight *out, const struct qtool_matmul_we
     return QTOOL_OK;
 }
 
+/* A section of `columns` words of 8 bytes per strip, `pitch` bytes from strip to strip. */
+static struct qt_tensor section_of(const struct qtool_matmul_plan *p, const struct qt_shape *s,
+                                   const void *base, size_t columns, size_t pitch, int box_columns,
+                                   int box_strips)
+{
+    const size_t strips = (size_t)s->strips;
+    if (p->options.gated)
+        return {base,
+                3,
+                {columns, 2, strips / 2},
+                {strips / 2 * pitch, pitch},
+                {box_columns, 2, box_strips / 2},
+                false};
+    return {base, 2, {columns, strips}, {pitch}, {box_columns, box_strips}, false};
+}
+
 bool qt_weight_maps(const struct qtool_matmul_plan *p, CUtensorMap plane[3], CUtensorMap *scales,
                     CUtensorMap *zeros, const struct qt_shape *s,
                     const struct qtool_matmul_weight *w, int box_strips, int box_blocks,
@@ -137,29 +153,20 @@ bool qt_weight_maps(const struct qtool_matmul_plan *p, CUtensorMap plane[3], CUt
 {
     bool ok = true;
     for (int i = 0; i < 3 && s->width[i] && ok; i++) {
-        size_t block = 16 * (size_t)s->width[i];
-        struct qt_tensor t = {w->plane[i],
-                              2,
-                              {(size_t)s->blocks * block, (size_t)s->strips},
-                              {s->pitch_blocks * block * 8},
-                              {box_blocks * (int)block, box_strips},
-                              false};
+        const size_t block = 16 * (size_t)s->width[i];
+        const struct qt_tensor t =
+            section_of(p, s, w->plane[i], (size_t)s->blocks * block, s->pitch_blocks * block * 8,
+                       box_blocks * (int)block, box_strips);
         ok = qt_tensor_map(p, &plane[i], &t);
     }
-    struct qt_tensor t = {w->scale,
-                          2,
-                          {s->groups * 4, (size_t)s->strips},
-                          {s->pitch_groups * 32},
-                          {box_groups * 4, box_strips},
-                          false};
+    const struct qt_tensor t =
+        section_of(p, s, w->scale, s->groups * 4, s->pitch_groups * 32, box_groups * 4, box_strips);
     ok = ok && (!s->grouped || qt_tensor_map(p, scales, &t));
     if (!ok || !s->zero_bytes)
         return ok;
-    struct qt_tensor z = {w->zero,
-                          2,
-                          {s->groups * (size_t)s->zero_bytes / 8, (size_t)s->strips},
-                          {s->pitch_groups * (size_t)s->zero_bytes},
-                          {qt_zero_pitch(s, box_groups) / 8, box_strips},
-                          false};
+    const size_t bytes = (size_t)s->zero_bytes;
+    const struct qt_tensor z =
+        section_of(p, s, w->zero, s->groups * bytes / 8, s->pitch_groups * bytes,
+                   qt_zero_pitch(s, box_groups) / 8, box_strips);
     return qt_tensor_map(p, zeros, &z);
 }

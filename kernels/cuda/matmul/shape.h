@@ -47,8 +47,9 @@ static inline int qt_zero_pitch(const struct qt_shape *s, int box_groups)
 }
 
 /* Encodes the tensor maps of the planes, and of the group scales and zero-points if there are any,
- * with boxes of box_strips strips and box_blocks blocks or box_groups groups. Returns false if the
- * driver refuses one. */
+ * with boxes of box_strips strips and box_blocks blocks or box_groups groups. Those of a
+ * gated product have the dimensions columns, halves, strips of a half: a box has strips of gate and
+ * of up in turns. Returns false if the driver refuses one. */
 bool qt_weight_maps(const struct qtool_matmul_plan *p, CUtensorMap plane[3], CUtensorMap *scales,
                     CUtensorMap *zeros, const struct qt_shape *s,
                     const struct qtool_matmul_weight *w, int box_strips, int box_blocks,

@@ -12,7 +12,8 @@
  *     tops       U32 [QT_SKINNY_TOPS], the largest magnitude that each converter warp finds, and
  *                FP32 [m], the token factors
  *
- * Template parameters: Format, the code format; MT, STRIPS and LAST as in skinny_common.cuh.
+ * Template parameters: Format, the code format; MT, STRIPS and LAST as in skinny_common.cuh; GATED:
+ * for gated products (formats with a scale per group).
  *
  * Requires   X 16-byte aligned: FP16, k a multiple of 64 (prepare.cu makes such X); or BF16, k a
  *            multiple of 256, and converter warps
@@ -26,7 +27,7 @@
 #include "kernels/cuda/matmul/skinny_common.cuh"
 #include "kernels/cuda/matmul/warp_mma.cuh"
 
-template <class Format> struct skinny_producer : skinny_producer_base<qt_skinny_args> {
+template <class Format, bool GATED> struct skinny_producer : skinny_producer_base<qt_skinny_args> {
     using skinny_producer_base::skinny_producer_base;
 
     __device__ __forceinline__ void copy_weights(uint32_t dst, uint32_t bar) const
@@ -36,13 +37,14 @@ template <class Format> struct skinny_producer : skinny_producer_base<qt_skinny_
 #pragma unroll
         for (int p = 0; p < 3; p++)
             if (qt_plane_width<Format>(p))
-                ptx_copy_box(dst + a.planes_at[p], &a.plane[p],
-                             k_stage * (QT_SKINNY_BLOCKS * 16 * qt_plane_width<Format>(p)), strip(),
-                             bar);
+                qt_copy_strips<GATED>(dst + a.planes_at[p], &a.plane[p],
+                                      k_stage * (QT_SKINNY_BLOCKS * 16 * qt_plane_width<Format>(p)),
+                                      strip(), bar);
         if (Format::GROUPED)
-            ptx_copy_box(dst + a.scales_at, &a.scales, group * 4, strip(), bar);
+            qt_copy_strips<GATED>(dst + a.scales_at, &a.scales, group * 4, strip(), bar);
         if (Format::ZEROS && a.decode.zeros)
-            ptx_copy_box(dst + a.zeros_at, &a.zeros, group * (Format::ZEROS / 8), strip(), bar);
+            qt_copy_strips<GATED>(dst + a.zeros_at, &a.zeros, group * (Format::ZEROS / 8), strip(),
+                                  bar);
     }
 };
 
@@ -115,7 +117,9 @@ static __device__ __forceinline__ void skinny_slot(qt_accumulators<MT, N> *total
 }
 
 /* The Work of skinny_consume. */
-template <class Format, int MT, int STRIPS> struct skinny_consumer : skinny_float_accumulators {
+template <class Format, int MT, int STRIPS, bool IS_GATED>
+struct skinny_consumer : skinny_float_accumulators {
+    enum { GATED = IS_GATED };
     const qt_skinny_args &a;
     const skinny_offsets<Format, MT, STRIPS> from;
     const qt_lane lane;
@@ -124,6 +128,10 @@ template <class Format, int MT, int STRIPS> struct skinny_consumer : skinny_floa
                                                const qt_lane &l)
         : a(args), from(args, w), lane(l)
     {
+    }
+    __device__ __forceinline__ int gated() const
+    {
+        return a.gated;
     }
     __device__ __forceinline__ void begin_tile(int)
     {
@@ -195,7 +203,7 @@ static __device__ __noinline__ void skinny_convert_x(const uint4 *x, int stages,
 
 /* ---- kernel ---------------------------------------------------------------------------------- */
 
-template <class Format, int MT, int STRIPS, int LAST>
+template <class Format, int MT, int STRIPS, int LAST, bool GATED>
 __global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
     qt_skinny_kernel(const __grid_constant__ qt_skinny_args a)
 {
@@ -213,7 +221,7 @@ __global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
     }
     if (warp * 32 >= threads) {
         qt_pipeline_produce(a, r, warp * 32 == threads, threads, a.arrivals,
-                            skinny_producer<Format>(a));
+                            skinny_producer<Format, GATED>(a));
         return;
     }
     qt_lane lane = qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), threads);
@@ -226,7 +234,7 @@ __global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
     if (a.converters)
         ptx_named_barrier(SKINNY_X, threads + a.converters * 32);
     skinny_consume<MT, STRIPS, LAST>(a, r, w, threads,
-                                     skinny_consumer<Format, MT, STRIPS>(a, w, lane));
+                                     skinny_consumer<Format, MT, STRIPS, GATED>(a, w, lane));
 }
 
 /* of_small: the format with a small table, for thread blocks with few strips, which have neither
@@ -244,7 +252,8 @@ template <> struct skinny_format<qt_decode_steps3> {
     typedef qt_decode_steps3 of_four;
 };
 
-#define KERNEL(Format, mt, strips, last) (const void *)qt_skinny_kernel<Format, mt, strips, last>
+#define KERNEL(Format, mt, strips, last)                                                           \
+    (const void *)qt_skinny_kernel<Format, mt, strips, last, false>
 
 /* Kernels with two strips per warp. HALF: also those whose last warp has one strip. */
 template <class Format, bool HALF>
@@ -281,5 +290,19 @@ static const void *qt_skinny_of(int token_tiles, int strips, int last, bool smal
 }
 
 #undef KERNEL
+
+/* The same for gated products, whose tiles have an even number of strips. The table is large. */
+template <class Format> static const void *qt_skinny_gated_of(int token_tiles, int strips, int last)
+{
+    typedef typename skinny_format<Format>::of_four of_four;
+    if (strips == 2 && last == 2)
+        return token_tiles == 1 ? (const void *)qt_skinny_kernel<Format, 1, 2, 2, true>
+                                : (const void *)qt_skinny_kernel<Format, 2, 2, 2, true>;
+    if constexpr (Format::LUT && Format::WIDTH0 < 4)
+        if (strips == 4 && token_tiles == 1)
+            return last == strips ? (const void *)qt_skinny_kernel<of_four, 1, 4, 4, true>
+                                  : (const void *)qt_skinny_kernel<of_four, 1, 4, 2, true>;
+    return NULL;
+}
 
 #endif

@@ -61,6 +61,8 @@ struct qt_skinny_args : qt_skinny_base {
     size_t pitch_groups;
     CUtensorMap zeros; /* U64 [strips][groups * bytes of zero-points / 8] */
     int zero_pitch;    /* bytes of zero-points per strip in a stage */
+    int gated; /* enum qtool_matmul_gated. Kernels for gated products: a tile has strips of gate
+                  and of up in turns, and n is the number of channels of each */
 };
 
 /* ---- plans (skinny_plan.cc) ----------------------------------------------------------------- */

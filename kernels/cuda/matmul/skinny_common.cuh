@@ -40,12 +40,14 @@
  *     f32()                     whether Y is FP32; otherwise 16 bits
  *     sum                       type of the accumulators; INT32 is stored in the bits of FP32
  *     value(sum, token)         a sum as a value, before factors and scales
+ *     GATED                     whether products are gated; then also gated(), which returns an
+ *                               enum qtool_matmul_gated, and no addend, row_scales, f32, value
  */
 #ifndef QT_KERNELS_CUDA_MATMUL_SKINNY_COMMON_CUH
 #define QT_KERNELS_CUDA_MATMUL_SKINNY_COMMON_CUH
 
 #include "kernels/cuda/common/accumulators.cuh"
-#include "kernels/cuda/common/convert.cuh"
+#include "kernels/cuda/common/gated.cuh"
 #include "kernels/cuda/common/pipeline.cuh"
 #include "kernels/cuda/common/ptx_sm90.cuh"
 #include "kernels/cuda/matmul/skinny.h"
@@ -120,6 +122,7 @@ static __device__ __forceinline__ uint32_t skinny_x_at(int x_rows, int block, in
 
 /* Base of a Work with FP32 accumulators and 16-bit results. */
 struct skinny_float_accumulators {
+    enum { GATED = false };
     typedef float sum;
 
     __device__ __forceinline__ float value(float v, int) const
@@ -229,6 +232,46 @@ static __device__ __forceinline__ void skinny_epilogue(const qt_skinny_base &a, 
     }
 }
 
+/* The same for gated products, whose tiles have 16 rows of gate, 16 of up, and so on; token, row:
+ * the thread's first four channels. */
+template <class Work>
+static __device__ __forceinline__ void skinny_gated_epilogue(const qt_skinny_base &a,
+                                                             const Work &work, int pitch, int tile,
+                                                             int token, int row)
+{
+    const int rows = a.tile_strips * 8, first = ((int)blockIdx.x * a.tiles + tile) * rows;
+    const int step = pitch * a.m;
+    const float *factors =
+        a.kept_pitch ? (const float *)(qt_smem + a.tops_at) + QT_SKINNY_TOPS : a.token_factor;
+#pragma unroll 1
+    while (token < a.m) {
+        const float factor = factors ? a.factor * factors[token] : a.factor;
+        uint32_t two[2][2]; /* of gate and up */
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float *part = (const float *)(qt_smem + a.sums_at) + token * pitch +
+                                row / 16 * 32 + row % 16 + i * 16;
+            float v[4] = {};
+#pragma unroll 1
+            for (int j = 0; j < a.warps_k; j += 2)
+                skinny_add<2>(v, part + j * step, step);
+            two[i][0] = qt_round_two(a.bf16, v[0] * factor, v[1] * factor);
+            two[i][1] = qt_round_two(a.bf16, v[2] * factor, v[3] * factor);
+        }
+        uint2 out;
+        out.x = qt_gated_two(work.gated(), a.bf16, two[0][0], two[1][0]);
+        out.y = qt_gated_two(work.gated(), a.bf16, two[0][1], two[1][1]);
+        if (first + row < a.n)
+            *(uint2 *)((uint16_t *)a.y + (size_t)token * a.n + first + row) = out;
+        token += a.finish_tokens;
+        row += a.finish_rows;
+        if (row >= rows) {
+            row -= rows;
+            token++;
+        }
+    }
+}
+
 /* Copies the row scales of the thread block's strips to `to` in stored order; pitch: groups of
  * scales from strip to strip. */
 static __device__ __forceinline__ void skinny_load_row_scales(const qt_skinny_base &a, __half *to,
@@ -285,8 +328,8 @@ static __device__ __forceinline__ void skinny_consume(const qt_skinny_base &a, q
 {
     const int pitch = w.warps_n * STRIPS * 16 + 4;
     const bool last = LAST < STRIPS && w.wn * STRIPS + LAST >= a.tile_strips;
-    const int token = (int)threadIdx.x / (a.tile_strips * 4);
-    const int row = ((int)threadIdx.x - token * (a.tile_strips * 4)) * 4;
+    const int fours = a.tile_strips * (Work::GATED ? 2 : 4); /* of channels */
+    const int token = (int)threadIdx.x / fours, row = ((int)threadIdx.x - token * fours) * 4;
     int n = w.wk; /* slot, counted over all tiles */
     int lane = (int)(threadIdx.x % 32);
     asm volatile("" : "+r"(lane)); /* keeps it in a register */
@@ -311,7 +354,10 @@ static __device__ __forceinline__ void skinny_consume(const qt_skinny_base &a, q
                                   w.wn * STRIPS * 16,
                               pitch, a.m, sums);
         work.sync(threads, tile);
-        skinny_epilogue(a, work, pitch, tile, token, row);
+        if constexpr (Work::GATED)
+            skinny_gated_epilogue(a, work, pitch, tile, token, row);
+        else
+            skinny_epilogue(a, work, pitch, tile, token, row);
     }
 }
 

@@ -49,6 +49,13 @@ int qt_skinny_sums_pitch(const struct qtool_skinny_config *c)
  * exist. */
 enum { PARTIAL_BYTES = 8 << 10, TOPS_BYTES = 1024 };
 
+/* Sets the step from the four channels of a tile that a thread stores to its next four. */
+static void finish_steps(struct qt_skinny_base *a, const struct qtool_skinny_config *c, int fours)
+{
+    a->finish_tokens = c->warps * 32 / fours;
+    a->finish_rows = c->warps * 32 % fours * 4;
+}
+
 size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qtool_skinny_config *c,
                         const struct qt_skinny_room *room, size_t m)
 {
@@ -57,8 +64,7 @@ size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qtool_skinny_conf
     a->tiles = qt_skinny_tiles(c);
     a->warps_k = c->warps_k;
     a->arrivals = (uint16_t)(QT_SKINNY_SLOTS * (c->warps / c->warps_k));
-    a->finish_tokens = c->warps * 32 / (4 * a->tile_strips);
-    a->finish_rows = c->warps * 32 % (4 * a->tile_strips) * 4;
+    finish_steps(a, c, 4 * a->tile_strips);
     a->x_rows = qt_skinny_x_rows(c, m);
     a->stages = c->depth;
     a->stage_bytes = room->stage_bytes;
@@ -80,8 +86,11 @@ size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qtool_skinny_conf
  * large and a small table: 4096 x 4096, 1 token, nf3 4.98 and 4.88, nf2 4.77 and 4.53; 16 tokens,
  * where only half of the stages fit beside a large one, nf3 6.71 and 5.49; nf2, 6144 x 4096, 1
  * token 5.89 and 5.68. */
-static bool small_table(const struct qt_shape *s, const struct qtool_skinny_config *c)
+static bool small_table(const struct qt_skinny_args *a, const struct qt_shape *s,
+                        const struct qtool_skinny_config *c)
 {
+    if (a->gated)
+        return false;
     return c->strips == 1 || (c->strips == 2 && c->strips_cta <= (s->bits == 2 ? 3 : 2));
 }
 
@@ -108,7 +117,7 @@ static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_
     a->zeros_at = (int)round_up((size_t)a->stage_tx, 128);
     a->zero_pitch = qt_zero_pitch(s, a->stage_groups);
     const int zeros_bytes = strips * a->zero_pitch;
-    room.head_bytes = qt_skinny_table_bytes(s->format, small_table(s, c));
+    room.head_bytes = qt_skinny_table_bytes(s->format, small_table(a, s, c));
     if (keep) {
         a->kept_pitch = (int)round_up((size_t)qt_skinny_x_bytes(c, m), 1024);
         room.kept_bytes = (int)ceil_div((size_t)s->blocks, QT_SKINNY_BLOCKS) * a->kept_pitch;
@@ -166,6 +175,7 @@ static struct qt_skinny_room room_of(struct qt_skinny_args *a, const struct qtoo
 {
     const size_t m = chunk_tokens(p);
     const struct qtool_skinny_config *c = &p->config.skinny;
+    a->gated = p->options.gated;
     a->token_converters = converting_warps(p, c);
     if (a->token_converters) {
         const struct qt_skinny_room room = room_for(a, s, c, m, true);
@@ -199,10 +209,11 @@ int qt_skinny_depth(const struct qtool_matmul_plan *p, const struct qtool_skinny
     return 0;
 }
 
-/* Returns the strips of a thread block if each multiprocessor has one. */
+/* Returns the strips of a thread block if each multiprocessor has one; gated products need two. */
 static int block_strips(const struct qtool_matmul_plan *p, int strips)
 {
-    return (int)ceil_div((size_t)strips, (size_t)qt_state(p)->sms);
+    const int each = (int)ceil_div((size_t)strips, (size_t)qt_state(p)->sms);
+    return p->options.gated && each == 1 ? 2 : each;
 }
 
 /*
@@ -286,6 +297,7 @@ static int depth_for(const struct qtool_matmul_plan *p, const struct qt_shape *s
     struct qt_skinny_args a = {};
     const size_t m = chunk_tokens(p);
     const struct qtool_skinny_config *c = &p->config.skinny;
+    a.gated = p->options.gated;
     const struct qt_skinny_room room = room_for(&a, s, c, m, false);
     return qt_skinny_depth(p, c, &room, m);
 }
@@ -317,7 +329,8 @@ bool qt_skinny_choose(struct qtool_matmul_plan *p, const struct qt_shape *s)
     struct qt_skinny_choice choice = {largest_tile(s->bits, cta, small_m), 2, false,
                                       qt_skinny_instance(s->format, 1, 2, 1, false) ==
                                           qt_skinny_instance(s->format, 1, 2, 2, false),
-                                      s->bits <= 4 && (small_m || s->format != QT_FORMAT_LUT4)};
+                                      s->bits <= 4 && !p->options.gated &&
+                                          (small_m || s->format != QT_FORMAT_LUT4)};
     /* 4096 x 14336, 1 token: nf3 11.4 us with 8 warps, 10.0 with 16; fp6 13.6 and 14.0. */
     if (s->format == QT_FORMAT_LUT2 || s->format == QT_FORMAT_LUT3)
         choice.small = 0;
@@ -392,8 +405,14 @@ int qt_skinny_check(struct qtool_matmul_plan *p, const struct qt_shape *s)
     int rc = qt_skinny_check_config(p, s->strips, QT_SKINNY_MAX_TOKENS / 8);
     if (rc != QTOOL_OK)
         return rc;
-    qt_state(p)->kernel = qt_skinny_instance(s->format, c->token_tiles, c->strips,
-                                             qt_skinny_last(c), small_table(s, c));
+    if (p->options.gated && qt_skinny_tile_strips(c) % 2)
+        return qt_refuse(p, QTOOL_UNSUPPORTED, "tiles of %d strips cannot have gate and up",
+                         qt_skinny_tile_strips(c));
+    const int last = qt_skinny_last(c);
+    qt_state(p)->kernel =
+        p->options.gated
+            ? qt_skinny_gated_instance(s->format, c->token_tiles, c->strips, last)
+            : qt_skinny_instance(s->format, c->token_tiles, c->strips, last, small_table(&a, s, c));
     if (!can_load_zeros(s))
         return qt_refuse(p, QTOOL_UNSUPPORTED,
                          "the skinny kernel needs strips of zero-points of a multiple of 16 bytes "
@@ -412,11 +431,11 @@ void qt_skinny_fill(struct qt_skinny_base *a, const struct qtool_matmul_plan *p,
 {
     a->y = y;
     a->m = (int)p->m;
-    a->n = (int)p->n;
+    a->n = (int)qt_out_columns(p);
     a->strips = strips;
     a->k_stages = (int)ceil_div(blocks, QT_SKINNY_BLOCKS);
     a->bf16 = p->options.dtype == QTOOL_BF16;
-    a->wide_stores = p->n % 4 == 0 && (size_t)y % 8 == 0;
+    a->wide_stores = a->n % 4 == 0 && (size_t)y % 8 == 0;
 }
 
 int qt_skinny_run(const struct qtool_matmul_plan *p, const struct qt_shape *s,
@@ -428,6 +447,8 @@ int qt_skinny_run(const struct qtool_matmul_plan *p, const struct qt_shape *s,
     const struct qt_skinny_room room = room_of(&a, p, s);
     const bool before = prepares(p, &a);
     qt_skinny_layout(&a, c, &room, chunk_tokens(p));
+    if (a.gated)
+        finish_steps(&a, c, 2 * a.tile_strips);
     qt_skinny_fill(&a, p, s->strips, (size_t)s->blocks, y);
     a.decode = qt_decode_args_of(w);
     a.scale = (const __half *)w->scale;
@@ -452,7 +473,7 @@ int qt_skinny_run(const struct qtool_matmul_plan *p, const struct qt_shape *s,
         a.converters = (uint16_t)(a.m * a.token_converters);
         a.token0 = (int)t;
         a.kept_x = (const char *)x + t * p->k * 2;
-        a.y = (char *)y + t * p->n * 2;
+        a.y = (char *)y + t * (size_t)a.n * 2;
         a.token_factor = token_factor ? token_factor + t : NULL;
         rc = qt_launch(p, &a, (c->warps + a.converters) * 32 + QT_PRODUCER_THREADS, a.dependent,
                        stream);

@@ -37,7 +37,7 @@ static __device__ __forceinline__ int tile_zeros_at(const qt_tile_args &a, int k
     return (k_stage * C * 64 >> a.group_shift) * Format::ZEROS;
 }
 
-template <class Format, int WGS, int BM, int C>
+template <class Format, int WGS, int BM, int C, bool GATED>
 struct tile_producer : tile_producer_base<qt_tile_args, BM, C> {
     using tile_producer_base<qt_tile_args, BM, C>::tile_producer_base;
 
@@ -50,15 +50,16 @@ struct tile_producer : tile_producer_base<qt_tile_args, BM, C> {
 #pragma unroll
         for (int i = 0; i < 3; i++)
             if (qt_plane_width<Format>(i)) {
-                ptx_copy_box(part, &a.plane[i], k_stage * (C * 16 * qt_plane_width<Format>(i)),
-                             strip, bar);
+                qt_copy_strips<GATED>(part, &a.plane[i],
+                                      k_stage * (C * 16 * qt_plane_width<Format>(i)), strip, bar);
                 part += WGS * 4 * C * 128 * qt_plane_width<Format>(i);
             }
         if (Format::GROUPED)
-            ptx_copy_box(part, &a.scales, (k_stage * C * 64 >> a.group_shift) * 4, strip, bar);
+            qt_copy_strips<GATED>(part, &a.scales, (k_stage * C * 64 >> a.group_shift) * 4, strip,
+                                  bar);
         if (Format::ZEROS && a.decode.zeros)
-            ptx_copy_box(dst + a.zeros_at, &a.zeros, tile_zeros_at<Format, C>(a, k_stage) / 16 * 2,
-                         strip, bar);
+            qt_copy_strips<GATED>(dst + a.zeros_at, &a.zeros,
+                                  tile_zeros_at<Format, C>(a, k_stage) / 16 * 2, strip, bar);
     }
 };
 
@@ -278,20 +279,21 @@ static __device__ __forceinline__ float2 tile_accumulate(tile_accumulators<BM> *
 }
 
 /* The Work of tile_consume. */
-template <class Format, int WGS, int BM, int C, bool ROUNDS> struct tile_consumer {
+template <class Format, int WGS, int BM, int C, bool ROUNDS, bool IS_GATED> struct tile_consumer {
     typedef float sum;
     struct per_token {
     };
-    enum { AHEAD = 1 }; /* for BF16; FP16 has no token factors, and loses nothing */
+    /* AHEAD: for BF16; FP16 has no token factors, and loses nothing. */
+    enum { AHEAD = 1, GATED = IS_GATED };
     const qt_tile_args &a;
     const qt_lane &lane;
 
     __device__ __forceinline__ void multiply(tile_accumulators<BM> *d, qt_pipeline *r,
                                              const tile_segment &s, int strip) const
     {
-        const __half2 *of_row =
-            (const __half2 *)(a.scale + (size_t)min(strip, a.strips - 1) * a.pitch_groups * 16) +
-            (int)threadIdx.x % 32 / 4;
+        const int at = qt_strip_at<GATED>(min(strip, a.strips - 1), a.strips);
+        const __half2 *of_row = (const __half2 *)(a.scale + (size_t)at * a.pitch_groups * 16) +
+                                (int)threadIdx.x % 32 / 4;
         __half2 row;
         if (!Format::GROUPED) /* loaded during the products: a later load costs 0.4 us */
             row = *of_row;
@@ -303,6 +305,10 @@ template <class Format, int WGS, int BM, int C, bool ROUNDS> struct tile_consume
 #pragma unroll
         for (int i = 0; i < BM / 2; i++)
             d->v[i] *= i & 2 ? unit.y : unit.x;
+    }
+    __device__ __forceinline__ int gated() const
+    {
+        return a.gated;
     }
     __device__ __forceinline__ void sync() const
     {
@@ -335,7 +341,7 @@ static __host__ __device__ constexpr int tile_bounds(int wgs, int tokens)
     return wgs + 1 + (wgs == 2 && tokens <= 96);
 }
 
-template <class Format, int WGS, int BM, int C, bool ROUNDS>
+template <class Format, int WGS, int BM, int C, bool ROUNDS, bool GATED>
 __global__ void __launch_bounds__(tile_bounds(WGS, BM) * 128, 1)
     qt_tile_kernel(const __grid_constant__ qt_tile_args a)
 {
@@ -343,14 +349,14 @@ __global__ void __launch_bounds__(tile_bounds(WGS, BM) * 128, 1)
     const qt_pipeline r = qt_pipeline_make(ptx_shared(qt_smem) + a.barriers_at);
     if (warp >= WGS * 4) {
         ptx_setmaxnreg_dec<TILE_COPY_REGISTERS>();
-        tile_produce<WGS>(a, r, warp, tile_producer<Format, WGS, BM, C>(a));
+        tile_produce<WGS>(a, r, warp, tile_producer<Format, WGS, BM, C, GATED>(a));
     } else {
         ptx_setmaxnreg_inc<tile_registers(WGS, 1, TILE_COPY_REGISTERS,
                                           tile_launch_registers(tile_bounds(WGS, BM)))>();
         const qt_lane lane = qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), WGS * 128);
         ptx_launch_dependents();
         qt_pipeline_wait_ready(WGS * 128);
-        tile_consume<WGS, BM>(a, r, tile_consumer<Format, WGS, BM, C, ROUNDS>{a, lane});
+        tile_consume<WGS, BM>(a, r, tile_consumer<Format, WGS, BM, C, ROUNDS, GATED>{a, lane});
     }
 }
 
@@ -363,21 +369,23 @@ template <> struct tile_format<qt_decode_mixed3, 32> {
     typedef qt_decode_wide3 of_tile;
 };
 
-template <class Format, int WGS, int BM, int C, bool ROUNDS> static const void *qt_tile_kernel_of()
+template <class Format, int WGS, int BM, int C, bool ROUNDS, bool GATED>
+static const void *qt_tile_kernel_of()
 {
     typedef typename tile_format<Format, BM>::of_tile of_tile;
     constexpr int bits = Format::WIDTH0 + Format::WIDTH1 + Format::WIDTH2;
-    if constexpr (qt_tile_exists(bits, Format::GROUPED, Format::RARE, WGS, BM, ROUNDS))
-        return (const void *)qt_tile_kernel<of_tile, WGS, BM, C, ROUNDS>;
+    if constexpr (qt_tile_exists(bits, Format::GROUPED, Format::RARE, WGS, BM, ROUNDS) &&
+                  (!GATED || qt_tile_gated(WGS, BM)))
+        return (const void *)qt_tile_kernel<of_tile, WGS, BM, C, ROUNDS, GATED>;
     else
         return NULL;
 }
 
 /* The kernel of a format by `kind`, its index in QT_TILE_*_TABLE; NULL if it does not exist. */
-template <class Format> static const void *qt_tile_of(int kind)
+template <class Format, bool GATED> static const void *qt_tile_of(int kind)
 {
 #define KERNEL(wgs, tokens, blocks, rounds)                                                        \
-    qt_tile_kernel_of<Format, wgs, tokens, blocks, rounds>(),
+    qt_tile_kernel_of<Format, wgs, tokens, blocks, rounds, GATED>(),
 #define KERNELS(TABLE)                                                                             \
     static const void *const kernels[QT_TILE_KINDS] = {TABLE(KERNEL)};                             \
     return kernels[kind];

@@ -58,6 +58,13 @@ static __host__ __device__ constexpr bool qt_tile_exists(int bits, bool grouped,
            (bits < 8 || !grouped || tokens < 256 || rounds);
 }
 
+/* True if this kernel exists for gated products: what plans choose for gate and up of common models
+ * and 17 to 32, or 49 to 64 tokens. */
+static __host__ __device__ constexpr bool qt_tile_gated(int warpgroups, int tokens)
+{
+    return (warpgroups == 4 && tokens == 32) || (warpgroups == 3 && tokens == 64);
+}
+
 /*
  * K-steps per batch of wgmma instructions: 4 if registers hold the fragments of two batches and a
  * stage has an even number of batches. A group of channels is a whole number of batches, or half a
@@ -120,6 +127,8 @@ struct qt_tile_args : qt_tile_base {
     struct qt_decode_args decode;
     const __half *scale; /* F16 [strips][pitch_groups][16]: row scales */
     size_t pitch_groups;
+    int gated; /* enum qtool_matmul_gated. Kernels for gated products: a tile has strips of gate
+                  and of up in turns, and n is the number of channels of each */
     CUtensorMap plane[3]; /* U64 [strips][blocks * 16 * width] */
     CUtensorMap scales;   /* U64 [strips][groups * 4]; formats with group scales */
     CUtensorMap zeros;    /* U64 [strips][groups * bytes of zero-points / 8] */

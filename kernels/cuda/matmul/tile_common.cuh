@@ -38,11 +38,13 @@
  *                                            is relative to token0, the first of the tile; tokens
  *                                            of Y from number `end` on are not stored
  *     wide()                                 whether Y is FP32
+ *     GATED                                  whether products are gated; then also gated(), which
+ *                                            returns an enum qtool_matmul_gated
  */
 #ifndef QT_KERNELS_CUDA_MATMUL_TILE_COMMON_CUH
 #define QT_KERNELS_CUDA_MATMUL_TILE_COMMON_CUH
 
-#include "kernels/cuda/common/convert.cuh"
+#include "kernels/cuda/common/gated.cuh"
 #include "kernels/cuda/common/pipeline.cuh"
 #include "kernels/cuda/common/ptx_cluster.cuh"
 #include "kernels/cuda/common/ptx_sm90.cuh"
@@ -323,14 +325,30 @@ static __device__ __forceinline__ void tile_scale(const qt_tile_base &a, float4 
     }
 }
 
+/* The lane has 8 rows of gate, and lane + 2 those of up (`up`: or the other way round). Returns the
+ * activation of gate times up for half of these rows. */
+static __device__ __forceinline__ uint2 tile_gate(int gated, bool bf16, uint4 rows, bool up)
+{
+    const uint32_t own[2] = {up ? rows.z : rows.x, up ? rows.w : rows.y};
+    uint32_t v[2] = {up ? rows.x : rows.z, up ? rows.y : rows.w}; /* of the other lane's half */
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        v[i] = __shfl_xor_sync(~0u, v[i], 2);
+        v[i] = qt_gated_two(gated, bf16, up ? v[i] : own[i], up ? own[i] : v[i]);
+    }
+    return make_uint2(v[0], v[1]);
+}
+
 /*
  * Stores 64 rows x 8 N tokens of Y, those before `end`, by a warpgroup whose warps have 16 rows
  * each. The values are transposed through shared memory, a 128-byte line per token with the
- * 128-byte swizzle, so a warp stores four whole lines instead of 16-byte parts of eight tokens.
+ * 128-byte swizzle, so a warp stores four whole lines instead of 16-byte parts of eight tokens. Of
+ * gated products a line has 16 rows of gate, 16 of up, and so on, and a thread stores 4 channels.
  */
-template <int N>
-static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const uint32_t out[N][2],
-                                                  int row0, int token0, int end)
+template <int N, class Work>
+static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const Work &work,
+                                                  const uint32_t out[N][2], int row0, int token0,
+                                                  int end)
 {
     const int lane = (int)threadIdx.x % 32, thread = (int)threadIdx.x % 128;
     const int group = (int)threadIdx.x / 128;
@@ -338,7 +356,9 @@ static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const u
     const uint32_t to =
         at + (lane / 16 * 8 + lane % 8) * 128 + ((thread / 32 * 2 + lane / 8 % 2) ^ lane % 8) * 16;
     const uint32_t from = at + thread / 8 * 128 + (thread % 8 ^ thread / 8 % 8) * 16;
-    const int token = token0 + thread / 8, row = row0 - thread / 32 * 16 + thread % 8 * 8;
+    const int token = token0 + thread / 8, line_row = row0 - thread / 32 * 16, part = thread % 8;
+    const int row = Work::GATED ? line_row / 2 + part / 4 * 16 + part % 2 * 8 + part / 2 % 2 * 4
+                                : line_row + part * 8;
     const int tokens = N > 1 || thread < 64 ? end - token : 0, rows = max(0, a.n - row);
     char *y = (char *)a.y + ((size_t)token * a.n + row) * 2;
     const size_t step = (size_t)a.n * 8 * 2;
@@ -349,7 +369,13 @@ static __device__ __forceinline__ void tile_store(const qt_tile_base &a, const u
         const uint32_t four[4] = {out[j][0], out[j][1], N > 1 ? out[j + 1][0] : 0,
                                   N > 1 ? out[j + 1][1] : 0};
         const uint4 line = ptx_transpose_16(TILE_WARPGROUP + group, to, four, from);
-        ptx_store_halves(y + j * step, line, j * 8 < tokens ? rows : 0, a.whole_stores);
+        if constexpr (Work::GATED) {
+            const uint2 v = tile_gate(work.gated(), a.bf16, line, part / 2 % 2);
+            if (j * 8 < tokens && rows > 0)
+                *(uint2 *)(y + j * step) = v;
+        } else {
+            ptx_store_halves(y + j * step, line, j * 8 < tokens ? rows : 0, a.whole_stores);
+        }
     }
 }
 
@@ -383,7 +409,7 @@ tile_results(const qt_tile_base &a, const Work &work, const tile_four<typename W
         return;
     }
     tile_round<N>(out, sums, a.bf16);
-    tile_store<N>(a, out, row0, token0 + token, end);
+    tile_store<N>(a, work, out, row0, token0 + token, end);
 }
 
 /* How many of `groups` groups of 8 tokens tile_results takes at a time: 1, 2 or 4. */

@@ -2,7 +2,7 @@
 #include "kernels/cuda/matmul/instances.h"
 #include "kernels/cuda/matmul/tile.cuh"
 
-#define OF(name, bits, exp_bits, Format) qt_tile_of<Format>,
+#define OF(name, bits, exp_bits, Format) qt_tile_of<Format, false>,
 
 const void *qt_tile_fpx_instance(enum qt_format format, int kind)
 {

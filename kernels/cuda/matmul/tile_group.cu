@@ -2,7 +2,7 @@
 #include "kernels/cuda/matmul/instances.h"
 #include "kernels/cuda/matmul/tile.cuh"
 
-#define OF(Format) qt_tile_of<Format>,
+#define OF(Format) qt_tile_of<Format, false>,
 
 const void *qt_tile_group_instance(enum qt_format format, int kind)
 {

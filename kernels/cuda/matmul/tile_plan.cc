@@ -369,12 +369,25 @@ int qt_tile_check_config(struct qtool_matmul_plan *p, const struct qt_tile_matri
     return qt_need_tensor_maps(p);
 }
 
+/* The kernel for gated products that corresponds to `kernel`; NULL if there is none. */
+static const void *gated_kernel(enum qt_format format, const void *kernel)
+{
+    int kind = 0;
+    while (qt_tile_instance(format, kind) != kernel)
+        kind++;
+    return qt_tile_gated_instance(format, kind);
+}
+
 int qt_tile_check(struct qtool_matmul_plan *p, const struct qt_shape *s)
 {
     const struct qt_tile_matrix t = matrix_of(s, p->m);
     int rc = qt_tile_check_config(p, &t);
     if (rc != QTOOL_OK)
         return rc;
+    if (p->options.gated)
+        qt_state(p)->kernel = gated_kernel(s->format, qt_state(p)->kernel);
+    if (!qt_state(p)->kernel)
+        return qt_refuse(p, QTOOL_UNSUPPORTED, "this tile kernel has no gated products");
     p->rounded = qt_tile_kind_of(p, &t)->rounds;
     p->rounded_exp2 = p->kind != QTOOL_MATMUL_INT ? 0
                       : s->bits == 4              ? QT_INT4_EXP2 - QT_INT4_ROUND_EXP2
@@ -398,7 +411,7 @@ bool qt_tile_fill(struct qt_tile_base *a, const struct qtool_matmul_plan *p,
         return false;
     a->y = y;
     a->m = (int)p->m;
-    a->n = (int)p->n;
+    a->n = (int)qt_out_columns(p);
     a->strips = t->strips;
     a->row_tiles = (int)ceil_div((size_t)t->strips, 4 * (size_t)k->warpgroups);
     a->token_tiles = (int)ceil_div(p->m, (size_t)k->tokens);
@@ -416,7 +429,7 @@ bool qt_tile_fill(struct qt_tile_base *a, const struct qtool_matmul_plan *p,
     a->ready = (unsigned *)workspace;
     a->partial = (float *)((char *)workspace + QTOOL_WORKSPACE_ZEROED);
     a->bf16 = p->options.dtype == QTOOL_BF16;
-    a->whole_stores = p->n % 8 == 0 && (size_t)y % 16 == 0;
+    a->whole_stores = a->n % 8 == 0 && (size_t)y % 16 == 0;
     return true;
 }
 
@@ -439,6 +452,7 @@ int qt_tile_run(const struct qtool_matmul_plan *p, const struct qt_shape *s,
     const struct qt_tile_kind *k = qt_tile_kind_of(p, &t);
     if (!qt_tile_fill(&a, p, &t, y, workspace))
         return QTOOL_UNSUPPORTED;
+    a.gated = p->options.gated;
     a.decode = qt_decode_args_of(w);
     a.scale = (const __half *)w->scale;
     a.pitch_groups = s->pitch_groups;

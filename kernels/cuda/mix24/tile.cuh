@@ -330,7 +330,7 @@ template <int WGS, int BM> struct mix24_tile_consumer {
     typedef float sum;
     struct per_token {
     };
-    enum { AHEAD = 1 };
+    enum { AHEAD = 1, GATED = 0 };
     const qt_mix24_tile_args &a;
     int tiles_synced;          /* tiles synchronized */
     const float *outlier_sums; /* mix24_tile_outlier_sums of the last tile */

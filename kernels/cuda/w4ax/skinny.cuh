@@ -137,6 +137,7 @@ w4ax_skinny_multiply_block(float total[MT][4], const w4ax_skinny_x<SCALES, MT> &
 
 /* For skinny_consume. */
 template <enum qtool_w4ax_scales SCALES, int MT, int STRIPS> struct w4ax_skinny_work {
+    enum { GATED = false };
     typedef typename w4ax_sum<SCALES>::type sum;
     enum { STRIP_SCALES = qt_w4ax_scale_bytes(SCALES) }; /* bytes of a strip's channel block */
 

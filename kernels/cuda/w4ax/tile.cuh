@@ -292,7 +292,8 @@ template <enum qtool_w4ax_scales SCALES, int WGS, int BM> struct w4ax_tile_work 
     /* BLOCK has no token factors. The largest tiles have no registers to load those of INT
      * ahead. */
     enum {
-        AHEAD = SCALES == QTOOL_W4AX_ROW || (SCALES == QTOOL_W4AX_INT && (WGS < 4 || BM < 128))
+        AHEAD = SCALES == QTOOL_W4AX_ROW || (SCALES == QTOOL_W4AX_INT && (WGS < 4 || BM < 128)),
+        GATED = 0
     };
     const qt_w4ax_tile_args &a;
     __half2 row; /* INT, ROW: scales of the lane's rows g and g + 8 */

@@ -39,7 +39,7 @@ class Weight(Structure):
 class Options(Structure):
     _fields_ = [("dtype", c_int), ("device", c_int), ("dependent_launch", c_int),
                 ("batch_invariant", c_int), ("dense", c_void_p), ("dense_context", c_void_p),
-                ("compute", c_int)]
+                ("compute", c_int), ("gated", c_int)]
 
 
 class Plan(Structure):
