@@ -162,6 +162,10 @@ struct qt_round_values {
     unsigned count;
     float value[QT_ROUND_VALUES]; /* ascending */
     uint8_t code[QT_ROUND_VALUES];
+    /* The values from the smallest to the largest are multiples of 2^(max(e, least) - bits), 2^e
+     * being the power of two at or below their magnitude: minifloats and integers. */
+    bool floats;
+    int least, bits;
     float largest; /* nominal scale: largest weight / largest */
     enum qt_scales scales;
     bool zeros; /* value[i] = code[i] = i, and zero-points are such values; else they are 0 */

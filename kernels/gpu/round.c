@@ -50,6 +50,11 @@ static void fill_values(struct row_values *to, const struct qt_round_values *fro
     while (levels < (int)from->count)
         levels *= 2;
     *to = (struct row_values){.levels = levels,
+                              .smallest = from->value[0],
+                              .greatest = from->value[from->count - 1],
+                              .floats = from->floats,
+                              .least = from->least + 127,
+                              .step = 23 - from->bits,
                               .largest = from->largest,
                               .first_scale = from->first_scale,
                               .from = from->from,

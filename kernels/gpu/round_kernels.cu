@@ -24,9 +24,10 @@ static __device__ void copy_values(struct row_values *to, const struct row_value
 /* ---- column blocks -------------------------------------------------------------------------- */
 
 /* Rounds a column block of 32 COLS positions at most. The matrix of a narrow block is copied to
- * shared memory; that of a wide one does not fit. */
+ * shared memory; that of a wide one does not fit. Two thread blocks of narrow ones share a
+ * multiprocessor, although they then have too few registers: one alone takes 1.3 times as long. */
 template <int COLS, bool DESCENT>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(THREADS, COLS <= 4 ? 2 : 1)
     block_kernel(struct gpu_round r, const float *m, size_t at, int columns, bool fits)
 {
     enum { WIDTH = 32 * COLS, STAGED = COLS <= 4 };

@@ -117,6 +117,9 @@ struct row_values {
     int levels; /* a power of two, at least 16 and at least the number of values */
     float value[ROW_VALUES], mid[ROW_VALUES]; /* y > mid[i]: above value[i]; infinite from the last
                                                * value on */
+    float smallest, greatest;                 /* values */
+    bool floats;                              /* as in struct qt_round_values */
+    int least, step; /* exponent field; of a value to that of 2^23 times its distance */
     float largest, first_scale, from, to;
     int scales, steps;
     bool zeros, mirrored;
@@ -132,6 +135,18 @@ ROW int row_nearest(const struct row_values *t, float y)
         i += y > t->mid[i + half - 1] ? half : 0;
     ROW_UNROLL for (int half = 8; half; half /= 2) i += y > t->mid[i + half - 1] ? half : 0;
     return i;
+}
+
+/* The value nearest to y. Among floats, additions round to it, ties to even. */
+ROW float row_rounded(const struct row_values *t, float y)
+{
+    if (!t->floats)
+        return t->value[row_nearest(t, y)];
+    y = fminf(fmaxf(y, t->smallest), t->greatest);
+    const int field = (int)(row_bits(y) >> 23 & 0xff);
+    const int most = field > t->least ? field : t->least;
+    const float magic = row_from_bits((uint32_t)(most + t->step) << 23 | 1u << 22);
+    return (y + magic) - magic;
 }
 
 ROW float row_inverse(float scale)
@@ -184,7 +199,7 @@ ROW float row_error(const struct row_values *t, const struct row_targets *a, flo
     const float inverse = row_inverse(scale);
     float sum = 0;
     for (int i = row_lane(); i < a->n; i += ROW_LANES) {
-        const float x = a->x[i], q = t->value[row_nearest(t, x * inverse + zero)] - zero;
+        const float x = a->x[i], q = row_rounded(t, x * inverse + zero) - zero;
         const float e = x - scale * q;
         sum += (a->h ? a->h[i] : 1) * e * e;
     }
@@ -206,6 +221,41 @@ ROW_CALL bool row_try(struct row_group *best, const struct row_values *t,
     return true;
 }
 
+/* Several scales, as they are stored; 0: none. */
+enum { ROW_TRIALS = 4 };
+struct row_trials {
+    float scale[ROW_TRIALS];
+};
+
+/* As row_try for one scale after the other, but the targets are read once. */
+ROW_CALL void row_try_all(struct row_group *best, const struct row_values *t,
+                          const struct row_targets *a, struct row_trials trials)
+{
+    const float zero = best->zero;
+    float inverse[ROW_TRIALS], sum[ROW_TRIALS];
+    ROW_UNROLL for (int j = 0; j < ROW_TRIALS; j++)
+    {
+        inverse[j] = row_inverse(trials.scale[j]);
+        sum[j] = 0;
+    }
+    for (int i = row_lane(); i < a->n; i += ROW_LANES) {
+        const float x = a->x[i], h = a->h ? a->h[i] : 1;
+        ROW_UNROLL for (int j = 0; j < ROW_TRIALS; j++)
+        {
+            const float e = x - trials.scale[j] * (row_rounded(t, x * inverse[j] + zero) - zero);
+            sum[j] += h * e * e;
+        }
+    }
+    ROW_UNROLL for (int j = 0; j < ROW_TRIALS; j++)
+    {
+        const float error = row_sum(sum[j]);
+        if (trials.scale[j] != 0 && error < best->error) {
+            best->error = error;
+            best->scale = trials.scale[j];
+        }
+    }
+}
+
 /* Replaces the scale by the least-squares scale for its codes, as long as that lowers the error. */
 ROW void row_refine(struct row_group *best, const struct row_values *t, const struct row_targets *a)
 {
@@ -214,7 +264,7 @@ ROW void row_refine(struct row_group *best, const struct row_values *t, const st
         float xq = 0, qq = 0;
         for (int i = row_lane(); i < a->n; i += ROW_LANES) {
             const float x = a->x[i], h = a->h ? a->h[i] : 1;
-            const float q = t->value[row_nearest(t, x * inverse + best->zero)] - best->zero;
+            const float q = row_rounded(t, x * inverse + best->zero) - best->zero;
             xq += h * x * q;
             qq += h * q * q;
         }
@@ -235,11 +285,16 @@ ROW void row_fit_scale(struct row_group *best, const struct row_values *t,
         return;
     }
     row_try(best, t, a, nominal);
-    for (int i = 0; i <= t->steps; i++) {
-        const float s = nominal * (t->from + (t->to - t->from) * (float)i / (float)t->steps);
-        row_try(best, t, a, s);
-        if (t->mirrored)
-            row_try(best, t, a, -s);
+    const int width = t->mirrored ? 2 : 1; /* trials of a step */
+    for (int at = 0; at < width * (t->steps + 1); at += ROW_TRIALS) {
+        struct row_trials trials;
+        ROW_UNROLL for (int j = 0; j < ROW_TRIALS; j++)
+        {
+            const int i = (at + j) / width;
+            const float s = nominal * (t->from + (t->to - t->from) * (float)i / (float)t->steps);
+            trials.scale[j] = i <= t->steps ? row_storable(t, (at + j) % width ? -s : s, 0) : 0;
+        }
+        row_try_all(best, t, a, trials);
     }
     row_refine(best, t, a);
 }

@@ -223,11 +223,17 @@ static uint8_t code_of(const struct qt_codebook *cb, float value)
     return (uint8_t)code;
 }
 
+enum { WHOLE = 8 }; /* `least` and `bits` of integers: multiples of 1 below 2^(WHOLE + 1) */
+
 void qt_codebook_round_values(struct qt_round_values *out, const struct qt_codebook *cb,
                               bool weighted)
 {
     const struct search search = search_of(cb, weighted);
+    const int e = cb->grid.exp_bits;
     *out = (struct qt_round_values){
+        .floats = !cb->grid.levels,
+        .least = e ? 2 - (1 << (e - 1)) : WHOLE,
+        .bits = e ? cb->grid.man_bits : WHOLE,
         .largest = cb->grid.max,
         .scales = cb->scales,
         .zeros = cb->asymmetric,
