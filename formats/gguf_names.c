@@ -122,6 +122,23 @@ static const struct qt_gguf_part qwen3_5_moe_parts[] = {
     {"post_attention_layernorm", "post_attention_norm", 0},
     {0},
 };
+/* Not split and not reordered; llama.cpp does that as it runs. */
+static const struct qt_gguf_part qwen3_next_parts[] = {
+    LLAMA_QKV(0),
+    HEAD_NORMS,
+    {"linear_attn.in_proj_qkvz", "ssm_in", 0},
+    {"linear_attn.in_proj_ba", "ssm_ba", 0},
+    {"linear_attn.conv1d", "ssm_conv1d", EXACT},
+    {"linear_attn.A_log", "ssm_a", BARE | DECAY},
+    {"linear_attn.dt_bias", "ssm_dt.bias", BARE},
+    {"linear_attn.norm", "ssm_norm", PLAIN},
+    {"linear_attn.out_proj", "ssm_out", 0},
+    EXPERTS("mlp.gate", 0),
+    SHARED_EXPERT,
+    {"input_layernorm", "attn_norm", 0},
+    {"post_attention_layernorm", "post_attention_norm", 0},
+    {0},
+};
 static const struct qt_gguf_part gpt_oss_parts[] = {
     LLAMA_QKV(BIAS),
     {"input_layernorm", "attn_norm", 0},
@@ -172,6 +189,7 @@ static const struct qt_gguf_family families[] = {
     {"qwen2_moe", "qwen2moe", "Qwen2MoeForCausalLM", qwen2_moe_parts, false, false},
     {"qwen3_moe", "qwen3moe", "Qwen3MoeForCausalLM", qwen3_moe_parts, false, false},
     {"glm4_moe", "glm4moe", "Glm4MoeForCausalLM", glm4_moe_parts, false, false},
+    {"qwen3_next", "qwen3next", NULL, qwen3_next_parts, false, true},
     {"qwen3_5_text", "qwen35", NULL, qwen3_5_parts, false, true},
     {"qwen3_5_moe_text", "qwen35moe", NULL, qwen3_5_moe_parts, false, true},
     {"gpt_oss", "gpt-oss", "GptOssForCausalLM", gpt_oss_parts, false, false},

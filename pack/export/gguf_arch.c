@@ -49,6 +49,7 @@ static const struct qt_gguf_arch table[] = {
     {.family = "qwen2_moe", .square = true, .head = HEAD_OWN},
     {.family = "qwen3_moe", .normalized = true},
     {.family = "glm4_moe", .routed = true},
+    {.family = "qwen3_next", .delta = true, .normalized = true},
     {.family = "qwen3_5_text", .delta = true, .sections = true},
     {.family = "qwen3_5_moe_text", .delta = true, .sections = true, .normalized = true},
     {.family = "gpt_oss", .normalized = true, .period = 2, .head = HEAD_OWN, .act = QT_ACT_CLAMPED},

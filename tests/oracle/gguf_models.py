@@ -37,6 +37,10 @@ ARCHS = {
         n_routed_experts=6, n_shared_experts=1, num_experts_per_tok=2, first_k_dense_replace=1,
         norm_topk_prob=True, routed_scaling_factor=1.5, n_group=1, topk_group=1,
         **rope(rope_type="default", partial_rotary_factor=0.5))),
+    "qwen3_next": ("qwen3_next", dict(
+        head_dim=64, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=32,
+        linear_value_head_dim=32, linear_conv_kernel_dim=4, shared_expert_intermediate_size=160,
+        norm_topk_prob=True, **EXPERTS, **rope(rope_type="default", partial_rotary_factor=0.25))),
     "qwen3_5": ("qwen3_5_text", dict(
         head_dim=64, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=32,
         linear_value_head_dim=32, linear_conv_kernel_dim=4, num_hidden_layers=8, **rope(
@@ -71,7 +75,7 @@ ARCHS = {
                                 residual_multiplier=0.3, logits_scaling=4.0)),
     "glm4": ("glm4", dict(head_dim=32, attention_bias=True)),
 }
-WRITTEN_ONLY = {"qwen3_5", "qwen3_5_moe"}  # qtool does not read these files
+WRITTEN_ONLY = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}  # qtool does not read these files
 
 
 def scale_of(name, kind, shape):

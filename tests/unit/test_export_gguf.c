@@ -63,6 +63,8 @@ static const struct {
      false, 1},
     {"glm4_moe", "model.layers.2.mlp.gate.e_score_correction_bias", "blk.2.exp_probs_b.bias", false,
      false, false, -1},
+    {"qwen3_next", "model.layers.2.linear_attn.in_proj_qkvz.weight", "blk.2.ssm_in.weight", false,
+     false, false, -1},
     {"qwen3_5_text", "model.layers.2.linear_attn.A_log", "blk.2.ssm_a", false, false, false, -1},
     {"qwen3_5_text", "model.layers.2.linear_attn.dt_bias", "blk.2.ssm_dt.bias", false, false, false,
      -1},
