@@ -170,24 +170,24 @@ LAYER_FLOOR = 0.27  # seconds: docs/quantize_speed.md
 
 
 def quantize_chart(rows):
-    """A bar for each scheme: the parts of the command's time, and the floor of its layers."""
-    svg = Svg(980, 110 + 40 * len(rows), "Quantizing four decoder layers of an 8B model (one H200)")
-    left, top, width, most = 80, 50, 860, 12
+    """A bar for each scheme: the parts of a layer's time, and its floor."""
+    svg = Svg(980, 110 + 40 * len(rows), "Quantizing a decoder layer of an 8B model (one H200)")
+    left, top, width, most = 80, 50, 860, 2.5
     at = lambda seconds: left + width * seconds / most
-    bottom = top + 40 * len(rows)
-    for seconds in range(0, most + 1, 2):
-        svg.line(at(seconds), top, at(seconds), bottom, "grid")
-        svg.text(at(seconds), bottom + 16, str(seconds))
+    bottom, parts = top + 40 * len(rows), PARTS[:PARTS.index("outside")]
+    for tick in range(0, 6):
+        svg.line(at(tick / 2), top, at(tick / 2), bottom, "grid")
+        svg.text(at(tick / 2), bottom + 16, f"{tick / 2:g}")
     for i, row in enumerate(rows):
         y, before = top + 40 * i + 6, 0
         svg.text(left - 8, y + 18, row["scheme"], "end")
-        for color, part in zip(COLORS, PARTS):
-            svg.bar(at(before), y, at(float(row[part])) - left, 28, color)
-            before += float(row[part])
-    floor = at(LAYER_FLOOR * int(rows[0]["layers"]))
-    svg.line(floor, top, floor, bottom, "one")
-    svg.text(left + width / 2, bottom + 34, "seconds; dashed: floor of the layers")
-    svg.legend(130, bottom + 54, PARTS, 100)
+        for color, part in zip(COLORS, parts):
+            seconds = float(row[part]) / int(row["layers"])
+            svg.bar(at(before), y, at(seconds) - left, 28, color)
+            before += seconds
+    svg.line(at(LAYER_FLOOR), top, at(LAYER_FLOOR), bottom, "one")
+    svg.text(left + width / 2, bottom + 34, "seconds; dashed: floor of a layer")
+    svg.legend(180, bottom + 54, parts, 100)
     svg.save("quantize_time.svg")
 
 

@@ -55,7 +55,7 @@ def main():
         library = os.environ.get("QT_ACTIVITIES_LIBRARY") or build(folder)
         out, activities = os.path.join(folder, "out"), os.path.join(folder, "activities.tsv")
         f.write("\t".join(["scheme", "layers", "seconds"] + KINDS + ["idle", "outside"]) + "\n")
-        for scheme in sys.argv[6:] or ["int4", "nf4", "nf3", "fp6", "mix24", "w4ax"]:
+        for scheme in sys.argv[6:] or ["int4", "nf4", "nf3", "fp6", "lut4", "lut3", "w4ax", "mix24"]:
             command = [qtool, "quantize", ckpt, "-o", out, "--scheme", scheme, "--data", ids, "--samples", "64", "--seqlen",
                        "2048", "--device", "cuda", "--quiet"]
             seconds = run(command, out, os.environ)
