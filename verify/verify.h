@@ -459,10 +459,11 @@ void qt_bench_model_free(struct qt_bench_model_report *report);
  * (qt_candidates). The KL divergence of the model in which only one group is quantized, with one of
  * the choices, the base, is measured. It is assumed to be proportional to the errors under other
  * choices, and the divergences of groups are added (the linearity theorem of HIGGS, arXiv
- * 2411.17525). Each kind of groups (all v_proj, for example) has a factor for what the linears
- * behind it compensate for, measured in models that are quantized as qt_quantize does it. The
- * result is measured, and the largest choice that fits alone is taken if that is better. Choices
- * with another method than gptq are rounded without calibration.
+ * 2411.17525). Each kind of groups (all v_proj, for example) has factors for what the linears
+ * behind it compensate for, estimated from models that are quantized as qt_quantize does it. The
+ * result is measured and corrects the factors, a few times; the best result is taken, or the
+ * largest choice that fits alone if that is better. Choices with another method than gptq are
+ * rounded without calibration.
  *
  * Without data, the error of a group is the sum over its tensors of ||W - Q||^2 / ||W||^2, times
  * the number of weights: every weight counts the same.

@@ -15,6 +15,10 @@ $ qtool plan "$NANO" --target-bpw 3.4 --choices nf3,nf4,fp6 --data "$NANO/calib.
 $ grep -c '"model.layers.[0-2]' s.json; grep -c '"model.layers.\*' s.json
 > ^48$
 > ^4$
+# Kinds are measured with the next larger choice.
+$ jq -rc '.scheme, (.kinds | keys)' s.json
+> ^nf3$
+> ^\["nf4"\]$
 $ cp s.json one.json && sed -i '/down_proj/d' s.json && qtool plan "$NANO" --target-bpw 3.4 --choices nf3,nf4,fp6 --data "$NANO/calib.txt" --samples 2 --seqlen 64 --sensitivity s.json --threads 3 -q >/dev/null && cmp s.json one.json
 $ qtool plan "$NANO" --target-bpw 4.5 --choices nf3,nf4,fp6 --data "$NANO/calib.txt" --samples 2 --seqlen 64 --sensitivity s.json --json -q | grep -A3 '"predicted_kld": 0'
 $ cmp s.json one.json

@@ -9,6 +9,7 @@
 #include "verify/budget/budget.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { GROUPS = 6, CHOICES = 4 };
@@ -121,20 +122,33 @@ static void test_kind_keys(void **state)
     }
 }
 
-/* Costs and divergences of a model whose kinds cost what their factors say: the factors are found,
+/* Observes the model in which the groups of a kind have a choice, the others the base. */
+static void observe(struct budget *b, size_t kind, size_t choice, double kld)
+{
+    for (size_t g = 0; g < b->ngroups; g++)
+        b->groups[g].choice = b->groups[g].kind == kind ? choice : b->base;
+    assert_int_equal(budget_observe(b, kld, NULL), QT_OK);
+}
+
+static void free_models(struct budget *b)
+{
+    for (size_t m = 0; m < b->nmodels; m++)
+        qt_free(b->models[m].error);
+    qt_free(b->models);
+}
+
+/* Costs and divergences of models whose kinds cost what their factors say: the factors are found,
  * as far as they are not small. The base is choice 1, choice 3 saves 3/4, and choice 0
  * has 4 times the errors: what it adds has factors of its own. */
 static void test_kind_factors(void **state)
 {
     static const double alone[4] = {0.5, 0.5, 0.5, 0.01}, wanted[4] = {0.2, 0.5, 0.6, 0.9},
-                        rise[4] = {0.7, 0.5, 0.6}; /* without a measurement: what it costs */
+                        rise[4] = {0.7, 0.5, 0.6}; /* without a measurement: near what it costs */
     struct group groups[5] = {0};
-    struct kind kinds[4] = {0};
     const struct qt_budget_options opt = {.choices = choices, .nchoices = CHOICES};
-    struct budget b = {
-        .opt = &opt, .groups = groups, .ngroups = 5, .kinds = kinds, .nkinds = 4, .base = 1};
+    struct budget b = {.opt = &opt, .groups = groups, .ngroups = 5, .nkinds = 4, .base = 1};
     struct kind_factor factor[4];
-    double whole = 0;
+    double whole = 0, slope;
     (void)state;
     for (size_t g = 0; g < 5; g++) {
         groups[g].kind = g < 4 ? g : 3;
@@ -143,20 +157,72 @@ static void test_kind_factors(void **state)
     }
     for (size_t k = 0; k < 4; k++)
         whole += wanted[k] * alone[k];
-    for (size_t k = 0; k < 4; k++)
-        kinds[k] = (struct kind){.better = {3, whole - 0.75 * wanted[k] * alone[k]},
-                                 .worse = {0, k % 2 ? NAN : whole + 3 * rise[k] * alone[k]}};
     b.whole = 1.01 * whole; /* an unlucky rounding of one model */
-    budget_kind_factors(factor, &b);
+    observe(&b, SIZE_MAX, 1, b.whole);
+    for (size_t k = 0; k < 4; k++)
+        observe(&b, k, 3, whole - 0.75 * wanted[k] * alone[k]);
+    for (size_t k = 0; k < 3; k += 2)
+        observe(&b, k, 0, whole + 3 * rise[k] * alone[k]);
+    assert_int_equal(budget_kind_factors(factor, &slope, &b, NULL), QT_OK);
     for (size_t k = 0; k < 3; k++)
-        if (fabs(factor[k].cost - wanted[k]) > 0.02 || fabs(factor[k].rise - rise[k]) > 0.02)
+        if (fabs(factor[k].cost - wanted[k]) > 0.04 || fabs(factor[k].rise - rise[k]) > 0.05)
             fail_msg("factors %zu: %g, %g", k, factor[k].cost, factor[k].rise);
+    assert_true(fabs(slope) < 1e-9); /* all groups have depth 0 */
     const double mean = whole / 1.51;
-    assert_true(factor[3].cost > mean && factor[3].cost < mean + 0.1); /* lost in what is chance */
-    kinds[2].better.kld = NAN;
-    kinds[0].better.kld = 1.1 * whole;
-    budget_kind_factors(factor, &b);
-    assert_true(factor[0].cost > 0 && factor[0].cost < factor[1].cost);
+    assert_true(factor[3].cost > mean - 0.1 && factor[3].cost < mean + 0.1); /* lost in chance */
+
+    /* A model that saves less than was promised: its kind costs less than it seemed to. */
+    const double before = factor[1].cost;
+    groups[0].choice = groups[2].choice = b.base;
+    groups[1].choice = 3;
+    assert_int_equal(budget_observe(&b, whole - 0.6 * wanted[1] * alone[1], NULL), QT_OK);
+    assert_int_equal(budget_kind_factors(factor, &slope, &b, NULL), QT_OK);
+    assert_true(factor[1].cost < before && fabs(factor[0].cost - wanted[0]) < 0.06);
+    free_models(&b);
+}
+
+/* Two kinds in four layers; groups of the last layer cost more than those of the first. */
+static void test_slope(void **state)
+{
+    static const double cost[2] = {0.5, 0.8}, wanted = 0.3;
+    struct group groups[8] = {0};
+    const struct qt_budget_options opt = {.choices = choices, .nchoices = CHOICES};
+    struct budget b = {.opt = &opt, .groups = groups, .ngroups = 8, .base = 1};
+    struct kind_factor factor[2];
+    double whole = 0, late = 0, of_kind[2] = {0}, slope;
+    char keys[8][40];
+    (void)state;
+    for (size_t g = 0; g < 8; g++) {
+        snprintf(keys[g], sizeof keys[g], "model.layers.%zu.%s", g / 2, g % 2 ? "k" : "v");
+        groups[g].key = keys[g];
+        groups[g].kld = 0.1;
+        memcpy(groups[g].error, (double[]){8, 2, 1, 0.5}, 4 * sizeof(double));
+    }
+    assert_int_equal(budget_find_kinds(&b, NULL), QT_OK);
+    assert_int_equal(b.nkinds, 2);
+    for (size_t g = 0; g < 8; g++) {
+        const double depth = 2 * (double)(g / 2) / 3 - 1;
+        const double adds = cost[g % 2] * 0.1 * (1 + wanted * depth);
+        assert_true(fabs(groups[g].depth - depth) < 1e-9);
+        whole += adds;
+        of_kind[g % 2] += adds;
+        late += depth > 0 ? adds : 0;
+    }
+    b.whole = whole;
+    observe(&b, SIZE_MAX, 1, whole);
+    observe(&b, 0, 3, whole - 0.75 * of_kind[0]);
+    observe(&b, 1, 3, whole - 0.75 * of_kind[1]);
+    for (size_t g = 0; g < 8; g++)
+        groups[g].choice = groups[g].depth > 0 ? 3 : 1;
+    assert_int_equal(budget_observe(&b, whole - 0.75 * late, NULL), QT_OK);
+    assert_int_equal(budget_kind_factors(factor, &slope, &b, NULL), QT_OK);
+    if (fabs(slope - wanted) > 0.06 || fabs(factor[0].cost - cost[0]) > 0.05 ||
+        fabs(factor[1].cost - cost[1]) > 0.05)
+        fail_msg("slope %g, factors %g, %g", slope, factor[0].cost, factor[1].cost);
+    for (size_t k = 0; k < b.nkinds; k++)
+        qt_free(b.kinds[k].key);
+    qt_free(b.kinds);
+    free_models(&b);
 }
 
 static void test_rules(void **state)
@@ -205,7 +271,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_knapsack),     cmocka_unit_test(test_knapsack_rounded),
         cmocka_unit_test(test_keys),         cmocka_unit_test(test_kind_keys),
-        cmocka_unit_test(test_kind_factors), cmocka_unit_test(test_rules),
+        cmocka_unit_test(test_kind_factors), cmocka_unit_test(test_slope),
+        cmocka_unit_test(test_rules),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

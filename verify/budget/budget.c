@@ -130,7 +130,7 @@ static int find_budget(struct budget *b, struct qt_err *err)
 /* ---- costs ---------------------------------------------------------------------------------- */
 
 static double cost_of(const struct budget *b, const struct group *g, size_t choice,
-                      const struct kind_factor *kinds)
+                      const struct kind_factor *kinds, double slope)
 {
     const double base = g->error[b->base], error = g->error[choice];
     if (!b->opt->data)
@@ -138,7 +138,7 @@ static double cost_of(const struct budget *b, const struct group *g, size_t choi
     if (!(base > 0 && g->kld > 0)) /* rounding may help a little on few tokens: that is no gain */
         return 0;
     const struct kind_factor *f = &kinds[g->kind];
-    return g->kld *
+    return g->kld * (1 + slope * g->depth) *
            (error <= base ? f->cost * error / base : f->cost + f->rise * (error / base - 1));
 }
 
@@ -146,14 +146,104 @@ static double cost_of(const struct budget *b, const struct group *g, size_t choi
 static int find_costs(double *out, const struct budget *b, struct qt_err *err)
 {
     struct kind_factor *kinds = NULL;
+    double slope;
     int rc;
     QT_TRY(qt_array_new(&kinds, b->nkinds, sizeof *kinds, err));
-    budget_kind_factors(kinds, b);
+    QT_TRY(budget_kind_factors(kinds, &slope, b, err));
     for (size_t g = 0; g < b->ngroups; g++)
         for (size_t c = 0; c < b->opt->nchoices; c++)
-            out[g * BUDGET_CHOICES + c] = cost_of(b, &b->groups[g], c, kinds);
+            out[g * BUDGET_CHOICES + c] = cost_of(b, &b->groups[g], c, kinds, slope);
 done:
     qt_free(kinds);
+    return rc;
+}
+
+/* ---- measuring choices ---------------------------------------------------------------------- */
+
+/* The choices of all groups, and what they give. */
+struct candidate {
+    size_t *choice; /* [groups] */
+    double predicted, measured, se;
+};
+
+static void get_choices(size_t *choice, const struct budget *b)
+{
+    for (size_t g = 0; g < b->ngroups; g++)
+        choice[g] = b->groups[g].choice;
+}
+
+static void set_choices(struct budget *b, const size_t *choice)
+{
+    for (size_t g = 0; g < b->ngroups; g++)
+        b->groups[g].choice = choice[g];
+}
+
+/* Sets *c to group.choice, and measures it if c->measured is unknown. */
+static int measure_candidate(struct candidate *c, struct budget *b, const double *cost,
+                             struct qt_err *err)
+{
+    int rc = QT_OK;
+    if (isnan(c->measured))
+        rc = budget_measure_choice(&c->measured, &c->se, b, b->opt->log, err);
+    if (rc < 0)
+        return rc;
+    get_choices(c->choice, b);
+    c->predicted = 0;
+    for (size_t g = 0; g < b->ngroups; g++)
+        c->predicted += cost[g * BUDGET_CHOICES + c->choice[g]];
+    return QT_OK;
+}
+
+/* Measures group.choice, corrects the factors of kinds by the result and chooses again, a few
+ * times. Then measures the largest choice that fits for all groups. The best becomes
+ * group.choice. */
+static int check_choice(struct qt_budget *out, struct budget *b, double *cost, struct qt_err *err)
+{
+    enum { ROUNDS = 4, CANDIDATES };
+    struct candidate candidates[CANDIDATES], *best = candidates;
+    const struct qt_log *log = b->opt->log;
+    const size_t size = b->ngroups * sizeof *best->choice;
+    size_t *choices = NULL, count = 0;
+    int rc;
+    QT_TRY(qt_array_new(&choices, CANDIDATES, size, err));
+    for (size_t i = 0; i < CANDIDATES; i++)
+        candidates[i] = (struct candidate){.choice = choices + i * b->ngroups, .measured = NAN};
+    while (count < ROUNDS) {
+        struct candidate *c = &candidates[count];
+        bool known = false;
+        get_choices(c->choice, b);
+        for (size_t i = 0; i < count; i++)
+            known |= memcmp(candidates[i].choice, c->choice, size) == 0;
+        if (known)
+            break;
+        QT_TRY(measure_candidate(c, b, cost, err));
+        qt_log_message(log, QT_LOG_INFO,
+                       "KL divergence of choice %zu: %.4f predicted, %.4f measured", ++count,
+                       c->predicted, c->measured);
+        if (c->measured < best->measured)
+            best = c;
+        QT_TRY(budget_observe(b, c->measured, err));
+        QT_TRY(find_costs(cost, b, err));
+        QT_TRY(budget_solve(b, cost, err));
+    }
+    if (uniform_bytes(b, b->uniform) <= b->budget) {
+        struct candidate *c = &candidates[count];
+        for (size_t g = 0; g < b->ngroups; g++)
+            b->groups[g].choice = b->uniform;
+        c->measured = b->uniform == b->base ? b->whole : NAN;
+        c->se = b->whole_se;
+        QT_TRY(measure_candidate(c, b, cost, err));
+        qt_log_message(log, QT_LOG_INFO, "KL divergence of %s alone: %.4f",
+                       b->opt->choices[b->uniform], c->measured);
+        if (c->measured <= best->measured)
+            best = c;
+    }
+    set_choices(b, best->choice);
+    out->kld = best->predicted;
+    out->measured = best->measured;
+    out->measured_se = best->se;
+done:
+    qt_free(choices);
     return rc;
 }
 
@@ -189,6 +279,9 @@ static void free_budget(struct budget *b)
         qt_free(b->groups[g].key);
     for (size_t k = 0; k < b->nkinds; k++)
         qt_free(b->kinds[k].key);
+    for (size_t m = 0; m < b->nmodels; m++)
+        qt_free(b->models[m].error);
+    qt_free(b->models);
     json_decref(b->state);
     qt_free(b->groups);
     qt_free(b->kinds);
@@ -196,17 +289,15 @@ static void free_budget(struct budget *b)
     qt_free(b);
 }
 
-static void fill(struct qt_budget *out, const struct budget *b, const double *cost)
+static void fill(struct qt_budget *out, const struct budget *b)
 {
     const struct qt_plan *plan = &b->plan[0];
     double weights = 0, packed = 0;
     out->bytes = b->fixed;
-    out->kld = b->opt->data ? 0 : NAN;
     out->groups = b->ngroups;
     for (size_t g = 0; g < b->ngroups; g++) {
         out->bytes += b->groups[g].bytes[b->groups[g].choice];
         packed += (double)b->groups[g].bytes[b->groups[g].choice];
-        out->kld += cost[g * BUDGET_CHOICES + b->groups[g].choice];
     }
     for (size_t i = 0; i < plan->count; i++) {
         if (plan->items[i].copied)
@@ -218,36 +309,6 @@ static void fill(struct qt_budget *out, const struct budget *b, const double *co
     out->bpw = 8 * packed / weights;
 }
 
-/* Measures the chosen schemes, and the largest that fits for all groups: if that is better, it is
- * chosen. */
-static int check_choice(struct qt_budget *out, struct budget *b, struct qt_err *err)
-{
-    struct group *saved = NULL;
-    double kld = b->whole, se = b->whole_se;
-    int rc;
-    QT_TRY(budget_measure_choice(&out->measured, &out->measured_se, b, b->opt->log, err));
-    if (uniform_bytes(b, b->uniform) > b->budget)
-        return QT_OK;
-    QT_TRY(qt_array_new(&saved, b->ngroups, sizeof *saved, err));
-    memcpy(saved, b->groups, b->ngroups * sizeof *saved);
-    for (size_t g = 0; g < b->ngroups; g++)
-        b->groups[g].choice = b->uniform;
-    if (b->uniform != b->base)
-        QT_TRY(budget_measure_choice(&kld, &se, b, b->opt->log, err));
-    qt_log_message(b->opt->log, QT_LOG_INFO,
-                   "KL divergence of %s alone: %.4f, of the schemes chosen for tensors: %.4f",
-                   b->opt->choices[b->uniform], kld, out->measured);
-    if (out->measured < kld) {
-        memcpy(b->groups, saved, b->ngroups * sizeof *saved);
-    } else {
-        out->measured = kld;
-        out->measured_se = se;
-    }
-done:
-    qt_free(saved);
-    return rc;
-}
-
 int qt_budget_choose(struct qt_budget *out, const struct qt_ckpt *ckpt,
                      const struct qt_budget_options *opt, struct qt_err *err)
 {
@@ -256,7 +317,7 @@ int qt_budget_choose(struct qt_budget *out, const struct qt_ckpt *ckpt,
     double *cost = NULL;
     size_t measured = 0;
     int rc;
-    *out = (struct qt_budget){.measured = NAN, .measured_se = NAN};
+    *out = (struct qt_budget){.kld = NAN, .measured = NAN, .measured_se = NAN};
     QT_TRY(check_options(opt, err));
     QT_TRY(qt_array_new(&b, 1, sizeof *b, err));
     b->ckpt = ckpt;
@@ -292,9 +353,9 @@ int qt_budget_choose(struct qt_budget *out, const struct qt_ckpt *ckpt,
             QT_TRY(budget_measure_worse(&measured, b, err));
     } while (measured);
     if (opt->data)
-        QT_TRY(check_choice(out, b, err));
+        QT_TRY(check_choice(out, b, cost, err));
     QT_TRY(budget_rules(out, b, err));
-    fill(out, b, cost);
+    fill(out, b);
 done:
     qt_free(rules);
     qt_free(cost);

@@ -13,6 +13,7 @@ struct group {
     double error[BUDGET_CHOICES]; /* with data relative to that of the base; NaN: unknown */
     double kld;                   /* what quantizing it adds, alone; NaN: not measured */
     size_t kind;                  /* index */
+    double depth;                 /* of its decoder layer: -1 is the first, 1 the last */
     size_t choice;                /* the result */
 };
 
@@ -25,7 +26,7 @@ struct probe {
 /* The groups whose keys differ in the number of the decoder layer only. */
 struct kind {
     char *key;           /* "model.layers.*.self_attn.qkv" */
-    struct probe better; /* with the choice that has the least error */
+    struct probe better; /* with the next larger choice */
     struct probe worse;  /* with one that has more error than the base; known if groups have such */
 };
 
@@ -33,6 +34,13 @@ struct kind {
 struct kind_factor {
     double cost; /* with the base, and for what a choice with less error saves */
     double rise; /* for what a choice with more error adds */
+};
+
+/* A model that quantize makes. */
+struct model {
+    double kld;
+    struct kind_factor *error; /* [kinds]: `kld` is the sum of its products with factors */
+    struct kind_factor *deep;  /* [kinds]: the same with errors times depths */
 };
 
 struct budget {
@@ -44,13 +52,16 @@ struct budget {
     size_t ngroups, capacity;
     struct kind *kinds;
     size_t nkinds, kinds_capacity;
-    uint64_t fixed;  /* bytes of tensors that take no part, quantized or not */
-    uint64_t budget; /* bytes of the groups together */
-    size_t uniform;  /* the largest choice that fits for all groups; the smallest, if none does */
-    size_t base;     /* the choice that is measured: `uniform`, or that of the state file */
+    struct probe late; /* the second half of the decoder layers with more bits */
+    uint64_t fixed;    /* bytes of tensors that take no part, quantized or not */
+    uint64_t budget;   /* bytes of the groups together */
+    size_t uniform;    /* the largest choice that fits for all groups; the smallest, if none does */
+    size_t base;       /* the choice that is measured: `uniform`, or that of the state file */
     struct qt_packed *rounded; /* [plan items] what is measured; NULL without data */
     json_t *state;             /* content of the state file; NULL without data */
     double whole, whole_se;    /* divergence of the model that quantize makes with `base` */
+    struct model *models;      /* what factors of kinds are estimated from */
+    size_t nmodels, models_capacity;
 };
 
 /* The group of a tensor, by its name; freed with qt_free (ties.c). untied: linears that share an
@@ -84,8 +95,10 @@ int budget_measure_pass(size_t *measured, struct budget *b, struct qt_err *err);
 /* Reads the state file, if there is one: `base` becomes the scheme of its measurements. Sets
  * `whole`, group.kld and group.error (state.c). */
 int budget_load(struct budget *b, struct qt_err *err);
-/* Sets probe->kld of a kind from the state file; NAN: it is not there (state.c). */
-void budget_load_probe(struct probe *probe, const struct budget *b, size_t kind);
+/* Sets probe->kld of a kind, or of `late`, by its key from the state file; NAN: it is not there
+ * (state.c). */
+void budget_load_probe(struct probe *probe, const struct budget *b, const char *key);
+#define BUDGET_LATE_KEY "second half"
 /* Writes the state file, if there is to be one (state.c). */
 int budget_save(const struct budget *b, struct qt_err *err);
 /* Sets group.kld of the groups for which it is unknown (measure.c). */
@@ -100,7 +113,11 @@ int budget_measure_kinds(struct budget *b, struct qt_err *err);
 /* Sets kind.worse of the kinds that need it for group.choice and lack it; *measured: their number
  * (kinds.c). */
 int budget_measure_worse(size_t *measured, struct budget *b, struct qt_err *err);
-/* factor[kinds] (kinds.c). */
-void budget_kind_factors(struct kind_factor *factor, const struct budget *b);
+/* Adds the model with group.choice to `models` (factors.c). */
+int budget_observe(struct budget *b, double kld, struct qt_err *err);
+/* factor[kinds], for groups of depth 0. A group of another depth costs 1 + *slope * depth times as
+ * much (factors.c). */
+int budget_kind_factors(struct kind_factor *factor, double *slope, const struct budget *b,
+                        struct qt_err *err);
 
 #endif

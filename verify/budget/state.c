@@ -92,10 +92,10 @@ done:
     return rc;
 }
 
-void budget_load_probe(struct probe *probe, const struct budget *b, size_t kind)
+void budget_load_probe(struct probe *probe, const struct budget *b, const char *key)
 {
     const json_t *of_choice = get(b, "kinds", b->opt->choices[probe->choice]);
-    probe->kld = number_or_nan(json_object_get(of_choice, b->kinds[kind].key));
+    probe->kld = number_or_nan(json_object_get(of_choice, key));
 }
 
 /* ---- writing -------------------------------------------------------------------------------- */
@@ -115,6 +115,12 @@ static bool set(json_t *object, const char *key, double value)
     return isnan(value) || json_object_set_new(object, key, json_real(value)) == 0;
 }
 
+static bool set_probe(json_t *kinds, const struct budget *b, const struct probe *probe,
+                      const char *key)
+{
+    return isnan(probe->kld) || set(within(kinds, b->opt->choices[probe->choice]), key, probe->kld);
+}
+
 static bool set_all(const struct budget *b)
 {
     json_t *state = b->state, *groups = within(state, "groups"), *kinds = within(state, "kinds"),
@@ -129,13 +135,10 @@ static bool set_all(const struct budget *b)
     }
     for (size_t k = 0; k < b->nkinds; k++) {
         const struct kind *one = &b->kinds[k];
-        const struct probe *const probes[] = {&one->better, &one->worse};
-        for (size_t i = 0; i < 2; i++)
-            if (!isnan(probes[i]->kld))
-                ok &= set(within(kinds, b->opt->choices[probes[i]->choice]), one->key,
-                          probes[i]->kld);
+        ok &= set_probe(kinds, b, &one->better, one->key);
+        ok &= set_probe(kinds, b, &one->worse, one->key);
     }
-    return ok;
+    return ok && set_probe(kinds, b, &b->late, BUDGET_LATE_KEY);
 }
 
 int budget_save(const struct budget *b, struct qt_err *err)
