@@ -6,11 +6,15 @@
  *     tensors: string name  u32 dims  u64 size[dims], fastest first  u32 type  u64 offset
  *     padding to 32 bytes; then the data, each tensor at a multiple of 32 bytes
  *
- *     gguf.c             the format: plan, sizes, files
+ *     gguf.c             the format: what it holds, its files and their headers
+ *     gguf_plan.c        which tensors: names, types, order of rows (gguf_plan.h)
+ *     gguf_data.c        the data of the tensors
  *     gguf_blocks.c      types of tensors: blocks of 32 weights
- *     gguf_file.c        keys and headers
+ *     gguf_keys.c        a growing list of keys
  *     gguf_arch.c        the table of architectures: keys, what is refused
- *     gguf_tokenizer.c   tokenizer.json -> keys
+ *     gguf_tokenizer.c   tokenizer.json -> keys: tokens, chat template (gguf_tokens.h)
+ *     gguf_bpe.c         keys of byte-level BPE: merges, the splitting of text
+ *     gguf_pieces.c      keys of SentencePiece's BPE: scores
  *
  * formats/gguf_names.c has the names, which the reader (formats/gguf.c) shares.
  */
@@ -22,7 +26,7 @@
 
 enum { QT_GGUF_ALIGN = 32, QT_GGUF_BLOCK = 32 };
 
-/* ---- keys and headers (gguf_file.c) --------------------------------------------------------- */
+/* ---- keys (gguf_keys.c) --------------------------------------------------------------------- */
 
 /* A growing byte string. After the first failure `rc` is negative and all calls do nothing. */
 struct qt_gguf_bytes {

@@ -1,135 +1,52 @@
 /*
- * tokenizer.json -> keys of a GGUF file.
- *
- * llama.cpp has two algorithms for these files: "gpt2", byte-level BPE with merges and a splitting
- * of the text that is chosen by name (qt_gguf_pre_at), and "llama", the BPE of SentencePiece, which
- * joins the pair that makes the token with the highest score. tokenizer.json has merges in both
- * cases; the score of a token is minus the rank of its first merge.
+ * tokenizer.json -> keys of a GGUF file: tokens, special tokens, the chat template. llama.cpp has
+ * two algorithms for these files, each of which has keys of its own: gguf_bpe.c, gguf_pieces.c.
  */
-#include "pack/export/gguf.h"
+#include "pack/export/gguf_tokens.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    TOKEN_NORMAL = 1,
-    TOKEN_UNKNOWN = 2,
-    TOKEN_CONTROL = 3,
-    TOKEN_USER = 4, /* found in the text before anything else */
-    TOKEN_UNUSED = 5,
-    TOKEN_BYTE = 6,
-};
-
-#define SPACE_MARK "\xe2\x96\x81" /* U+2581 */
 #define FILE_LIMIT ((size_t)256 << 20)
 
-struct token {
-    const char *text; /* borrowed from tokenizer.json, or owned */
-    char *owned;
-    int32_t type;
-    float score;
-};
+/* ---- parts of tokenizer.json ---------------------------------------------------------------- */
 
-struct tokens {
-    const struct qt_export *x;
-    const struct qt_tokenizer *tok;
-    char *path;                           /* of tokenizer.json, for messages */
-    json_t *root, *settings, *generation; /* settings: tokenizer_config.json; NULL: none */
-    struct token *list;                   /* by id */
-    size_t count;
-    struct qt_err *err;
-};
-
-static int unsupported(const struct tokens *t, const char *what)
+int qt_gguf_no_tokenizer(const struct tokens *t, const char *what)
 {
     return qt_fail(t->err, QT_E_UNSUPPORTED, t->path, NULL,
                    "gguf cannot hold this tokenizer: llama.cpp has no %s", what);
 }
 
-/* ---- pre-tokenizers ------------------------------------------------------------------------- */
-
-enum { STEPS = 4096 };
-
-static void add_step(char *steps, const char *name, const char *argument)
-{
-    const size_t used = strlen(steps);
-    snprintf(steps + used, STEPS - used, "%s%s%s\n", name, *argument ? " " : "", argument);
-}
-
-static bool flag(const json_t *object, const char *key, bool missing)
+bool qt_gguf_flag(const json_t *object, const char *key, bool missing)
 {
     const json_t *v = json_object_get(object, key);
     return json_is_boolean(v) ? json_is_true(v) : missing;
 }
 
-static const char *type_of(const json_t *section)
+const char *qt_gguf_section(const json_t *section)
 {
     const char *type = json_string_value(json_object_get(section, "type"));
     return type ? type : "";
 }
 
-/* Writes the pre-tokenizers as lines; one that is not known here becomes a line that no row of the
- * table has. */
-static void describe(char *steps, const json_t *section)
+bool qt_gguf_is_string(const json_t *v, const char *s)
 {
-    const char *type = type_of(section);
-    const json_t *list = json_object_get(section, "pretokenizers");
-    const char *regex =
-        json_string_value(json_object_get(json_object_get(section, "pattern"), "Regex"));
-    const char *behavior = json_string_value(json_object_get(section, "behavior"));
-    for (size_t i = 0; strcmp(type, "Sequence") == 0 && i < json_array_size(list); i++) {
-        const json_t *item = json_array_get(list, i);
-        if (strcmp(type_of(item), "Sequence") != 0)
-            describe(steps, item);
-    }
-    if (strcmp(type, "Sequence") == 0)
-        return;
-    if (strcmp(type, "ByteLevel") == 0 && !flag(section, "add_prefix_space", true))
-        add_step(steps, flag(section, "use_regex", true) ? "words" : "bytes", "");
-    else if (strcmp(type, "Digits") == 0 && flag(section, "individual_digits", false))
-        add_step(steps, "digits", "");
-    else if (strcmp(type, "Split") == 0 && regex && behavior && strcmp(behavior, "Isolated") == 0 &&
-             !flag(section, "invert", false))
-        add_step(steps, "split", regex);
-    else
-        add_step(steps, "unknown", type);
+    return json_is_string(v) && strcmp(json_string_value(v), s) == 0;
 }
 
-/* *all: merges make every token that is no added one, so that ignore_merges changes nothing. */
-static int check_merges(bool *all, const struct tokens *t)
+int qt_gguf_merge(char **joined, const struct tokens *t, const json_t *merge)
 {
-    int rc = QT_OK;
-    *all = true;
-    for (size_t i = 0; i < t->count && rc == QT_OK && *all; i++)
-        if (t->list[i].type == TOKEN_NORMAL)
-            rc = qt_tokenizer_merges(all, t->tok, t->list[i].text, t->err);
-    return rc;
+    const char *line = json_string_value(merge);
+    if (line)
+        return qt_string_copy(joined, line, t->err);
+    return qt_string_format(joined, t->err, "%s %s", json_string_value(json_array_get(merge, 0)),
+                            json_string_value(json_array_get(merge, 1)));
 }
 
-/* *out = NULL: llama.cpp has no such splitting. */
-static int find_pre(const struct qt_gguf_pre **out, const struct tokens *t, char *steps)
+bool qt_gguf_is_version(const json_t *merge)
 {
-    const json_t *model = json_object_get(t->root, "model");
-    const struct qt_gguf_pre *pre, *other = NULL;
-    bool all = false;
-    int rc = QT_OK;
-    *out = NULL;
-    *steps = '\0';
-    describe(steps, json_object_get(t->root, "pre_tokenizer"));
-    for (size_t i = 0; !*out && (pre = qt_gguf_pre_at(i)) != NULL; i++) {
-        if (strcmp(pre->steps, steps) != 0)
-            continue;
-        if (pre->ignore_merges == flag(model, "ignore_merges", false))
-            *out = pre;
-        else if (!other)
-            other = pre;
-    }
-    if (!*out && other)
-        rc = check_merges(&all, t);
-    if (all)
-        *out = other;
-    return rc;
+    const char *line = json_string_value(merge);
+    return line && strncmp(line, "#version", 8) == 0;
 }
 
 /* ---- tokens --------------------------------------------------------------------------------- */
@@ -207,7 +124,7 @@ static int read_added(struct tokens *t)
             return bad_id(t, text);
         struct token *token = &t->list[id];
         token->text = text;
-        if (flag(item, "special", false) || looks_special(text)) {
+        if (qt_gguf_flag(item, "special", false) || looks_special(text)) {
             token->type = TOKEN_CONTROL;
         } else {
             token->type = TOKEN_USER;
@@ -257,7 +174,7 @@ static int check_unique(const struct tokens *t)
     return rc;
 }
 
-static void write_tokens(struct qt_gguf_bytes *b, const struct tokens *t)
+void qt_gguf_write_tokens(struct qt_gguf_bytes *b, const struct tokens *t)
 {
     qt_gguf_array(b, "tokenizer.ggml.tokens", QT_GGUF_STRING, t->count);
     for (size_t i = 0; i < t->count; i++)
@@ -265,282 +182,6 @@ static void write_tokens(struct qt_gguf_bytes *b, const struct tokens *t)
     qt_gguf_array(b, "tokenizer.ggml.token_type", QT_GGUF_I32, t->count);
     for (size_t i = 0; i < t->count; i++)
         qt_gguf_raw(b, &t->list[i].type, sizeof t->list[i].type);
-}
-
-/* ---- byte-level BPE ------------------------------------------------------------------------- */
-
-/* A merge is "a b" or ["a", "b"]; qt_tokenizer_open has checked it. *joined: "a b", owned. */
-static int merge_text(char **joined, const struct tokens *t, const json_t *merge)
-{
-    const char *line = json_string_value(merge);
-    if (line)
-        return qt_string_copy(joined, line, t->err);
-    return qt_string_format(joined, t->err, "%s %s", json_string_value(json_array_get(merge, 0)),
-                            json_string_value(json_array_get(merge, 1)));
-}
-
-static bool is_version(const json_t *merge)
-{
-    const char *line = json_string_value(merge);
-    return line && strncmp(line, "#version", 8) == 0;
-}
-
-static int write_merges(struct qt_gguf_bytes *b, const struct tokens *t)
-{
-    const json_t *merges = json_object_get(json_object_get(t->root, "model"), "merges");
-    size_t count = 0;
-    int rc = QT_OK;
-    for (size_t i = 0; i < json_array_size(merges); i++)
-        count += !is_version(json_array_get(merges, i));
-    qt_gguf_array(b, "tokenizer.ggml.merges", QT_GGUF_STRING, count);
-    for (size_t i = 0; i < json_array_size(merges); i++) {
-        char *text;
-        if (is_version(json_array_get(merges, i)))
-            continue;
-        QT_TRY(merge_text(&text, t, json_array_get(merges, i)));
-        const char *space = strchr(text, ' ');
-        const bool plain = space && !strchr(space + 1, ' ');
-        qt_gguf_text(b, text, strlen(text));
-        qt_free(text);
-        if (!plain)
-            return unsupported(t, "byte-level BPE with spaces in merges");
-    }
-done:
-    return rc;
-}
-
-/* NFC changes text that is not composed, which llama.cpp takes as it is; its converter accepts
- * that, too. */
-static int write_bytes(struct qt_gguf_bytes *b, const struct tokens *t)
-{
-    const json_t *normalizer = json_object_get(t->root, "normalizer");
-    char steps[STEPS];
-    const struct qt_gguf_pre *pre;
-    int rc = find_pre(&pre, t, steps);
-    if (rc < 0)
-        return rc;
-    if (!json_is_array(json_object_get(json_object_get(t->root, "model"), "merges")))
-        return unsupported(t, "tokenizer model but BPE in these files");
-    if (json_is_object(normalizer) && strcmp(type_of(normalizer), "NFC") != 0)
-        return qt_fail(t->err, QT_E_UNSUPPORTED, t->path, NULL,
-                       "gguf cannot hold this tokenizer: llama.cpp has no normalizer '%.100s'",
-                       type_of(normalizer));
-    if (!pre) {
-        for (char *s = steps; *s; s++)
-            *s = *s == '\n' ? ';' : *s;
-        return qt_fail(t->err, QT_E_UNSUPPORTED, t->path, NULL,
-                       "gguf cannot hold this tokenizer: its pre-tokenizer is not in the table of "
-                       "those that llama.cpp has (ignore_merges %s; %.300s)",
-                       flag(json_object_get(t->root, "model"), "ignore_merges", false) ? "true"
-                                                                                       : "false",
-                       steps);
-    }
-    qt_gguf_string(b, "", "tokenizer.ggml.model", "gpt2");
-    qt_gguf_string(b, "", "tokenizer.ggml.pre", pre->name);
-    write_tokens(b, t);
-    QT_TRY(write_merges(b, t));
-done:
-    return rc;
-}
-
-/* ---- the BPE of SentencePiece --------------------------------------------------------------- */
-
-/* How spaces become U+2581. */
-struct marks {
-    bool replaced, prefixed, other; /* other: text is changed in another way */
-};
-
-static bool is_string(const json_t *v, const char *s)
-{
-    return json_is_string(v) && strcmp(json_string_value(v), s) == 0;
-}
-
-static void read_normalizer(struct marks *m, const json_t *section)
-{
-    const char *type = type_of(section);
-    const json_t *list = json_object_get(section, "normalizers");
-    if (!json_is_object(section))
-        return;
-    if (strcmp(type, "Sequence") == 0) {
-        for (size_t i = 0; i < json_array_size(list); i++)
-            if (strcmp(type_of(json_array_get(list, i)), "Sequence") != 0)
-                read_normalizer(m, json_array_get(list, i));
-    } else if (strcmp(type, "Prepend") == 0 &&
-               is_string(json_object_get(section, "prepend"), SPACE_MARK)) {
-        m->prefixed = true;
-    } else if (strcmp(type, "Replace") == 0 &&
-               is_string(json_object_get(section, "content"), SPACE_MARK) &&
-               is_string(json_object_get(json_object_get(section, "pattern"), "String"), " ")) {
-        m->replaced = true;
-    } else {
-        m->other = true;
-    }
-}
-
-static void read_pre(struct marks *m, const json_t *section)
-{
-    const char *type = type_of(section);
-    const char *scheme = json_string_value(json_object_get(section, "prepend_scheme"));
-    if (!json_is_object(section))
-        return;
-    if (strcmp(type, "Metaspace") == 0 && !m->replaced) {
-        m->replaced = is_string(json_object_get(section, "replacement"), SPACE_MARK);
-        m->prefixed =
-            scheme ? strcmp(scheme, "never") != 0 : flag(section, "add_prefix_space", true);
-    } else if (strcmp(type, "Split") != 0 ||
-               !is_string(json_object_get(json_object_get(section, "pattern"), "String"), " ") ||
-               !m->replaced) {
-        m->other = true; /* a split at spaces after all were replaced does nothing */
-    }
-}
-
-static json_int_t id_of(const struct tokens *t, const char *text)
-{
-    const json_t *vocab = json_object_get(json_object_get(t->root, "model"), "vocab");
-    const json_t *id = json_object_get(vocab, text);
-    return json_is_integer(id) ? json_integer_value(id) : -1;
-}
-
-/* True if the token can be a part of another one. */
-static bool is_part(const struct tokens *t, const char *text)
-{
-    const json_int_t id = id_of(t, text);
-    return id >= 0 && t->list[id].type != TOKEN_CONTROL && t->list[id].type != TOKEN_UNKNOWN;
-}
-
-/* Number of places where text can be cut into two tokens. */
-static int count_cuts(size_t *cuts, const struct tokens *t, const char *text)
-{
-    char *head;
-    int rc = qt_string_copy(&head, text, t->err);
-    *cuts = 0;
-    if (rc < 0)
-        return rc;
-    for (size_t i = strlen(text); i-- > 1;) {
-        if ((text[i] & 0xc0) == 0x80)
-            continue; /* within a character */
-        head[i] = '\0';
-        *cuts += is_part(t, head) && is_part(t, text + i);
-    }
-    qt_free(head);
-    return QT_OK;
-}
-
-/* *out = the id of the token that a merge makes. */
-static int made_by(json_int_t *out, const struct tokens *t, const json_t *merge)
-{
-    char *text;
-    int rc = merge_text(&text, t, merge);
-    if (rc < 0)
-        return rc;
-    char *space = strchr(text, ' ');
-    if (space)
-        memmove(space, space + 1, strlen(space));
-    *out = id_of(t, text);
-    qt_free(text);
-    return *out < 0 ? unsupported(t, "merges like these") : QT_OK;
-}
-
-/* The merges that make a token. */
-struct made {
-    size_t count, last; /* last: the rank of the last one */
-};
-
-static int list_made(struct made *made, json_int_t *ids, const struct tokens *t,
-                     const json_t *merges)
-{
-    int rc = QT_OK;
-    for (size_t i = 0; i < json_array_size(merges); i++) {
-        ids[i] = -1;
-        if (is_version(json_array_get(merges, i)))
-            continue;
-        QT_TRY(made_by(&ids[i], t, json_array_get(merges, i)));
-        made[ids[i]].count++;
-        made[ids[i]].last = i;
-    }
-done:
-    return rc;
-}
-
-/*
- * Sets scores from merges. Joining the pair that makes the best token equals joining the pair of
- * the best merge if every way to make a token is a merge: files that were made from SentencePiece
- * are so. The merges of tokens of equal score are mixed there. Added tokens do not matter: they are
- * found before.
- */
-static int set_scores(struct tokens *t)
-{
-    const json_t *merges = json_object_get(json_object_get(t->root, "model"), "merges");
-    const size_t n = json_array_size(merges);
-    struct made *made = NULL;
-    json_int_t *ids = NULL;
-    size_t begin = 0, end = 0; /* of the merges of equal score */
-    int rc;
-    QT_TRY(qt_array_new(&made, t->count, sizeof *made, t->err));
-    QT_TRY(qt_array_new(&ids, n, sizeof *ids, t->err));
-    QT_TRY(list_made(made, ids, t, merges));
-    for (size_t i = 0; i < t->count; i++)
-        t->list[i].score = -(float)(n + 1);
-    for (size_t i = 0; i < n; i++) {
-        if (ids[i] < 0 || t->list[ids[i]].type != TOKEN_NORMAL)
-            continue;
-        if (i >= end)
-            begin = i;
-        end = qt_max_size(end, made[ids[i]].last + 1);
-        t->list[ids[i]].score = -(float)begin;
-    }
-    for (size_t i = 0; i < t->count; i++) {
-        size_t cuts = made[i].count;
-        if (t->list[i].type == TOKEN_NORMAL)
-            QT_TRY(count_cuts(&cuts, t, t->list[i].text));
-        if (cuts != made[i].count) {
-            rc = unsupported(t, "BPE with U+2581 whose merges are not those of SentencePiece");
-            goto done;
-        }
-    }
-done:
-    qt_free(ids);
-    qt_free(made);
-    return rc;
-}
-
-static int set_byte_tokens(struct tokens *t)
-{
-    char name[8];
-    for (unsigned i = 0; i < 256; i++) {
-        snprintf(name, sizeof name, "<0x%02X>", i);
-        const json_int_t id = id_of(t, name);
-        if (id < 0)
-            return unsupported(t, "BPE with U+2581 without tokens for all bytes");
-        t->list[id].type = TOKEN_BYTE;
-    }
-    return QT_OK;
-}
-
-static int write_pieces(struct qt_gguf_bytes *b, struct tokens *t)
-{
-    const json_t *model = json_object_get(t->root, "model");
-    const char *unknown = json_string_value(json_object_get(model, "unk_token"));
-    const json_int_t id = unknown ? id_of(t, unknown) : -1;
-    struct marks marks = {0};
-    int rc;
-    read_normalizer(&marks, json_object_get(t->root, "normalizer"));
-    read_pre(&marks, json_object_get(t->root, "pre_tokenizer"));
-    if (!marks.replaced || marks.other)
-        return unsupported(t, "such normalizers and pre-tokenizers for BPE with U+2581");
-    QT_TRY(set_byte_tokens(t));
-    if (id >= 0)
-        t->list[id].type = TOKEN_UNKNOWN;
-    QT_TRY(set_scores(t));
-    qt_gguf_string(b, "", "tokenizer.ggml.model", "llama");
-    qt_gguf_string(b, "", "tokenizer.ggml.pre", "default");
-    write_tokens(b, t);
-    qt_gguf_array(b, "tokenizer.ggml.scores", QT_GGUF_F32, t->count);
-    for (size_t i = 0; i < t->count; i++)
-        qt_gguf_raw(b, &t->list[i].score, sizeof t->list[i].score);
-    qt_gguf_bool(b, "tokenizer.ggml.add_space_prefix", marks.prefixed);
-done:
-    return rc;
 }
 
 /* ---- special tokens, chat template ---------------------------------------------------------- */
@@ -603,7 +244,7 @@ static const json_t *configured_template(const struct tokens *t)
 {
     const json_t *v = json_object_get(t->settings, "chat_template");
     for (size_t i = 0; i < json_array_size(v); i++)
-        if (is_string(json_object_get(json_array_get(v, i), "name"), "default"))
+        if (qt_gguf_is_string(json_object_get(json_array_get(v, i), "name"), "default"))
             return json_object_get(json_array_get(v, i), "template");
     return v;
 }
@@ -695,8 +336,8 @@ int qt_gguf_tokenizer(struct qt_gguf_bytes *b, const struct qt_export *x, size_t
     QT_TRY(read_added(&t));
     QT_TRY(fill_rest(&t));
     QT_TRY(check_unique(&t));
-    const bool pieces = flag(json_object_get(t.root, "model"), "byte_fallback", false);
-    QT_TRY(pieces ? write_pieces(b, &t) : write_bytes(b, &t));
+    const bool pieces = qt_gguf_flag(json_object_get(t.root, "model"), "byte_fallback", false);
+    QT_TRY(pieces ? qt_gguf_write_pieces(b, &t) : qt_gguf_write_bpe(b, &t));
     QT_TRY(write_special(b, &t, tok));
     QT_TRY(write_template(b, &t));
     rc = b->rc;

@@ -1,3 +1,4 @@
+/* Keys of a GGUF file: a growing byte string. */
 #include "pack/export/gguf.h"
 
 #include <string.h>
