@@ -633,6 +633,9 @@ const char *qt_export_runtimes(const struct qt_export_format *f);
 enum qt_export_fit { QT_EXPORT_NO, QT_EXPORT_NEAR, QT_EXPORT_EXACT };
 enum qt_export_fit qt_export_fit(const char **why, const struct qt_export_format *f,
                                  const struct qt_spec *spec);
+/* True if the format has a form for models whose decoder is of this family (qt_family.decoder). An
+ * export may still refuse a model for what its config.json says. */
+bool qt_export_has_family(const struct qt_export_format *f, const char *family);
 
 /* dtype of weights or scales. AUTO: that of the source for dequantized weights, FP16 for scales. */
 enum qt_export_dtype { QT_EXPORT_AUTO, QT_EXPORT_F16, QT_EXPORT_BF16, QT_EXPORT_F32 };

@@ -102,6 +102,8 @@ struct qt_export_format {
     /* How the format holds matrices of a scheme, whatever their shape. *why, a static string, says
      * why not exactly: "the format has no codebooks". NULL: any scheme fits. */
     enum qt_export_fit (*fit)(const char **why, const struct qt_spec *spec);
+    /* True for the families of decoders that the format can describe. NULL: all. */
+    bool (*has_family)(const char *family);
     /* Declares the tensors of a matrix. QT_E_UNSUPPORTED with the reason if its shape does not
      * fit; the caller adds the tensor's name. */
     int (*describe)(struct qt_export_matrix *m, struct qt_err *err);

@@ -44,3 +44,8 @@ enum qt_export_fit qt_export_fit(const char **why, const struct qt_export_format
     *why = NULL;
     return f->fit ? f->fit(why, spec) : QT_EXPORT_EXACT;
 }
+
+bool qt_export_has_family(const struct qt_export_format *f, const char *family)
+{
+    return !f->has_family || f->has_family(family);
+}

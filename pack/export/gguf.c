@@ -16,6 +16,11 @@ static enum qt_export_fit fit(const char **why, const struct qt_spec *spec)
     return out;
 }
 
+static bool has_family(const char *family)
+{
+    return qt_gguf_arch_find(family) && qt_gguf_family_find(family);
+}
+
 static int describe(struct qt_export_matrix *m, struct qt_err *err)
 {
     if (m->k % QT_GGUF_BLOCK == 0)
@@ -102,6 +107,7 @@ const struct qt_export_format qt_export_gguf = {
     .embeddings = true,
     .scale_dtype = QT_F16,
     .fit = fit,
+    .has_family = has_family,
     .describe = describe,
     .plan = qt_gguf_plan,
     .write = write_files,
