@@ -106,7 +106,7 @@ static void set_routing(struct maker *m)
 
 static void set_experts(struct maker *m)
 {
-    const bool plain = is(m, "mixtral") || is(m, "gpt_oss");
+    const bool plain = is(m, "mixtral") || is(m, "gpt_oss") || is(m, "granitemoe");
     size_t experts = 0;
     if (!get_size(&experts, m, "expert_count") || experts == 0)
         return;
@@ -254,6 +254,18 @@ static void set_gemma(struct maker *m, size_t largest)
     copy_size(m, "sliding_window", "attention.sliding_window");
 }
 
+/* EXAONE 4: only the model of 64 layers has windows. */
+static void set_exaone(struct maker *m)
+{
+    size_t layers = 0;
+    if (get_size(&layers, m, "block_count") && layers == 64) {
+        copy_size(m, "sliding_window", "attention.sliding_window");
+        set_size(m, "sliding_window_pattern", 4);
+    } else {
+        set(m, m->config, "sliding_window", json_null());
+    }
+}
+
 static void set_family(struct maker *m)
 {
     static const char *const multipliers[][2] = {
@@ -262,6 +274,7 @@ static void set_family(struct maker *m)
         {"residual_multiplier", "residual_scale"},
         {"logits_scaling", "logit_scale"},
     };
+    const bool granite = is(m, "granite") || is(m, "granitemoe");
     if (is(m, "gemma2"))
         set_gemma(m, 46);
     else if (is(m, "gemma3_text"))
@@ -276,7 +289,9 @@ static void set_family(struct maker *m)
         set_size(m, "sliding_window_pattern", 6);
     if (is(m, "smollm3"))
         set_size(m, "no_rope_layer_interval", 4);
-    for (size_t i = 0; is(m, "granite") && i < sizeof multipliers / sizeof *multipliers; i++)
+    if (is(m, "exaone4"))
+        set_exaone(m);
+    for (size_t i = 0; granite && i < sizeof multipliers / sizeof *multipliers; i++)
         copy_real(m, multipliers[i][0], multipliers[i][1]);
     if (!is(m, "qwen2") && !is(m, "qwen2_moe"))
         set_bool(m, "attention_bias", m->facts->qkv_bias);

@@ -165,6 +165,22 @@ static const struct qt_gguf_part olmo2_parts[] = {
     {"post_feedforward_layernorm", "post_ffw_norm", 0},
     {0},
 };
+static const struct qt_gguf_part seed_oss_parts[] = {
+    LLAMA_QKV(0),
+    LLAMA_MLP(0),
+    {"input_layernorm", "attn_norm", 0},
+    {"post_attention_layernorm", "post_attention_norm", 0},
+    {0},
+};
+static const struct qt_gguf_part granitemoe_parts[] = {
+    LLAMA_QKV(BIAS),
+    LLAMA_NORMS,
+    {"block_sparse_moe.router.layer", "ffn_gate_inp", EXACT},
+    {"block_sparse_moe.experts.#.gate_proj", "ffn_gate_exps", 0},
+    {"block_sparse_moe.experts.#.up_proj", "ffn_up_exps", 0},
+    {"block_sparse_moe.experts.#.down_proj", "ffn_down_exps", 0},
+    {0},
+};
 static const struct qt_gguf_part phi3_parts[] = {{"self_attn.qkv_proj", "attn_qkv", 0},
                                                  {"self_attn.o_proj", "attn_output", 0},
                                                  LLAMA_NORMS,
@@ -201,6 +217,10 @@ static const struct qt_gguf_family families[] = {
     {"olmo3", "olmo2", "Olmo3ForCausalLM", olmo2_parts, false, false},
     {"smollm3", "smollm3", "SmolLM3ForCausalLM", llama_parts, true, false},
     {"granite", "granite", "GraniteForCausalLM", llama_parts, true, false},
+    {"granitemoe", "granitemoe", "GraniteMoeForCausalLM", granitemoe_parts, true, false},
+    {"seed_oss", "seed_oss", "SeedOssForCausalLM", seed_oss_parts, false, false},
+    {"ernie4_5", "ernie4_5", "Ernie4_5ForCausalLM", qwen_parts, false, false},
+    {"exaone4", "exaone4", "Exaone4ForCausalLM", olmo2_parts, false, false},
     {"glm4", "glm4", "Glm4ForCausalLM", glm4_parts, false, false},
     /* Decoders of multimodal models. A file of one is read as the same decoder alone. */
     {"qwen2", "qwen2vl", "Qwen2ForCausalLM", qwen_parts, false, false},

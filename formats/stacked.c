@@ -24,6 +24,7 @@ static const struct names {
     {"phimoe", "w1", "w3", "w2", ".mlp.", ".block_sparse_moe."},
     {"phimoe", NULL, NULL, NULL, ".mlp.router.", ".block_sparse_moe.gate."},
     {"exaone_moe", NULL, NULL, NULL, ".mlp.gate.e_score", ".mlp.e_score"},
+    {"granitemoe", "gate_proj", "up_proj", "down_proj", ".mlp.", ".block_sparse_moe."},
     {"lfm2_moe", "w1", "w3", "w2", NULL, NULL},
     {"ernie4_5_moe", NULL, NULL, NULL, ".mlp.gate.moe_statics.", ".mlp.moe_statics."},
 };

@@ -33,6 +33,8 @@ struct qt_gguf_arch {
     bool rope_lists;  /* reads short and long factors from two tensors */
     bool sections;    /* positions of images have several numbers, which turn parts of a head */
     size_t period;    /* layers have a window, except every period-th; 0: no layer has one */
+    size_t windowed;  /* only models of so many layers have windows, and only their layers with a
+                         window have a rotary embedding; 0: all */
     size_t by_hidden; /* a model of so many layers scales attention by hidden size / heads */
     enum head_rule head;
     enum qt_act_kind act;
@@ -80,6 +82,14 @@ static const struct qt_gguf_arch table[] = {
      .one_theta = true},
     {.family = "smollm3", .skips_rope = true, .theta = 2e6},
     {.family = "granite", .scaled = true, .rope_freqs = true, .rope_lists = true},
+    {.family = "granitemoe",
+     .scaled = true,
+     .rope_freqs = true,
+     .rope_lists = true,
+     .normalized = true},
+    {.family = "seed_oss"},
+    {.family = "ernie4_5", .theta = 5e5},
+    {.family = "exaone4", .square = true, .rope_freqs = true, .period = 4, .windowed = 64},
     {.family = "glm4"},
     {.family = "qwen2_vl_text", .square = true, .sections = true},
     {.family = "qwen2_5_vl_text", .square = true, .sections = true},
@@ -130,6 +140,21 @@ static bool near(double a, double b)
     return fabs(a - b) <= 1e-5 * fabs(b);
 }
 
+/* The period of layers with a window; 0: no layer has one. */
+static size_t period_of(const struct writer *w)
+{
+    const bool none = w->arch->windowed && w->info->layers != w->arch->windowed;
+    return none ? 0 : w->arch->period;
+}
+
+/* True if llama.cpp computes this layer without a rotary embedding. */
+static bool skips_rope(const struct writer *w, size_t layer)
+{
+    const size_t period = period_of(w);
+    return (w->arch->skips_rope && (layer + 1) % 4 == 0) ||
+           (w->arch->windowed && period && (layer + 1) % period == 0);
+}
+
 static void u32(const struct writer *w, const char *name, size_t value)
 {
     qt_gguf_u32(w->b, w->prefix, name, (uint32_t)value);
@@ -149,7 +174,7 @@ static int write_sizes(const struct writer *w)
     if (w->arch->square && !square)
         return differs(w, "heads that have the hidden size together");
     /* Without windows in llama.cpp, the model is the same up to the length of the window. */
-    for (size_t i = 0; !w->arch->period && i < info->layers; i++)
+    for (size_t i = 0; !period_of(w) && i < info->layers; i++)
         if (d->windows[i])
             context = qt_min_size(context, d->windows[i]);
     u32(w, "context_length", context);
@@ -233,7 +258,7 @@ static int write_delta(const struct writer *w)
 static int write_windows(const struct writer *w)
 {
     const struct qt_model_details *d = &w->details;
-    const size_t period = w->arch->period;
+    const size_t period = period_of(w);
     size_t window = 0;
     if (!period)
         return QT_OK;
@@ -289,9 +314,9 @@ static int check_rest(const struct writer *w)
     if (d->act != w->arch->act)
         return differs(w, "another activation function");
     for (size_t i = 0; i < w->info->layers; i++)
-        if (d->no_rope[i] != (w->arch->skips_rope && (i + 1) % 4 == 0))
-            return differs(w, w->arch->skips_rope ? "a rotary embedding in three of four layers"
-                                                  : "a rotary embedding in all layers");
+        if (d->no_rope[i] != skips_rope(w, i))
+            return differs(w, skips_rope(w, 3) ? "a rotary embedding in three of four layers"
+                                               : "a rotary embedding in all layers");
     if (d->tied && w->arch->head == HEAD_OWN)
         return differs(w, "a head that is stored");
     if (!d->tied && w->arch->head == HEAD_TIED)

@@ -112,8 +112,8 @@ $ cp -r spm split && sed -i 's/"pre_tokenizer":null/"pre_tokenizer":{"type":"Dig
 # A file is read as the checkpoint that the dense export of the same container is. Models with
 # windows are read in windows of the context length that the file has.
 $ printf '%s\n' 'm=$MODELS/$1; rm -rf m c g d; mkdir m; cp "$m/config.json" "$m/model.safetensors" m' "printf '{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]}}' >m/tokenizer.json" 'qtool quantize m -o c --scheme none --tensor "^(?!.*layers).*embed_tokens=int8:g=32" -q >/dev/null && qtool export c -o g --format gguf -q >/dev/null && qtool export c -o d --format dense --dtype float16 -q >/dev/null && for i in g d; do qtool eval $i --data "$m/ids.u16" --seqlen ${2:-40} -q; done | grep perplexity | uniq -c' >back
-$ for m in llama llama3 llama_longrope llama_yarn mistral_full "mistral_window 7" mixtral qwen2 qwen3 qwen2_moe qwen3_moe gpt_oss_moe glm4_moe glm4_moe_all ministral3 mistral3_images "phi3 9" phi3_long_old_keys olmo2 granite; do sh ./back $m | grep -c '^ *2 ' || echo "differs: $m"; done | sort | uniq -c
-> ^ *20 1$
+$ for m in llama llama3 llama_longrope llama_yarn mistral_full "mistral_window 7" mixtral qwen2 qwen3 qwen2_moe qwen3_moe gpt_oss_moe glm4_moe glm4_moe_all ministral3 mistral3_images "phi3 9" phi3_long_old_keys olmo2 granite seed_oss ernie4_5_plain exaone4_full; do sh ./back $m | grep -c '^ *2 ' || echo "differs: $m"; done | sort | uniq -c
+> ^ *23 1$
 >! differs
 
 $ sh ./back gpt_oss_moe >/dev/null; cp -r m gpt && sed -i 's/"rope_theta": 200.0/"rope_theta": 10.0/' gpt/config.json && qtool quantize gpt -o gpt-c --scheme none --tensor embed_tokens=int8:g=32 -q >/dev/null && qtool export gpt-c --format gguf --dry-run
@@ -126,6 +126,14 @@ $ sh ./back glm4_moe >/dev/null; qtool export c --format gguf --dry-run
 $ sh ./back glm4_moe_groups
 ? 4
 2 llama\.cpp computes 'glm4moe' with experts that are not in groups
+
+# EXAONE 4: llama.cpp has windows in models of 64 layers. Seed-OSS: no bias but of queries, keys, values.
+$ sh ./back exaone4
+? 4
+2 llama\.cpp computes 'exaone4' with a rotary embedding in all layers
+$ sh ./back seed_oss_biased
+? 4
+2 _proj\.bias: gguf has no place for this tensor
 
 # Gated DeltaNet as llama.cpp computes it.
 $ cp -r "$MODELS/qwen3_5" q35 && cp m/tokenizer.json q35 && qtool quantize q35 -o q35-c --scheme none --tensor 'layers.0.self_attn.o_proj=int8:g=32' -q >/dev/null && qtool export q35-c -o x3 --format gguf

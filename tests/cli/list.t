@@ -33,7 +33,7 @@ $ qtool list archs
 # docs/exports.md names the same families for GGUF, and --json says the same.
 $ qtool list archs | sed -n 's/^\([^ ]*\) .* yes$/\1/p' | sort >table; wc -l <table
 > ^[1-9][0-9]+$
-$ sed -n '/^- Architectures (/,/which its own$/p' "$NANO/../../docs/exports.md" | sed 's/^- Architectures ([^)]*)//' | grep -o '`[a-z0-9_]*`' | tr -d '`' | sort >docs && diff table docs
+$ sed -n '/^- Architectures (/,/^- llama.cpp computes/p' "$NANO/../../docs/exports.md" | sed 's/^- Architectures ([^)]*)//' | grep -o '`[a-z0-9_]*`' | tr -d '`' | sort >docs && diff table docs
 >-
 $ qtool list archs --json | awk -F'"' '$2 == "model_type" { type = $4 } $2 == "gguf" { print type }' | sort | diff - table
 >-

@@ -73,6 +73,16 @@ ARCHS = {
     "smollm3": ("smollm3", dict(no_rope_layer_interval=4)),
     "granite": ("granite", dict(embedding_multiplier=6.0, attention_multiplier=0.1,
                                 residual_multiplier=0.3, logits_scaling=4.0)),
+    "granitemoe": ("granitemoe", dict(
+        embedding_multiplier=6.0, attention_multiplier=0.1, residual_multiplier=0.3,
+        logits_scaling=4.0, num_local_experts=6, num_experts_per_tok=2)),
+    "seed_oss": ("seed_oss", dict(head_dim=64, attention_bias=True, attention_out_bias=False)),
+    "ernie4_5": ("ernie4_5", dict(head_dim=64, use_bias=False)),
+    "exaone4": ("exaone4", dict(sliding_window=None, layer_types=["full_attention"] * 4, **rope(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=128))),
+    "exaone4_windows": ("exaone4", dict(num_hidden_layers=64, intermediate_size=128,
+                                        sliding_window=32, sliding_window_pattern=4)),
     "glm4": ("glm4", dict(head_dim=32, attention_bias=True)),
 }
 WRITTEN_ONLY = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}  # qtool does not read these files
@@ -80,7 +90,7 @@ WRITTEN_ONLY = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}  # qtool does not read t
 
 def scale_of(name, kind, shape):
     if "embed" in name:
-        return 0.1 if "gemma" in kind or kind == "granite" else 1.0
+        return 0.1 if "gemma" in kind or "granite" in kind else 1.0
     if len(shape) == 1:
         return 0.3
     return 0.5 if name.endswith("gate.weight") else (2.0 / shape[-1]) ** 0.5
@@ -93,7 +103,8 @@ def make_model(path, kind, options):
         **dict(vocab_size=1024, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
                num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
                bos_token_id=0, eos_token_id=1, pad_token_id=None,
-               tie_word_embeddings=kind in ("gemma", "gemma2", "gemma3_text", "smollm3", "granite")),
+               tie_word_embeddings=kind in ("gemma", "gemma2", "gemma3_text", "smollm3", "granite",
+                                             "granitemoe")),
         **options})
     model = AutoModelForCausalLM.from_config(config)
     rng = torch.Generator().manual_seed(5)
