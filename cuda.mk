@@ -14,7 +14,7 @@ CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] \
 # The other three are one compilation each, as nvcc needs two seconds per file before the first
 # kernel.
 CUDA_HOPPER := matmul/tile_group moe/wide matmul/tile_fpx w4ax/hopper mix24/hopper matmul/skinny \
-               matmul/gated moe/w4ax_wide moe/mix24_wide
+               matmul/gated moe/w4ax_wide moe/mix24_wide matmul/many
 CUDA_older  := matmul/stream matmul/mma_tile w4ax/stream_sm80
 CUDA_seldom := matmul/int4_zero matmul/dequantize mix24/dequantize
 CUDA_LONG   := moe/product moe/w4ax_few moe/w4ax_quantize
@@ -81,8 +81,8 @@ $(B)/kernels/gpu/copy.o $(B)/kernels/gpu/cuda.o $(B)/tests/gpu/%.o: QFLAGS += -i
 $(B)/tests/gpu/%: $(B)/tests/gpu/%.o $(GPU_OBJ) $(B)/libqtool.a | $(B)/pkg.libs
 	$(LINK) $(CUDA_LINK)
 $(B)/tests/gpu/test_mix24: $(B)/tests/gpu/mix24_matrix.o
-$(B)/tests/gpu/test_kernels $(B)/tests/gpu/test_gated $(B)/tests/gpu/test_mix24 $(B)/tests/gpu/test_moe $(B)/tests/gpu/test_kv4 $(B)/tests/gpu/test_w4ax \
-    $(B)/tests/gpu/test_backend $(B)/tests/gpu/test_round $(B)/tests/gpu/test_decoder $(B)/tests/gpu/test_fused \
+$(B)/tests/gpu/test_kernels $(B)/tests/gpu/test_gated $(B)/tests/gpu/test_many $(B)/tests/gpu/test_mix24 \
+    $(B)/tests/gpu/test_moe $(B)/tests/gpu/test_kv4 $(B)/tests/gpu/test_w4ax $(B)/tests/gpu/test_backend $(B)/tests/gpu/test_round $(B)/tests/gpu/test_decoder $(B)/tests/gpu/test_fused \
     $(B)/tests/gpu/bench_w4ax: $(B)/tests/gpu/reference.o
 # These link a simulated device instead of the CUDA runtime.
 $(B)/tests/gpu/test_launch $(B)/tests/gpu/test_refuse: %: %.o $(B)/tests/gpu/simulated.o $(B)/libqtool_kernels.a \
@@ -104,7 +104,7 @@ install-kernels: kernels
 
 # test_plan, test_launch and test_refuse need no GPU, and wgmma_registers reads machine code; the
 # others say SKIP where there is no GPU. CUDA_FORCE_PTX_JIT: the kernels for devices of 8.x and 12.x.
-test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_refuse test_backend test_round test_kernels test_gated test_mix24 test_moe test_kv4 test_fused test_w4ax test_decoder sweep) \
+test-gpu: $(addprefix $(B)/tests/gpu/,test_plan test_launch test_refuse test_backend test_round test_kernels test_gated test_many test_mix24 test_moe test_kv4 test_fused test_w4ax test_decoder sweep) \
           $(B)/libqtool_kernels.a $(B)/qtool
 	$(B)/tests/gpu/test_plan
 	$(B)/tests/gpu/test_launch
@@ -129,7 +129,7 @@ oracle-registers: $(B)/libqtool_kernels.a
 	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) registers
 
 # Needs a GPU, and some minutes.
-sanitize-gpu: $(addprefix $(B)/tests/gpu/,test_backend test_round test_kernels test_gated test_mix24 test_moe test_kv4 test_fused test_w4ax test_decoder)
+sanitize-gpu: $(addprefix $(B)/tests/gpu/,test_backend test_round test_kernels test_gated test_many test_mix24 test_moe test_kv4 test_fused test_w4ax test_decoder)
 	for tool in memcheck synccheck initcheck racecheck; do for t in $^; do \
 	    compute-sanitizer --tool $$tool --error-exitcode 1 $$t 7 quick || exit 1; done; done
 else

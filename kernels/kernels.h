@@ -98,7 +98,7 @@ struct qt_gpu {
                const struct qtool_matmul_weight *w, void *y, const void *x, void *workspace,
                struct qt_err *err);
     int (*plan_many)(struct qt_gpu *gpu, struct qtool_matmul_plan *out,
-                     const struct qtool_matmul_weight *const *w, size_t count,
+                     const struct qtool_matmul_weight *const *w, size_t count, size_t m,
                      const struct qtool_matmul_options *opt, struct qt_err *err);
     int (*run_many)(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
                     const struct qtool_matmul_weight *const *w, size_t count, void *const *y,

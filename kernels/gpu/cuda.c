@@ -196,11 +196,11 @@ static int gpu_run(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,
 }
 
 static int gpu_plan_many(struct qt_gpu *gpu, struct qtool_matmul_plan *out,
-                         const struct qtool_matmul_weight *const *w, size_t count,
+                         const struct qtool_matmul_weight *const *w, size_t count, size_t m,
                          const struct qtool_matmul_options *opt, struct qt_err *err)
 {
     (void)gpu;
-    return planned(qtool_matmul_plan_many(out, w, count, opt), out->reason, err);
+    return planned(qtool_matmul_plan_many(out, w, count, m, opt), out->reason, err);
 }
 
 static int gpu_run_many(struct qt_gpu *gpu, const struct qtool_matmul_plan *plan,

@@ -338,15 +338,17 @@ int qtool_matmul_run(const struct qtool_matmul_plan *plan, const struct qtool_ma
                      void *y, const void *x, void *workspace, void *stream);
 
 /*
- * The products of one token with several MIX24 matrices that have the same k, in one launch:
- * y[i][w[i]->n] = x[k] * W[i]^T for i < count <= QTOOL_MATMUL_MANY. A launch of matrices that are
- * small takes less time than a launch for each. plan->n is the sum of their rows; the plan can run
- * with matrices of the same shapes, as that of qtool_matmul_plan, and needs no workspace. plan_many
- * refuses other kinds, batch-invariant plans, and devices without compute capability 9.0.
+ * The products of m tokens with several matrices that have the same k, in one launch:
+ * y[i][m][w[i]->n] = x[m][k] * W[i]^T for i < count <= QTOOL_MATMUL_MANY. A launch of matrices that
+ * are small takes less time than a launch for each. MIX24, one token; or LUT of 3 and 4 bits with
+ * the same groups and tables of their own, up to 16 tokens in FP16, k a multiple of 64, x 16-byte
+ * aligned. plan->n is the sum of their rows; the plan can run with matrices of the same shapes, as
+ * that of qtool_matmul_plan, and needs no workspace. plan_many refuses other kinds, batch-invariant
+ * plans, and devices without compute capability 9.0.
  */
 enum { QTOOL_MATMUL_MANY = 3 };
 int qtool_matmul_plan_many(struct qtool_matmul_plan *out,
-                           const struct qtool_matmul_weight *const *w, size_t count,
+                           const struct qtool_matmul_weight *const *w, size_t count, size_t m,
                            const struct qtool_matmul_options *opt);
 int qtool_matmul_run_many(const struct qtool_matmul_plan *plan,
                           const struct qtool_matmul_weight *const *w, size_t count, void *const *y,

@@ -232,6 +232,36 @@ static void check_gated(const char *name, const struct qtool_matmul_weight *w)
     }
 }
 
+/* Several look-up matrices with tables of their own. */
+static void check_many(const char *name, const struct scheme *scheme, size_t k)
+{
+    static const size_t sets[][QTOOL_MATMUL_MANY] = {
+        {4096, 1024, 1024}, {14336, 14336}, {8192, 1024, 1024}, {3584, 512, 512}, {100, 1}};
+    void *const y[] = {memory, memory, memory};
+    for (size_t i = 0; i < COUNT(sets); i++) {
+        struct qtool_matmul_weight of[QTOOL_MATMUL_MANY];
+        const struct qtool_matmul_weight *w[QTOOL_MATMUL_MANY];
+        size_t count = 0;
+        for (; count < QTOOL_MATMUL_MANY && sets[i][count]; count++) {
+            of[count] = weight_of(scheme, sets[i][count], k);
+            w[count] = &of[count];
+        }
+        for (size_t m = 1; m <= 17; m += m == 1 ? 7 : m == 8 ? 1 : 8) {
+            const struct qtool_matmul_options opt = {.dependent_launch = (int)(m & 1)};
+            const bool can = hopper && m <= 16 && k % 64 == 0 && scheme->bits > 2;
+            struct qtool_matmul_plan plan;
+            int rc = qtool_matmul_plan_many(&plan, w, count, m, &opt);
+            const char *fault = NULL;
+            if (rc == QTOOL_OK)
+                fault = can ? launch_fault(qtool_matmul_run_many(&plan, w, count, y, memory, NULL))
+                            : "a plan of several matrices that cannot be";
+            else if (can)
+                fault = plan.reason;
+            result(name, sets[i][0], k, m, fault);
+        }
+    }
+}
+
 static struct qtool_matmul_weight mix24_of(size_t n, size_t k, bool outliers)
 {
     const size_t units = (k + 127) / 128;
@@ -476,6 +506,8 @@ int main(void)
                     const struct qtool_matmul_weight w = weight_of(&schemes[s], n, k);
                     check_products(schemes[s].name, &w);
                     check_gated(schemes[s].name, &w);
+                    if (n == 1 && schemes[s].kind == QTOOL_MATMUL_LUT)
+                        check_many(schemes[s].name, &schemes[s], k);
                     const int rc = qtool_matmul_dequantize(&w, memory, QTOOL_F16, NULL);
                     result("dequantize", n, k, 0, launch_fault(rc));
                 }

@@ -222,7 +222,7 @@ static void check_many(const struct many *c, const char *name)
     const bool late = opt.dependent_launch && random_below(2);
     struct qtool_matmul_plan plan;
     char what[400];
-    if (qtool_matmul_plan_many(&plan, c->w, c->count, &opt) != QTOOL_OK) {
+    if (qtool_matmul_plan_many(&plan, c->w, c->count, 1, &opt) != QTOOL_OK) {
         result(false, plan.reason);
         return;
     }
@@ -274,16 +274,17 @@ static void test_many_refusals(void)
         mix24_matrix_new(&m[i], &r[i], &seed);
     for (size_t i = 0; i < COUNT(w); i++)
         w[i] = &m[i % 2].weight;
-    result(qtool_matmul_plan_many(&plan, w, COUNT(w), &opt) == QTOOL_UNSUPPORTED, "four matrices");
-    result(qtool_matmul_plan_many(&plan, w, 0, &opt) == QTOOL_UNSUPPORTED, "no matrix");
+    result(qtool_matmul_plan_many(&plan, w, COUNT(w), 1, &opt) == QTOOL_UNSUPPORTED,
+           "four matrices");
+    result(qtool_matmul_plan_many(&plan, w, 0, 1, &opt) == QTOOL_UNSUPPORTED, "no matrix");
     opt.batch_invariant = 1;
-    result(qtool_matmul_plan_many(&plan, w, 2, &opt) == QTOOL_UNSUPPORTED, "batch-invariant");
+    result(qtool_matmul_plan_many(&plan, w, 2, 1, &opt) == QTOOL_UNSUPPORTED, "batch-invariant");
     opt.batch_invariant = 0;
     struct qtool_matmul_weight other = m[1].weight;
     other.k = 511;
     w[2] = &other;
-    result(qtool_matmul_plan_many(&plan, w, 3, &opt) == QTOOL_UNSUPPORTED, "another k");
-    result(qtool_matmul_plan_many(&plan, w, 2, &opt) == QTOOL_OK, plan.reason);
+    result(qtool_matmul_plan_many(&plan, w, 3, 1, &opt) == QTOOL_UNSUPPORTED, "another k");
+    result(qtool_matmul_plan_many(&plan, w, 2, 1, &opt) == QTOOL_OK, plan.reason);
     result(qtool_matmul_run_many(&plan, w, 2, y, pool.x, NULL) == QTOOL_OK, "two matrices");
     result(qtool_matmul_run_many(&plan, w, 3, y, pool.x, NULL) == QTOOL_UNSUPPORTED, "a third");
     result(qtool_matmul_run_many(&plan, w + 1, 2, y, pool.x, NULL) == QTOOL_UNSUPPORTED,

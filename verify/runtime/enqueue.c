@@ -28,7 +28,7 @@ static int enqueue_many(struct qt_runtime *rt, const struct rt_op *op, struct qt
     for (size_t i = 0; i < g->linears; i++) {
         w[i] = &g->linear[i].weight;
         y[i] = at;
-        at += g->linear[i].n * 2;
+        at += op->many.plan.m * g->linear[i].n * 2;
     }
     return rt->gpu->run_many(rt->gpu, &op->many.plan, w, g->linears, y, op->many.x, err);
 }

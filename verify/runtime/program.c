@@ -166,7 +166,7 @@ done:
     return rc;
 }
 
-/* The products of one token with mix24 matrices in one launch. *all = false: they have none. */
+/* The products with mix24 or look-up matrices in one launch. *all = false: they have none. */
 static int append_many(bool *all, struct rt_program *p, struct qt_runtime *rt,
                        const struct rt_group *g, void *y, const void *x, size_t m,
                        struct qt_err *err)
@@ -177,14 +177,15 @@ static int append_many(bool *all, struct rt_program *p, struct qt_runtime *rt,
     struct rt_op *op;
     int rc;
     *all = false;
-    if (m > 1 || g->linears < 2)
+    if (g->linears < 2)
         return QT_OK;
     for (size_t i = 0; i < g->linears; i++) {
         w[i] = &g->linear[i].weight;
-        if (g->linear[i].dense || w[i]->kind != QTOOL_MATMUL_MIX24)
+        if (g->linear[i].dense ||
+            (w[i]->kind != QTOOL_MATMUL_MIX24 && w[i]->kind != QTOOL_MATMUL_LUT))
             return QT_OK;
     }
-    rc = rt->gpu->plan_many(rt->gpu, &plan, w, g->linears, &opt, err);
+    rc = rt->gpu->plan_many(rt->gpu, &plan, w, g->linears, m, &opt, err);
     if (rc == QT_E_UNSUPPORTED)
         return QT_OK;
     QT_TRY(rc);

@@ -195,48 +195,59 @@ int qtool_matmul_run(const struct qtool_matmul_plan *p, const struct qtool_matmu
 
 /* ---- several matrices ----------------------------------------------------------------------- */
 
-/* NULL, or what is wrong with the matrices. *rows: the sum of their n. */
-static const char *many_fault(size_t *rows, const struct qtool_matmul_weight *const *w,
-                              size_t count)
+/* NULL, or what is wrong with the matrices. *rows: the sum of their n; shapes: of LUT matrices. */
+static const char *many_fault(size_t *rows, struct qt_shape shapes[QTOOL_MATMUL_MANY],
+                              const struct qtool_matmul_weight *const *w, size_t count)
 {
     *rows = 0;
     if (count < 1 || count > QTOOL_MATMUL_MANY)
         return "count must be 1..3";
     for (size_t i = 0; i < count; i++) {
-        if (w[i]->kind != QTOOL_MATMUL_MIX24 || w[i]->k != w[0]->k)
-            return "several matrices must be MIX24 and have the same k";
-        const char *fault = qt_mix24_fault(w[i]);
+        if ((w[i]->kind != QTOOL_MATMUL_MIX24 && w[i]->kind != QTOOL_MATMUL_LUT) ||
+            w[i]->kind != w[0]->kind || w[i]->k != w[0]->k)
+            return "several matrices must be MIX24, or LUT, and have the same k";
+        const char *fault = weight_fault(&shapes[i], w[i]);
         if (fault)
             return fault;
+        if (w[0]->kind == QTOOL_MATMUL_LUT &&
+            (w[i]->bits != w[0]->bits || w[i]->group != w[0]->group))
+            return "several LUT matrices must have the same bits and groups";
         *rows += w[i]->n;
     }
     return NULL;
 }
 
 static int plan_many(struct qtool_matmul_plan *out, const struct qtool_matmul_weight *const *w,
-                     size_t count, const struct qtool_matmul_options *opt)
+                     size_t count, size_t m, const struct qtool_matmul_options *opt)
 {
     size_t rows;
-    const char *fault = many_fault(&rows, w, count);
+    struct qt_shape shapes[QTOOL_MATMUL_MANY];
+    const char *fault = many_fault(&rows, shapes, w, count);
     *out = {};
     if (fault)
         return qt_refuse(out, QTOOL_UNSUPPORTED, "%s", fault);
-    int rc = begin(out, w[0], 1, opt);
+    int rc = begin(out, w[0], m, opt);
     if (rc != QTOOL_OK)
         return rc;
     out->n = rows;
     qt_state(out)->many = count;
-    if (opt->batch_invariant)
-        return qt_refuse(out, QTOOL_UNSUPPORTED, "several matrices cannot be batch-invariant");
+    if (opt->batch_invariant || opt->gated)
+        return qt_refuse(out, QTOOL_UNSUPPORTED,
+                         "several matrices cannot be batch-invariant, nor gated");
     rc = set_device(out);
-    return rc == QTOOL_OK ? qt_mix24_plan_many(out, w, count) : rc;
+    if (rc != QTOOL_OK)
+        return rc;
+    if (w[0]->kind == QTOOL_MATMUL_LUT)
+        return qt_skinny_plan_many(out, shapes, count);
+    return m == 1 ? qt_mix24_plan_many(out, w, count)
+                  : qt_refuse(out, QTOOL_UNSUPPORTED, "several MIX24 matrices take one token");
 }
 
 int qtool_matmul_plan_many(struct qtool_matmul_plan *out,
-                           const struct qtool_matmul_weight *const *w, size_t count,
+                           const struct qtool_matmul_weight *const *w, size_t count, size_t m,
                            const struct qtool_matmul_options *opt)
 {
-    return finish(out, plan_many(out, w, count, opt));
+    return finish(out, plan_many(out, w, count, m, opt));
 }
 
 int qtool_matmul_run_many(const struct qtool_matmul_plan *p,
@@ -244,11 +255,17 @@ int qtool_matmul_run_many(const struct qtool_matmul_plan *p,
                           const void *x, void *stream)
 {
     size_t rows;
+    struct qt_shape shapes[QTOOL_MATMUL_MANY];
+    const bool lut = p->kind == QTOOL_MATMUL_LUT;
     if (!qt_state(p)->ready || count == 0 || qt_state(p)->many != count ||
-        many_fault(&rows, w, count) || rows != p->n || w[0]->k != p->k || !x || (size_t)x % 2)
+        many_fault(&rows, shapes, w, count) || rows != p->n || w[0]->k != p->k ||
+        w[0]->kind != p->kind || !x || (size_t)x % (lut ? 16 : 2))
+        return QTOOL_UNSUPPORTED;
+    if (lut && (w[0]->bits != qt_state(p)->bits || w[0]->group != qt_state(p)->group))
         return QTOOL_UNSUPPORTED;
     for (size_t i = 0; i < count; i++)
         if (!y[i] || (size_t)y[i] % 2)
             return QTOOL_UNSUPPORTED;
-    return qt_mix24_run_many(p, w, count, y, x, stream);
+    return lut ? qt_skinny_run_many(p, shapes, w, count, y, x, stream)
+               : qt_mix24_run_many(p, w, count, y, x, stream);
 }

@@ -75,6 +75,9 @@ const void *qt_tile_instance(enum qt_format format, int kind);
 /* The same for gated products. Two strips per warp, four with 2 and 3 bits; the table is large. */
 const void *qt_skinny_gated_instance(enum qt_format format, int token_tiles, int strips, int last);
 const void *qt_tile_gated_instance(enum qt_format format, int kind);
+/* For several matrices in one launch (qtool_matmul_plan_many): LUT of 3 and 4 bits, with a large
+ * table; strips 2 or 4. */
+const void *qt_skinny_many_instance(enum qt_format format, int token_tiles, int strips, int last);
 const void *qt_dequantize_instance(enum qt_format format);
 int qt_dequantize_smem(enum qt_format format); /* bytes of shared memory */
 

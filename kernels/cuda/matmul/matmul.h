@@ -34,6 +34,12 @@ int qt_skinny_run(const struct qtool_matmul_plan *p, const struct qt_shape *s,
                   const struct qtool_matmul_weight *w, void *y, const void *x, void *workspace,
                   void *stream);
 
+/* qtool_matmul_plan_many and qtool_matmul_run_many of LUT matrices of one format; s[count]. */
+int qt_skinny_plan_many(struct qtool_matmul_plan *p, const struct qt_shape *s, size_t count);
+int qt_skinny_run_many(const struct qtool_matmul_plan *p, const struct qt_shape *s,
+                       const struct qtool_matmul_weight *const *w, size_t count, void *const *y,
+                       const void *x, void *stream);
+
 /* Sets *us. */
 bool qt_tile_choose(struct qtool_matmul_plan *p, const struct qt_shape *s, double *us);
 int qt_tile_check(struct qtool_matmul_plan *p, const struct qt_shape *s);

@@ -13,7 +13,8 @@
  *                FP32 [m], the token factors
  *
  * Template parameters: Format, the code format; MT, STRIPS and LAST as in skinny_common.cuh; GATED:
- * for gated products (formats with a scale per group).
+ * for gated products (formats with a scale per group); Args: the arguments of a launch of one
+ * matrix, or of a part of a launch of several.
  *
  * Requires   X 16-byte aligned: FP16, k a multiple of 64 (prepare.cu makes such X); or BF16, k a
  *            multiple of 256, and converter warps
@@ -27,24 +28,27 @@
 #include "kernels/cuda/matmul/skinny_common.cuh"
 #include "kernels/cuda/matmul/warp_mma.cuh"
 
-template <class Format, bool GATED> struct skinny_producer : skinny_producer_base<qt_skinny_args> {
-    using skinny_producer_base::skinny_producer_base;
+template <class Format, bool GATED, class Args>
+struct skinny_producer : skinny_producer_base<Args> {
+    using skinny_producer_base<Args>::skinny_producer_base;
 
     __device__ __forceinline__ void copy_weights(uint32_t dst, uint32_t bar) const
     {
-        const int group = k_stage * QT_SKINNY_BLOCKS * 64 >> a.group_shift;
+        const Args &a = this->a;
+        const int group = this->k_stage * QT_SKINNY_BLOCKS * 64 >> a.group_shift;
         ptx_barrier_expect(bar, (uint32_t)a.stage_tx);
 #pragma unroll
         for (int p = 0; p < 3; p++)
             if (qt_plane_width<Format>(p))
                 qt_copy_strips<GATED>(dst + a.planes_at[p], &a.plane[p],
-                                      k_stage * (QT_SKINNY_BLOCKS * 16 * qt_plane_width<Format>(p)),
-                                      strip(), bar);
+                                      this->k_stage *
+                                          (QT_SKINNY_BLOCKS * 16 * qt_plane_width<Format>(p)),
+                                      this->strip(), bar);
         if (Format::GROUPED)
-            qt_copy_strips<GATED>(dst + a.scales_at, &a.scales, group * 4, strip(), bar);
+            qt_copy_strips<GATED>(dst + a.scales_at, &a.scales, group * 4, this->strip(), bar);
         if (Format::ZEROS && a.decode.zeros)
-            qt_copy_strips<GATED>(dst + a.zeros_at, &a.zeros, group * (Format::ZEROS / 8), strip(),
-                                  bar);
+            qt_copy_strips<GATED>(dst + a.zeros_at, &a.zeros, group * (Format::ZEROS / 8),
+                                  this->strip(), bar);
     }
 };
 
@@ -117,14 +121,14 @@ static __device__ __forceinline__ void skinny_slot(qt_accumulators<MT, N> *total
 }
 
 /* The Work of skinny_consume. */
-template <class Format, int MT, int STRIPS, bool IS_GATED>
+template <class Format, int MT, int STRIPS, bool IS_GATED, class Args>
 struct skinny_consumer : skinny_float_accumulators {
     enum { GATED = IS_GATED };
-    const qt_skinny_args &a;
+    const Args &a;
     const skinny_offsets<Format, MT, STRIPS> from;
     const qt_lane lane;
 
-    __device__ __forceinline__ skinny_consumer(const qt_skinny_args &args, const skinny_warp &w,
+    __device__ __forceinline__ skinny_consumer(const Args &args, const skinny_warp &w,
                                                const qt_lane &l)
         : a(args), from(args, w), lane(l)
     {
@@ -201,11 +205,10 @@ static __device__ __noinline__ void skinny_convert_x(const uint4 *x, int stages,
     ptx_named_barrier_arrive(SKINNY_X, threads + m * warps * 32);
 }
 
-/* ---- kernel ---------------------------------------------------------------------------------- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
-template <class Format, int MT, int STRIPS, int LAST, bool GATED>
-__global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
-    qt_skinny_kernel(const __grid_constant__ qt_skinny_args a)
+template <class Format, int MT, int STRIPS, int LAST, bool GATED, class Args>
+static __device__ __forceinline__ void skinny_run(const Args &a)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
     const int threads =
@@ -221,7 +224,7 @@ __global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
     }
     if (warp * 32 >= threads) {
         qt_pipeline_produce(a, r, warp * 32 == threads, threads, a.arrivals,
-                            skinny_producer<Format, GATED>(a));
+                            skinny_producer<Format, GATED, Args>(a));
         return;
     }
     qt_lane lane = qt_lane_start<Format>(qt_lane_value<Format>(&a.decode), threads);
@@ -234,7 +237,25 @@ __global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
     if (a.converters)
         ptx_named_barrier(SKINNY_X, threads + a.converters * 32);
     skinny_consume<MT, STRIPS, LAST>(a, r, w, threads,
-                                     skinny_consumer<Format, MT, STRIPS, GATED>(a, w, lane));
+                                     skinny_consumer<Format, MT, STRIPS, GATED, Args>(a, w, lane));
+}
+
+template <class Format, int MT, int STRIPS, int LAST, bool GATED>
+__global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
+    qt_skinny_kernel(const __grid_constant__ qt_skinny_args a)
+{
+    skinny_run<Format, MT, STRIPS, LAST, GATED>(a);
+}
+
+template <class Format, int MT, int STRIPS, int LAST>
+__global__ void __launch_bounds__(32 * qt_skinny_warps(MT, STRIPS), 1)
+    qt_skinny_many_kernel(const __grid_constant__ qt_skinny_many_args many)
+{
+    int i = 0;
+#pragma unroll
+    for (int j = 1; j < QTOOL_MATMUL_MANY; j++)
+        i += (int)blockIdx.x >= many.part[j].first;
+    skinny_run<Format, MT, STRIPS, LAST, false>(many.part[i]);
 }
 
 /* of_small: the format with a small table, for thread blocks with few strips, which have neither
@@ -302,6 +323,23 @@ template <class Format> static const void *qt_skinny_gated_of(int token_tiles, i
         if (strips == 4 && token_tiles == 1)
             return last == strips ? (const void *)qt_skinny_kernel<of_four, 1, 4, 4, true>
                                   : (const void *)qt_skinny_kernel<of_four, 1, 4, 2, true>;
+    return NULL;
+}
+
+/* The same for several matrices in one launch. */
+template <class Format> static const void *qt_skinny_many_of(int token_tiles, int strips, int last)
+{
+    typedef typename skinny_format<Format>::of_four of_four;
+#define KERNEL(Format, mt, strips, last)                                                           \
+    (const void *)qt_skinny_many_kernel<Format, mt, strips, last>
+    if (strips == 2 && last == 2)
+        return token_tiles == 1 ? KERNEL(Format, 1, 2, 2) : KERNEL(Format, 2, 2, 2);
+    if (strips == 2)
+        return token_tiles == 1 ? KERNEL(Format, 1, 2, 1) : KERNEL(Format, 2, 2, 1);
+    if constexpr (Format::WIDTH0 < 4)
+        if (strips == 4 && token_tiles == 1)
+            return last == strips ? KERNEL(of_four, 1, 4, 4) : KERNEL(of_four, 1, 4, 2);
+#undef KERNEL
     return NULL;
 }
 

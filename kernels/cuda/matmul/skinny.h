@@ -65,6 +65,18 @@ struct qt_skinny_args : qt_skinny_base {
                   and of up in turns, and n is the number of channels of each */
 };
 
+/* A launch of several matrices, each with thread blocks of its own: from number `first` on. */
+struct qt_skinny_part : qt_skinny_args {
+    int first;
+};
+struct qt_skinny_many_args {
+    qt_skinny_part part[QTOOL_MATMUL_MANY];
+};
+/* Kernels take 4096 bytes of arguments, and 32764 since CUDA 12.1. Since CUDA 13 tensor maps are
+ * aligned to 128 bytes instead of 64. */
+static_assert(sizeof(struct qt_skinny_many_args) <= (alignof(CUtensorMap) > 64 ? 32764 : 4096),
+              "kernel arguments");
+
 /* ---- plans (skinny_plan.cc) ----------------------------------------------------------------- */
 
 enum { QT_SKINNY_MAX_TOKENS = 16, QT_SKINNY_MAX_WARPS = 16 };

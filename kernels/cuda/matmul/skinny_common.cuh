@@ -40,6 +40,7 @@
  *     f32()                     whether Y is FP32; otherwise 16 bits
  *     sum                       type of the accumulators; INT32 is stored in the bits of FP32
  *     value(sum, token)         a sum as a value, before factors and scales
+ *     a                         the arguments
  *     GATED                     whether products are gated; then also gated(), which returns an
  *                               enum qtool_matmul_gated, and no addend, row_scales, f32, value
  */
@@ -59,6 +60,16 @@ enum {
     SKINNY_TOPS = SKINNY_SYNC + PIPELINE_DOUBLE_BUFFER,
     SKINNY_X
 };
+
+/* Number of the thread block among those of its matrix. */
+static __device__ __forceinline__ int skinny_block(const qt_skinny_base &)
+{
+    return (int)blockIdx.x;
+}
+static __device__ __forceinline__ int skinny_block(const qt_skinny_part &a)
+{
+    return (int)blockIdx.x - a.first;
+}
 
 /* ---- producers ------------------------------------------------------------------------------- */
 
@@ -90,7 +101,7 @@ template <class Args> struct skinny_producer_base {
     }
     __device__ __forceinline__ int strip() const
     {
-        return (int)blockIdx.x * a.strips_cta + tile * a.tile_strips;
+        return skinny_block(a) * a.strips_cta + tile * a.tile_strips;
     }
     __device__ __forceinline__ bool next()
     {
@@ -194,7 +205,7 @@ template <class Work>
 static __device__ __forceinline__ void skinny_epilogue(const qt_skinny_base &a, const Work &work,
                                                        int pitch, int tile, int token, int row)
 {
-    const int rows = a.tile_strips * 16, first = ((int)blockIdx.x * a.tiles + tile) * rows;
+    const int rows = a.tile_strips * 16, first = (skinny_block(work.a) * a.tiles + tile) * rows;
     const int step = pitch * a.m;
     const float *sums = (const float *)(qt_smem + a.sums_at), *addend = work.addend(tile);
     const float *factors =

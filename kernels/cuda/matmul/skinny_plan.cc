@@ -1,8 +1,11 @@
 /* The skinny kernel's plan, and the parts of it that the skinny kernels of mix24 and w4ax share. */
+#include "kernels/cuda/common/device.h"
 #include "kernels/cuda/common/prepare.h"
 #include "kernels/cuda/common/tensor_map.h"
 #include "kernels/cuda/matmul/matmul.h"
 #include "kernels/cuda/matmul/skinny.h"
+
+#include <limits.h>
 
 /* Returns the tokens of a launch. */
 static size_t chunk_tokens(const struct qtool_matmul_plan *p)
@@ -86,11 +89,11 @@ size_t qt_skinny_layout(struct qt_skinny_base *a, const struct qtool_skinny_conf
  * large and a small table: 4096 x 4096, 1 token, nf3 4.98 and 4.88, nf2 4.77 and 4.53; 16 tokens,
  * where only half of the stages fit beside a large one, nf3 6.71 and 5.49; nf2, 6144 x 4096, 1
  * token 5.89 and 5.68. */
-static bool small_table(const struct qt_skinny_args *a, const struct qt_shape *s,
-                        const struct qtool_skinny_config *c)
+static bool small_table(const struct qtool_matmul_plan *p, const struct qt_shape *s)
 {
-    if (a->gated)
-        return false;
+    const struct qtool_skinny_config *c = &p->config.skinny;
+    if (p->options.gated || qt_state(p)->many)
+        return false; /* no such kernels */
     return c->strips == 1 || (c->strips == 2 && c->strips_cta <= (s->bits == 2 ? 3 : 2));
 }
 
@@ -100,9 +103,11 @@ enum { SHORT_AHEAD = 84 << 10, LONG_AHEAD = 96 << 10, LONG_BLOCK = 600000 };
 
 /* Sets the offsets in a stage and returns the shared memory that the kernel needs. keep: X is not
  * in the stages; thread blocks convert it and keep all of it. */
-static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_shape *s,
-                                      const struct qtool_skinny_config *c, size_t m, bool keep)
+static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qtool_matmul_plan *p,
+                                      const struct qt_shape *s, bool keep)
 {
+    const struct qtool_skinny_config *c = &p->config.skinny;
+    const size_t m = chunk_tokens(p);
     const int strips = qt_skinny_tile_strips(c);
     struct qt_skinny_room room = {};
     int at = keep ? 0 : qt_skinny_x_bytes(c, m);
@@ -117,7 +122,7 @@ static struct qt_skinny_room room_for(struct qt_skinny_args *a, const struct qt_
     a->zeros_at = (int)round_up((size_t)a->stage_tx, 128);
     a->zero_pitch = qt_zero_pitch(s, a->stage_groups);
     const int zeros_bytes = strips * a->zero_pitch;
-    room.head_bytes = qt_skinny_table_bytes(s->format, small_table(a, s, c));
+    room.head_bytes = qt_skinny_table_bytes(s->format, small_table(p, s));
     if (keep) {
         a->kept_pitch = (int)round_up((size_t)qt_skinny_x_bytes(c, m), 1024);
         room.kept_bytes = (int)ceil_div((size_t)s->blocks, QT_SKINNY_BLOCKS) * a->kept_pitch;
@@ -178,12 +183,12 @@ static struct qt_skinny_room room_of(struct qt_skinny_args *a, const struct qtoo
     a->gated = p->options.gated;
     a->token_converters = converting_warps(p, c);
     if (a->token_converters) {
-        const struct qt_skinny_room room = room_for(a, s, c, m, true);
+        const struct qt_skinny_room room = room_for(a, p, s, true);
         if (qt_skinny_layout(a, c, &room, m) <= (size_t)qt_state(p)->smem_limit)
             return room;
         a->token_converters = a->kept_pitch = 0;
     }
-    return room_for(a, s, c, m, false);
+    return room_for(a, p, s, false);
 }
 
 /* True if the prepare kernel runs before the skinny kernel. */
@@ -297,8 +302,7 @@ static int depth_for(const struct qtool_matmul_plan *p, const struct qt_shape *s
     struct qt_skinny_args a = {};
     const size_t m = chunk_tokens(p);
     const struct qtool_skinny_config *c = &p->config.skinny;
-    a.gated = p->options.gated;
-    const struct qt_skinny_room room = room_for(&a, s, c, m, false);
+    const struct qt_skinny_room room = room_for(&a, p, s, false);
     return qt_skinny_depth(p, c, &room, m);
 }
 
@@ -315,6 +319,27 @@ static void keep_converting(struct qtool_matmul_plan *p, int strips, struct qt_s
     }
 }
 
+/* Rules for thread blocks of `cta` strips. *narrow: without warps of four strips. */
+static struct qt_skinny_choice rules(const struct qtool_matmul_plan *p, const struct qt_shape *s,
+                                     int cta, struct qt_skinny_choice *narrow)
+{
+    const bool small_m = p->m <= 8 && !p->options.batch_invariant;
+    struct qt_skinny_choice choice = {largest_tile(s->bits, cta, small_m), 2, false,
+                                      qt_skinny_instance(s->format, 1, 2, 1, false) ==
+                                          qt_skinny_instance(s->format, 1, 2, 2, false),
+                                      s->bits <= 4 && !p->options.gated &&
+                                          (small_m || s->format != QT_FORMAT_LUT4)};
+    /* 4096 x 14336, 1 token: nf3 11.4 us with 8 warps, 10.0 with 16; fp6 13.6 and 14.0. */
+    if (s->format == QT_FORMAT_LUT2 || s->format == QT_FORMAT_LUT3)
+        choice.small = 0;
+    *narrow = choice;
+    if (small_m && wide_warps(s->format, cta)) {
+        choice.wide = true;
+        choice.largest = 2 * QT_SKINNY_TILE;
+    }
+    return choice;
+}
+
 /*
  * The order of additions depends on strips_cta, strips, warps and warps_k, which do not depend on m
  * in a batch-invariant plan. Such a plan therefore uses this kernel for any m, 16 tokens at a time.
@@ -326,19 +351,8 @@ bool qt_skinny_choose(struct qtool_matmul_plan *p, const struct qt_shape *s)
         return false;
     const bool small_m = p->m <= 8 && !p->options.batch_invariant;
     const int cta = block_strips(p, s->strips);
-    struct qt_skinny_choice choice = {largest_tile(s->bits, cta, small_m), 2, false,
-                                      qt_skinny_instance(s->format, 1, 2, 1, false) ==
-                                          qt_skinny_instance(s->format, 1, 2, 2, false),
-                                      s->bits <= 4 && !p->options.gated &&
-                                          (small_m || s->format != QT_FORMAT_LUT4)};
-    /* 4096 x 14336, 1 token: nf3 11.4 us with 8 warps, 10.0 with 16; fp6 13.6 and 14.0. */
-    if (s->format == QT_FORMAT_LUT2 || s->format == QT_FORMAT_LUT3)
-        choice.small = 0;
-    const struct qt_skinny_choice narrow = choice;
-    if (small_m && wide_warps(s->format, cta)) {
-        choice.wide = true;
-        choice.largest = 2 * QT_SKINNY_TILE;
-    }
+    struct qt_skinny_choice narrow;
+    const struct qt_skinny_choice choice = rules(p, s, cta, &narrow);
     p->config = {};
     p->config.path = QTOOL_MATMUL_SKINNY;
     p->config.skinny = qt_skinny_config(p, s->strips, &choice);
@@ -412,7 +426,7 @@ int qt_skinny_check(struct qtool_matmul_plan *p, const struct qt_shape *s)
     qt_state(p)->kernel =
         p->options.gated
             ? qt_skinny_gated_instance(s->format, c->token_tiles, c->strips, last)
-            : qt_skinny_instance(s->format, c->token_tiles, c->strips, last, small_table(&a, s, c));
+            : qt_skinny_instance(s->format, c->token_tiles, c->strips, last, small_table(p, s));
     if (!can_load_zeros(s))
         return qt_refuse(p, QTOOL_UNSUPPORTED,
                          "the skinny kernel needs strips of zero-points of a multiple of 16 bytes "
@@ -438,6 +452,27 @@ void qt_skinny_fill(struct qt_skinny_base *a, const struct qtool_matmul_plan *p,
     a->wide_stores = a->n % 4 == 0 && (size_t)y % 8 == 0;
 }
 
+/* Fills the arguments of a launch. x: as the kernel takes it. False: no tensor maps. */
+static bool fill_args(struct qt_skinny_args *a, const struct qtool_matmul_plan *p,
+                      const struct qt_skinny_room *room, const struct qt_shape *s,
+                      const struct qtool_matmul_weight *w, void *y, const void *x)
+{
+    const struct qtool_skinny_config *c = &p->config.skinny;
+    qt_skinny_layout(a, c, room, chunk_tokens(p));
+    if (a->gated)
+        finish_steps(a, c, 2 * a->tile_strips);
+    qt_skinny_fill(a, p, s->strips, (size_t)s->blocks, y);
+    a->decode = qt_decode_args_of(w);
+    a->scale = (const __half *)w->scale;
+    a->pitch_groups = s->pitch_groups;
+    a->group_shift = s->group_shift;
+    a->factor = qt_result_factor(w);
+    return (a->token_converters ||
+            qt_x_map(p, &a->x, x, (size_t)s->blocks, a->x_rows, QT_SKINNY_BLOCKS)) &&
+           qt_weight_maps(p, a->plane, &a->scales, &a->zeros, s, w, a->tile_strips,
+                          QT_SKINNY_BLOCKS, a->stage_groups);
+}
+
 int qt_skinny_run(const struct qtool_matmul_plan *p, const struct qt_shape *s,
                   const struct qtool_matmul_weight *w, void *y, const void *x, void *workspace,
                   void *stream)
@@ -446,15 +481,6 @@ int qt_skinny_run(const struct qtool_matmul_plan *p, const struct qt_shape *s,
     const struct qtool_skinny_config *c = &p->config.skinny;
     const struct qt_skinny_room room = room_of(&a, p, s);
     const bool before = prepares(p, &a);
-    qt_skinny_layout(&a, c, &room, chunk_tokens(p));
-    if (a.gated)
-        finish_steps(&a, c, 2 * a.tile_strips);
-    qt_skinny_fill(&a, p, s->strips, (size_t)s->blocks, y);
-    a.decode = qt_decode_args_of(w);
-    a.scale = (const __half *)w->scale;
-    a.pitch_groups = s->pitch_groups;
-    a.group_shift = s->group_shift;
-    a.factor = qt_result_factor(w);
     a.dependent = p->options.dependent_launch || before;
     int rc = QTOOL_OK;
     if (before)
@@ -462,10 +488,7 @@ int qt_skinny_run(const struct qtool_matmul_plan *p, const struct qt_shape *s,
                             stream);
     if (rc != QTOOL_OK)
         return rc;
-    if ((!a.token_converters &&
-         !qt_x_map(p, &a.x, x, (size_t)s->blocks, a.x_rows, QT_SKINNY_BLOCKS)) ||
-        !qt_weight_maps(p, a.plane, &a.scales, &a.zeros, s, w, a.tile_strips, QT_SKINNY_BLOCKS,
-                        a.stage_groups))
+    if (!fill_args(&a, p, &room, s, w, y, x))
         return QTOOL_UNSUPPORTED;
     const float *token_factor = a.token_factor;
     for (size_t t = 0; t < p->m && rc == QTOOL_OK; t += QT_SKINNY_MAX_TOKENS) {
@@ -479,4 +502,69 @@ int qt_skinny_run(const struct qtool_matmul_plan *p, const struct qt_shape *s,
                        stream);
     }
     return rc;
+}
+
+/* ---- several matrices ----------------------------------------------------------------------- */
+
+static int blocks_of(const struct qt_shape *s, size_t count, int strips_cta)
+{
+    int blocks = 0;
+    for (size_t i = 0; i < count; i++)
+        blocks += (int)ceil_div((size_t)s[i].strips, (size_t)strips_cta);
+    return blocks;
+}
+
+int qt_skinny_plan_many(struct qtool_matmul_plan *p, const struct qt_shape *s, size_t count)
+{
+    struct qt_skinny_args a = {};
+    struct qt_skinny_choice narrow;
+    struct qtool_skinny_config *c = &p->config.skinny;
+    int cta = 2; /* the kernels have no small tables */
+    if (qt_state(p)->cc != 90 || p->m > QT_SKINNY_MAX_TOKENS || qt_prepare_needed(p))
+        return qt_refuse(
+            p, QTOOL_UNSUPPORTED,
+            "several LUT matrices need at most 16 tokens in FP16, k that is a multiple "
+            "of 64, and compute capability 9.0");
+    while (blocks_of(s, count, cta) > qt_state(p)->sms)
+        cta++;
+    const struct qt_skinny_choice choice = rules(p, s, cta, &narrow);
+    p->config.path = QTOOL_MATMUL_SKINNY;
+    *c = qt_skinny_config(p, cta * qt_state(p)->sms, &choice);
+    c->depth = depth_for(p, s);
+    qt_state(p)->kernel =
+        qt_skinny_many_instance(s->format, c->token_tiles, c->strips, qt_skinny_last(c));
+    if (!c->depth || !qt_state(p)->kernel)
+        return qt_refuse(p, QTOOL_UNSUPPORTED, "no kernel takes several of these matrices");
+    const struct qt_skinny_room room = room_of(&a, p, s);
+    int rc = qt_skinny_check_room(p, qt_skinny_layout(&a, c, &room, p->m),
+                                  blocks_of(s, count, c->strips_cta) * c->strips_cta,
+                                  p->options.dependent_launch);
+    return rc == QTOOL_OK ? qt_allow_smem(qt_state(p)->kernel, qt_state(p)->smem_bytes, p->reason)
+                          : rc;
+}
+
+int qt_skinny_run_many(const struct qtool_matmul_plan *p, const struct qt_shape *s,
+                       const struct qtool_matmul_weight *const *w, size_t count, void *const *y,
+                       const void *x, void *stream)
+{
+    const struct qtool_skinny_config *c = &p->config.skinny;
+    struct qt_skinny_many_args many = {};
+    int blocks = 0;
+    for (size_t i = 0; i < QTOOL_MATMUL_MANY; i++)
+        many.part[i].first = INT_MAX;
+    for (size_t i = 0; i < count; i++) {
+        struct qtool_matmul_plan one = *p;
+        qt_skinny_part *a = &many.part[i];
+        one.n = w[i]->n;
+        const struct qt_skinny_room room = room_of(a, &one, &s[i]);
+        if (!fill_args(a, &one, &room, &s[i], w[i], y[i], x))
+            return QTOOL_UNSUPPORTED;
+        a->dependent = p->options.dependent_launch;
+        a->first = blocks;
+        blocks += blocks_of(&s[i], 1, c->strips_cta);
+    }
+    if (blocks != qt_state(p)->grid_x)
+        return QTOOL_UNSUPPORTED;
+    return qt_launch(p, &many, c->warps * 32 + QT_PRODUCER_THREADS, p->options.dependent_launch,
+                     stream);
 }
