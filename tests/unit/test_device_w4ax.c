@@ -220,23 +220,38 @@ static size_t key_code(size_t i)
     return i / 8 * 8 + i % 8 / 2 + i % 2 * 4;
 }
 
+/* Byte i of a group of value channels is followed by byte i of the next group. */
+static size_t value_code(const struct qtool_kv_cache *c, size_t at, size_t d)
+{
+    const size_t groups = c->head_dim / QTOOL_KV_CHANNELS;
+    const size_t byte = d % QTOOL_KV_CHANNELS / 2 * groups + d / QTOOL_KV_CHANNELS;
+    return at * c->head_dim + byte * 2 + d % 2;
+}
+
+/* The parameters of the tokens t and t + 4 of eight are adjacent. */
+static uint16_t *value_param(const struct qtool_kv_cache *c, size_t at, size_t d)
+{
+    const size_t groups = c->head_dim / QTOOL_KV_CHANNELS;
+    const size_t eight = (at / 8 * 4 + at % 4) * groups + d / QTOOL_KV_CHANNELS;
+    return (uint16_t *)c->v_param + eight * 2 + at / 4 % 2;
+}
+
 static void append_value(const struct qtool_kv_cache *c, const uint16_t *v, size_t at,
                          enum qtool_dtype dtype)
 {
-    uint16_t *param = (uint16_t *)c->v_param + 2 * at;
-    float low = INFINITY, high = -INFINITY;
-    for (size_t d = 0; d < c->head_dim; d++) {
-        float x = from_bits(v[d], dtype);
-        low = fminf(low, x);
-        high = fmaxf(high, x);
+    for (size_t first = 0; first < c->head_dim; first += QTOOL_KV_CHANNELS) {
+        float low = 0, high = 0;
+        for (size_t d = first; d < first + QTOOL_KV_CHANNELS; d++) {
+            low = fminf(low, from_bits(v[d], dtype));
+            high = fmaxf(high, from_bits(v[d], dtype));
+        }
+        *value_param(c, at, first) = qt_kv4_value_param(low, high);
+        const uint16_t param = *value_param(c, at, first);
+        for (size_t d = first; d < first + QTOOL_KV_CHANNELS; d++)
+            put_nibble(c->v, value_code(c, at, d),
+                       from_bits(v[d], dtype) * (1 / qt_f16_to_f32(param)) +
+                           (float)(param & 63) / 4);
     }
-    param[0] = qt_f32_to_f16((high - low) / 15);
-    param[1] = qt_f32_to_f16(low);
-    if (param[0] == 0)
-        param[0] = qt_f32_to_f16(1);
-    float minimum = qt_f16_to_f32(param[1]), per = 1 / qt_f16_to_f32(param[0]);
-    for (size_t d = 0; d < c->head_dim; d++)
-        put_nibble(c->v, at * c->head_dim + d, (from_bits(v[d], dtype) - minimum) * per);
 }
 
 /* Quantizes one channel of the tokens [from, token] again, from the tail. */
@@ -299,11 +314,11 @@ static int fake_append(struct qt_gpu *gpu, const struct qtool_kv_cache *c, const
     if (f->wrong == ONE_KEY)
         ((uint8_t *)c->k)[at * c->head_dim / 2] ^= 0x10;
     if (f->wrong == ONE_PARAMETER)
-        ((uint16_t *)c->v_param)[2 * at] ^= 1;
+        *value_param(c, at, 0) ^= 1;
     if (f->wrong == OTHER_ROW)
         ((uint8_t *)c->v)[(place(c, 3, 1, 0)) * c->head_dim / 2] = 0;
     if (f->wrong == AFTER_CACHE)
-        ((uint16_t *)c->v_param)[2 * rows] = 0;
+        *value_param(c, rows, 0) = 0;
     return QT_OK;
 }
 
@@ -335,10 +350,10 @@ static float cached_key(const struct qtool_kv_cache *c, size_t sequence, size_t 
 
 static float cached_value(const struct qtool_kv_cache *c, size_t at, size_t d)
 {
-    const size_t i = at * c->head_dim + d;
-    const uint16_t *param = (const uint16_t *)c->v_param + 2 * at;
-    return (float)(((const uint8_t *)c->v)[i / 2] >> i % 2 * 4 & 15) * qt_f16_to_f32(param[0]) +
-           qt_f16_to_f32(param[1]);
+    const size_t i = value_code(c, at, d);
+    const unsigned code = ((const uint8_t *)c->v)[i / 2] >> i % 2 * 4 & 15;
+    const uint16_t param = *value_param(c, at, d);
+    return ((float)code - (float)(param & 63) / 4) * qt_f16_to_f32(param);
 }
 
 static void attend(uint16_t *y, const struct qtool_kv_cache *c, const uint16_t *q, size_t sequence,
@@ -766,10 +781,10 @@ static void test_bench_caches(void **state)
             continue;
         }
         size_t groups = (length + QTOOL_KV_GROUP - 1) / QTOOL_KV_GROUP;
-        assert_int_equal(row->bytes,
-                         batch * shape->kv_heads *
-                             (f16 ? length * 4 * shape->head_dim
-                                  : length * (shape->head_dim + 4) + groups * 4 * shape->head_dim));
+        assert_int_equal(row->bytes, batch * shape->kv_heads *
+                                         (f16 ? length * 4 * shape->head_dim
+                                              : length * shape->head_dim * 9 / 8 +
+                                                    groups * 4 * shape->head_dim));
         assert_true(row->us == 4 && row->floor_us == 2);
         assert_true(f16 ? isnan(row->f16_us) : row->f16_us == 4);
     }
