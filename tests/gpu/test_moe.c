@@ -234,6 +234,8 @@ static void reference(double *y, const struct layer *l, const struct routing *r,
                       double *x, double *inner, const struct qtool_moe_options *opt)
 {
     const int bf16 = opt->dtype == QTOOL_BF16;
+    /* Threads wait for each other longer than a small layer takes, most of all on a busy machine. */
+    const bool threads = l->hidden * l->inner > 1 << 18;
     memset(y, 0, l->hidden * sizeof *y);
     if (l->w4ax.experts)
         w4ax_experts_quantize(x, x, &l->w4ax, -1);
@@ -241,7 +243,7 @@ static void reference(double *y, const struct layer *l, const struct routing *r,
         const long e = (long)r->ids[token * r->topk + j] - (long)r->first;
         if (e < 0 || e >= (long)l->experts)
             continue;
-#pragma omp parallel for
+#pragma omp parallel for if (threads)
         for (size_t i = 0; i < l->inner; i++) {
             const double g = dot(l->matrix[0][e].decoded + i * l->hidden, x, l->hidden) +
                              bias_of(l, 0, (size_t)e, i);
@@ -251,7 +253,7 @@ static void reference(double *y, const struct layer *l, const struct routing *r,
         }
         if (l->w4ax.experts)
             w4ax_experts_quantize(inner, inner, &l->w4ax, e);
-#pragma omp parallel for
+#pragma omp parallel for if (threads)
         for (size_t i = 0; i < l->hidden; i++)
             y[i] += (double)r->weights[token * r->topk + j] *
                     (dot(l->matrix[2][e].decoded + i * l->inner, inner, l->inner) +
