@@ -2,7 +2,7 @@
 #ifndef QT_TESTS_GPU_MATRIX_H
 #define QT_TESTS_GPU_MATRIX_H
 
-#include "tests/gpu/check.h"
+#include "tests/gpu/packed.h"
 #include "verify/verify.h"
 
 struct matrix {
@@ -28,20 +28,7 @@ static inline struct qtool_matmul_weight upload_packed(const struct qt_packed *p
 
 static inline void matrix_new(struct matrix *m, const char *scheme, size_t n, size_t k, float size)
 {
-    struct qt_err err = {0};
-    struct qt_spec spec;
-    float *w = malloc(n * k * sizeof *w);
-    for (size_t i = 0; i < n * k; i++)
-        w[i] = size * (random_float() + random_float() + random_float());
-    struct qt_matrix source = {w, QT_F32, n, k, "test", scheme};
-    m->decoded = malloc(n * k * sizeof *m->decoded);
-    if (qt_spec_parse(&spec, scheme, &err) < 0 ||
-        qt_packed_quantize(&m->packed, &spec, &source, NULL, NULL, &err) < 0 ||
-        qt_packed_decode(m->decoded, &m->packed, 0, n, &err) < 0) {
-        printf("%s: %s\n", scheme, err.reason);
-        exit(1);
-    }
-    free(w);
+    m->decoded = packed_random(&m->packed, scheme, n, k, size);
     m->weight = upload_packed(&m->packed);
     m->device_decoded = upload(m->decoded, n * k * sizeof *m->decoded);
 }

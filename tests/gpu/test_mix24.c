@@ -7,7 +7,7 @@
  * usage: test_mix24 [SEED [quick]]     prints "N passed, M failed, K skipped"
  * quick: few cases, for compute-sanitizer.
  */
-#include "tests/gpu/check_matmul.h"
+#include "tests/gpu/check_many.h"
 #include "tests/gpu/mix24_matrix.h"
 
 static bool quick;
@@ -174,92 +174,28 @@ static void test_strips(const struct kind *kind, size_t strips)
 
 /* ---- several matrices in one launch ---------------------------------------------------------- */
 
-/* Matrices with the same k and their outputs, with guards between them, in pool.y. */
-struct many {
+static void test_many(const struct kind *kind, size_t most)
+{
+    const size_t count = 1 + random_below(QTOOL_MATMUL_MANY);
     struct mix24_matrix m[QTOOL_MATMUL_MANY];
-    const struct qtool_matmul_weight *w[QTOOL_MATMUL_MANY];
-    size_t count, k, at[QTOOL_MATMUL_MANY], elements;
-    int bf16;
-};
-
-static bool run_many(const struct many *c, const struct qtool_matmul_plan *p, int which, bool late)
-{
-    void *y[QTOOL_MATMUL_MANY];
-    const uint16_t *x = pool.x;
-    CHECK(cudaMemset(pool.y[which], 0xff, c->elements * 2));
-    for (size_t i = 0; i < c->count; i++)
-        y[i] = pool.y[which] + c->at[i];
-    if (late) {
-        CHECK(cudaMemset(pool.late_x, 0xff, LATE_X * 2));
-        gpu_write_late(pool.late_x, pool.x, c->k);
-        x = pool.late_x;
-    }
-    int rc = qtool_matmul_run_many(p, c->w, c->count, y, x, NULL);
-    CHECK(cudaDeviceSynchronize());
-    return rc == QTOOL_OK;
-}
-
-/* True if all but the outputs is still NaN. */
-static bool many_guards(const struct many *c)
-{
-    uint16_t *y = download(pool.y[1], c->elements * 2);
-    size_t written = 0, expected = 0;
-    for (size_t i = 0; i < c->elements; i++)
-        written += y[i] != 0xffff;
-    for (size_t i = 0; i < c->count; i++) {
-        expected += c->w[i]->n;
-        for (size_t j = 0; j < c->w[i]->n; j++)
-            written -= y[c->at[i] + j] != 0xffff;
-    }
-    free(y);
-    return written == 0 && expected > 0;
-}
-
-static void check_many(const struct many *c, const char *name)
-{
-    const struct qtool_matmul_options opt = {.dtype = c->bf16 ? QTOOL_BF16 : QTOOL_F16,
+    struct many c = {.tokens = 1, .k = 1 + random_below(3000)};
+    const struct qtool_matmul_options opt = {.dtype = random_below(3) == 0 ? QTOOL_BF16 : QTOOL_F16,
                                              .dependent_launch = (int)random_below(2)};
     const bool late = opt.dependent_launch && random_below(2);
     struct qtool_matmul_plan plan;
-    char what[400];
-    if (qtool_matmul_plan_many(&plan, c->w, c->count, 1, &opt) != QTOOL_OK) {
-        result(false, plan.reason);
-        return;
-    }
-    random_x(pool.x, c->k, c->bf16);
-    output_at = 0;
-    const bool ran = run_many(c, &plan, 0, false) && run_many(c, &plan, 1, late);
-    snprintf(what, sizeof what, "%s: %zu matrices, k=%zu: run, guards, repetition%s", name,
-             c->count, c->k, late ? " behind a late X" : "");
-    result(ran && many_guards(c) && outputs_equal(c->elements), what);
-    for (size_t i = 0; i < c->count; i++) {
-        const size_t n = c->w[i]->n;
-        gpu_reference(pool.reference, pool.x, c->m[i].device_decoded, 1, n, c->k, c->k, c->bf16,
-                      (struct gpu_rounding){0, 0});
-        const struct gpu_error e = gpu_error_of(pool.y[0] + c->at[i], pool.reference, n, c->bf16);
-        snprintf(what, sizeof what, "%s: matrix %zu of %zu, n=%zu k=%zu %s: error %.3g", name, i,
-                 c->count, n, c->k, c->bf16 ? "bf16" : "f16", e.all);
-        result(error_beyond_rounding(e) <= tolerance(n, c->bf16), what);
-    }
-}
-
-static void test_many(const struct kind *kind, size_t most)
-{
-    struct many c = {.count = 1 + random_below(QTOOL_MATMUL_MANY),
-                     .k = 1 + random_below(3000),
-                     .elements = GUARD,
-                     .bf16 = random_below(3) == 0};
-    for (size_t i = 0; i < c.count; i++) {
+    for (size_t i = 0; i < count; i++) {
         struct mix24_recipe r = recipe(kind, 1 + random_below(most), c.k);
         r.outliers = random_below(3) ? r.outliers : 0;
-        mix24_matrix_new(&c.m[i], &r, &seed);
-        c.w[i] = &c.m[i].weight;
-        c.at[i] = c.elements;
-        c.elements += r.n + 1 + random_below(GUARD);
+        mix24_matrix_new(&m[i], &r, &seed);
+        many_add(&c, &m[i].weight, m[i].device_decoded);
     }
-    check_many(&c, kind->name);
-    for (size_t i = 0; i < c.count; i++)
-        mix24_matrix_free(&c.m[i]);
+    many_place(&c);
+    if (qtool_matmul_plan_many(&plan, c.w, count, 1, &opt) == QTOOL_OK)
+        check_many(&c, &plan, late, kind->name);
+    else
+        result(false, plan.reason);
+    for (size_t i = 0; i < count; i++)
+        mix24_matrix_free(&m[i]);
 }
 
 static void test_many_refusals(void)

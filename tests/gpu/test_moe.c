@@ -11,7 +11,7 @@
  * quick: few cases, for compute-sanitizer.
  */
 #include "kernels/include/qtool_moe.h"
-#include "tests/gpu/check.h"
+#include "tests/gpu/packed.h"
 #include "tests/gpu/w4ax_experts.h"
 #include "verify/verify.h"
 
@@ -39,25 +39,6 @@ struct layer {
     size_t bytes;
     void *table;
 };
-
-static void matrix_new(struct matrix *m, const char *scheme, size_t n, size_t k)
-{
-    struct qt_err err = {0};
-    struct qt_spec spec;
-    float *w = malloc(n * k * sizeof *w);
-    const float size = 1.5f / sqrtf((float)k);
-    for (size_t i = 0; i < n * k; i++)
-        w[i] = size * (random_float() + random_float() + random_float());
-    struct qt_matrix source = {w, QT_F32, n, k, "test", scheme};
-    m->decoded = malloc(n * k * sizeof *m->decoded);
-    if (qt_spec_parse(&spec, scheme, &err) < 0 ||
-        qt_packed_quantize(&m->packed, &spec, &source, NULL, NULL, &err) < 0 ||
-        qt_packed_decode(m->decoded, &m->packed, 0, n, &err) < 0) {
-        printf("%s: %s\n", scheme, err.reason);
-        exit(1);
-    }
-    free(w);
-}
 
 /* Copies the sections of a matrix to l->memory + *at. memory NULL: only adds up sizes. */
 static void place(struct layer *l, const struct matrix *m, struct qtool_matmul_weight *w,
@@ -141,9 +122,11 @@ static bool layer_new(struct layer *l, const char *scheme, const char *down, siz
         l->matrix[i] = calloc(experts, sizeof *l->matrix[i]);
         l->weight[i] = calloc(experts, sizeof *l->weight[i]);
         for (size_t e = 0; e < experts; e++) {
+            const size_t n = i == 2 ? hidden : inner, k = i == 2 ? inner : hidden;
+            struct matrix *m = &l->matrix[i][e];
             char text[64];
-            matrix_new(&l->matrix[i][e], scheme_of(text, i == 2 ? down : scheme, e),
-                       i == 2 ? hidden : inner, i == 2 ? inner : hidden);
+            m->decoded = packed_random(&m->packed, scheme_of(text, i == 2 ? down : scheme, e), n, k,
+                                       1.5f / sqrtf((float)k));
         }
     }
     for (int pass = 0; pass < 2; pass++) {
