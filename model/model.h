@@ -245,8 +245,8 @@ struct qt_model_details {
     size_t query_step;
     enum qt_act_kind act;
     bool tied; /* the head is the embedding */
-    /* What precedes the names of the decoder's tensors ("model."), and the head's name without
-     * ".weight"; both static. */
+    /* The names of the decoder's tensors begin with `prefix` ("model."), and `head` is the head's
+     * name without ".weight". Both strings are static. */
     const char *prefix, *head;
 };
 void qt_model_details(struct qt_model_details *out, const struct qt_model *model);

@@ -323,8 +323,8 @@ done:
 /* State of hook_quantized. */
 struct hook_state {
     struct qt_sequential *s;
-    /* Of the chunk, in the quantized model in front of the sublayer; in the reference model as
-     * observe_chunk has left them. */
+    /* These are the hidden states of the chunk: those of the quantized model in front of the
+     * sublayer, and those of the reference model as observe_chunk has left them. */
     const float *hidden, *reference;
     float *last_input; /* of the chunk, or NULL */
 };

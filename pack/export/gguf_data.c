@@ -114,7 +114,7 @@ static int write_piece(struct qt_export *x, const struct tensor *t, const struct
 static int write_copied(struct qt_export *x, const struct tensor *t, const struct qt_tensor *from,
                         struct qt_err *err)
 {
-    /* What is reordered: rows, elements of a vector, or value heads in rows. */
+    /* An order is one of rows, of the elements of a vector, or of value heads within rows. */
     const struct order *o = &t->order;
     const bool reordered = o->head || o->heads;
     const size_t k = t->rows ? t->k : 1, count = (t->rows ? t->rows : 1) * t->k;

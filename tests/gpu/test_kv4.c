@@ -240,7 +240,7 @@ static size_t value_param(size_t dim, size_t row, size_t i)
     return row / 8 * (dim / 2) + row % 4 * (dim / 8) + i / 16 * 2 + row % 8 / 4;
 }
 
-/* What append quantizes as a key. */
+/* Returns the number that append quantizes for this element of a key. */
 static float key_number(uint16_t x, int bf16)
 {
     return qt_f16_to_f32(qt_f32_to_f16(clamped(to_float(x, bf16))));
