@@ -59,15 +59,29 @@ enum {
         "mlp.shared_expert.down_proj", "ffn_down_shexp", 0                                         \
     }
 
+#define MIXTRAL_EXPERTS                                                                            \
+    {"block_sparse_moe.gate", "ffn_gate_inp", EXACT},                                              \
+        {"block_sparse_moe.experts.#.w1", "ffn_gate_exps", 0},                                     \
+        {"block_sparse_moe.experts.#.w3", "ffn_up_exps", 0},                                       \
+    {                                                                                              \
+        "block_sparse_moe.experts.#.w2", "ffn_down_exps", 0                                        \
+    }
+/* Dense in the first layers, then with shared experts; the router may have a bias. */
+#define DEEPSEEK_MLP                                                                               \
+    LLAMA_MLP(0), EXPERTS("mlp.gate", 0),                                                          \
+        {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias", BARE},                            \
+        {"mlp.shared_experts.gate_proj", "ffn_gate_shexp", 0},                                     \
+        {"mlp.shared_experts.up_proj", "ffn_up_shexp", 0},                                         \
+    {                                                                                              \
+        "mlp.shared_experts.down_proj", "ffn_down_shexp", 0                                        \
+    }
+
 static const struct qt_gguf_part llama_parts[] = {
     LLAMA_QKV(BIAS), LLAMA_NORMS, LLAMA_MLP(BIAS), {0}};
 static const struct qt_gguf_part mixtral_parts[] = {
     LLAMA_QKV(BIAS),
     LLAMA_NORMS,
-    {"block_sparse_moe.gate", "ffn_gate_inp", EXACT},
-    {"block_sparse_moe.experts.#.w1", "ffn_gate_exps", 0},
-    {"block_sparse_moe.experts.#.w3", "ffn_up_exps", 0},
-    {"block_sparse_moe.experts.#.w2", "ffn_down_exps", 0},
+    MIXTRAL_EXPERTS,
     {0},
 };
 static const struct qt_gguf_part qwen_parts[] = {
@@ -82,12 +96,33 @@ static const struct qt_gguf_part glm4_moe_parts[] = {
     HEAD_NORMS,
     {"input_layernorm", "attn_norm", 0},
     {"post_attention_layernorm", "post_attention_norm", 0},
-    LLAMA_MLP(0),
-    EXPERTS("mlp.gate", 0),
-    {"mlp.gate.e_score_correction_bias", "exp_probs_b.bias", BARE},
-    {"mlp.shared_experts.gate_proj", "ffn_gate_shexp", 0},
-    {"mlp.shared_experts.up_proj", "ffn_up_shexp", 0},
-    {"mlp.shared_experts.down_proj", "ffn_down_shexp", 0},
+    DEEPSEEK_MLP,
+    {0},
+};
+static const struct qt_gguf_part dots1_parts[] = {
+    LLAMA_QKV(0), HEAD_NORMS, LLAMA_NORMS, DEEPSEEK_MLP, {0}};
+static const struct qt_gguf_part ernie4_5_moe_parts[] = {
+    LLAMA_QKV(0), LLAMA_NORMS,
+    DEEPSEEK_MLP, {"mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias", BARE},
+    {0},
+};
+static const struct qt_gguf_part minimax_m2_parts[] = {
+    LLAMA_QKV(0),
+    HEAD_NORMS,
+    LLAMA_NORMS,
+    MIXTRAL_EXPERTS,
+    {"block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias", BARE},
+    {0},
+};
+static const struct qt_gguf_part hunyuan_moe_parts[] = {
+    LLAMA_QKV(BIAS),
+    LLAMA_NORMS,
+    {"self_attn.query_layernorm", "attn_q_norm", 0},
+    {"self_attn.key_layernorm", "attn_k_norm", 0},
+    EXPERTS("mlp.gate.wg", 0),
+    {"mlp.shared_mlp.gate_proj", "ffn_gate_shexp", 0},
+    {"mlp.shared_mlp.up_proj", "ffn_up_shexp", 0},
+    {"mlp.shared_mlp.down_proj", "ffn_down_shexp", 0},
     {0},
 };
 #define DELTA                                                                                      \
@@ -205,6 +240,11 @@ static const struct qt_gguf_family families[] = {
     {"qwen2_moe", "qwen2moe", "Qwen2MoeForCausalLM", qwen2_moe_parts, false, false},
     {"qwen3_moe", "qwen3moe", "Qwen3MoeForCausalLM", qwen3_moe_parts, false, false},
     {"glm4_moe", "glm4moe", "Glm4MoeForCausalLM", glm4_moe_parts, false, false},
+    {"olmoe", "olmoe", NULL, qwen3_moe_parts, false, false},
+    {"dots1", "dots1", NULL, dots1_parts, false, false},
+    {"ernie4_5_moe", "ernie4_5-moe", NULL, ernie4_5_moe_parts, false, false},
+    {"minimax_m2", "minimax-m2", NULL, minimax_m2_parts, false, false},
+    {"hunyuan_v1_moe", "hunyuan-moe", NULL, hunyuan_moe_parts, false, false},
     {"qwen3_next", "qwen3next", NULL, qwen3_next_parts, false, true},
     {"qwen3_5_text", "qwen35", NULL, qwen3_5_parts, false, true},
     {"qwen3_5_moe_text", "qwen35moe", NULL, qwen3_5_moe_parts, false, true},

@@ -19,6 +19,7 @@ enum head_rule { HEAD_ANY, HEAD_OWN /* never the embedding */, HEAD_TIED /* alwa
 struct qt_gguf_arch {
     const char *family;
     bool square;      /* heads * head_dim must be the hidden size */
+    bool all_kv;      /* every query head must have keys and values of its own */
     bool scaled;      /* has the factors of Granite */
     bool embed_sqrt;  /* the embedding is multiplied by the root of the hidden size */
     bool capped;      /* has softcaps of attention scores and logits, which must be given */
@@ -51,6 +52,11 @@ static const struct qt_gguf_arch table[] = {
     {.family = "qwen2_moe", .square = true, .head = HEAD_OWN},
     {.family = "qwen3_moe", .normalized = true},
     {.family = "glm4_moe", .routed = true},
+    {.family = "olmoe", .square = true, .all_kv = true, .head = HEAD_OWN},
+    {.family = "dots1", .all_kv = true, .routed = true, .head = HEAD_OWN},
+    {.family = "ernie4_5_moe", .routed = true, .theta = 5e5},
+    {.family = "minimax_m2", .routed = true, .head = HEAD_OWN, .theta = 5e6},
+    {.family = "hunyuan_v1_moe", .normalized = true},
     {.family = "qwen3_next", .delta = true, .normalized = true},
     {.family = "qwen3_5_text", .delta = true, .sections = true},
     {.family = "qwen3_5_moe_text", .delta = true, .sections = true, .normalized = true},
@@ -173,6 +179,8 @@ static int write_sizes(const struct writer *w)
     size_t context = info->max_positions;
     if (w->arch->square && !square)
         return differs(w, "heads that have the hidden size together");
+    if (w->arch->all_kv && info->kv_heads != info->heads)
+        return differs(w, "keys and values for every query head");
     /* Without windows in llama.cpp, the model is the same up to the length of the window. */
     for (size_t i = 0; !period_of(w) && i < info->layers; i++)
         if (d->windows[i])
@@ -209,6 +217,7 @@ static int write_routing(const struct writer *w)
         if (d->dense[i])
             return differs(w, "experts in all layers after the first ones");
     u32(w, "leading_dense_block_count", first);
+    u32(w, "interleave_moe_layer_step", 1);
     u32(w, "expert_shared_count", d->shared_width / d->expert_width);
     u32(w, "expert_gating_func", d->sigmoid_routing ? SIGMOID : SOFTMAX);
     f32(w, "expert_weights_scale", (double)d->routing_scale);
@@ -352,8 +361,11 @@ static struct rope read_rope(const struct writer *w, const char *type, const cha
     if (!name)
         name = json_string_value(json_object_get(options, "type"));
     const double theta = number_of(w->config, key, missing > 0 ? missing : 1e4);
-    return (struct rope){options, name ? name : "default", number_of(options, "rope_theta", theta),
-                         number_of(options, "factor", 1)};
+    struct rope out = {options, name ? name : "default", number_of(options, "rope_theta", theta),
+                       number_of(options, "factor", 1)};
+    if (strcmp(out.type, "dynamic") == 0 && w->details.rotary_dim > 2) /* by "alpha" */
+        out.theta = pow((double)w->details.inv_freq[1], -(double)w->details.rotary_dim / 2);
+    return out;
 }
 
 static double plain(const struct writer *w, const struct rope *r, size_t i)

@@ -109,7 +109,7 @@ def compare_logits(source, schemes):
 def compare_arch(name, kind, options):
     source = os.path.join(work, "arch-" + name)
     make_model(source, kind, options)
-    experts = "moe" in kind or kind in ("mixtral", "gpt_oss", "qwen3_next")
+    experts = any("expert" in option for option in options)
     for what, schemes, limit in [("embedding", EMBEDDING, RMS_EXACT),
                                  ("linears", ["--scheme", "int8:g=32"],
                                   RMS_EXPERTS if experts else RMS)]:

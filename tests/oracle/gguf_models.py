@@ -37,6 +37,22 @@ ARCHS = {
         n_routed_experts=6, n_shared_experts=1, num_experts_per_tok=2, first_k_dense_replace=1,
         norm_topk_prob=True, routed_scaling_factor=1.5, n_group=1, topk_group=1,
         **rope(rope_type="default", partial_rotary_factor=0.5))),
+    "olmoe": ("olmoe", dict(num_key_value_heads=4, intermediate_size=96, num_experts=6, num_experts_per_tok=2,
+                            norm_topk_prob=False)),
+    "dots1": ("dots1", dict(
+        num_key_value_heads=4, head_dim=32, moe_intermediate_size=96, n_routed_experts=6, n_shared_experts=2,
+        num_experts_per_tok=2, first_k_dense_replace=1, norm_topk_prob=True,
+        routed_scaling_factor=1.5, n_group=1, topk_group=1, max_window_layers=4)),
+    "ernie4_5_moe": ("ernie4_5_moe", dict(
+        head_dim=32, moe_intermediate_size=96, moe_num_experts=6, moe_k=2,
+        moe_num_shared_experts=2, moe_layer_start_index=1, moe_layer_end_index=3,
+        moe_layer_interval=1)),
+    "minimax_m2": ("minimax_m2", dict(
+        head_dim=64, intermediate_size=96, num_local_experts=6, num_experts_per_tok=2,
+        rotary_dim=32, **rope(rope_type="default", partial_rotary_factor=0.5))),
+    "hunyuan_moe": ("hunyuan_v1_moe", dict(
+        head_dim=64, intermediate_size=96, num_experts=6, moe_topk=2, attention_bias=False,
+        **rope(rope_type="dynamic", alpha=100.0, factor=1.0))),
     "qwen3_next": ("qwen3_next", dict(
         head_dim=64, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=32,
         linear_value_head_dim=32, linear_conv_kernel_dim=4, shared_expert_intermediate_size=160,
@@ -85,12 +101,16 @@ ARCHS = {
                                         sliding_window=32, sliding_window_pattern=4)),
     "glm4": ("glm4", dict(head_dim=32, attention_bias=True)),
 }
-WRITTEN_ONLY = {"qwen3_next", "qwen3_5", "qwen3_5_moe"}  # qtool does not read these files
+# qtool does not read these files.
+WRITTEN_ONLY = {"olmoe", "dots1", "ernie4_5_moe", "minimax_m2", "hunyuan_moe", "qwen3_next", "qwen3_5",
+                "qwen3_5_moe"}
 
 
 def scale_of(name, kind, shape):
     if "embed" in name:
         return 0.1 if "gemma" in kind or "granite" in kind else 1.0
+    if "correction_bias" in name:
+        return 0.1  # more makes llama.cpp normalize by its smallest sum of routing weights
     if len(shape) == 1:
         return 0.3
     return 0.5 if name.endswith("gate.weight") else (2.0 / shape[-1]) ** 0.5
