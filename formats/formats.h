@@ -358,6 +358,8 @@ enum {
     QT_GGUF_VALUE_CHANNELS = 32,
     QT_GGUF_PLAIN = 64,
     QT_GGUF_DECAY = 128,
+    /* kv_b_proj of latent attention: two tensors, whose names begin with the target. */
+    QT_GGUF_LATENT = 256,
     QT_GGUF_NAME = 64,
 };
 /* A module of a decoder layer. source: its name after "model.layers.N."; '#' stands for the number
@@ -384,13 +386,13 @@ const struct qt_gguf_family *qt_gguf_family_find(const char *family);
 /* The GGUF tensor that a checkpoint's tensor becomes. */
 struct qt_gguf_place {
     char name[QT_GGUF_NAME];
-    size_t layer;                       /* 0: of none */
-    bool skip;                          /* not stored: a head that is the embedding */
-    bool rotary;                        /* the rows of a head are reordered: qt_gguf_row */
-    bool plus_1;                        /* 1 is added */
-    bool exact;                         /* always F32 */
-    bool values, value_channels, decay; /* see the flags */
-    bool stacked;                       /* slice `expert` of a tensor of all experts */
+    size_t layer;                               /* 0: of none */
+    bool skip;                                  /* not stored: a head that is the embedding */
+    bool rotary;                                /* the rows of a head are reordered: qt_gguf_row */
+    bool plus_1;                                /* 1 is added */
+    bool exact;                                 /* always F32 */
+    bool values, value_channels, decay, latent; /* see the flags */
+    bool stacked;                               /* slice `expert` of a tensor of all experts */
     size_t expert;
 };
 /* False if the family has no place for the tensor. tied: the head is the embedding. */

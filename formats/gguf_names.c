@@ -15,6 +15,7 @@ enum {
     VALUE_CHANNELS = QT_GGUF_VALUE_CHANNELS,
     PLAIN = QT_GGUF_PLAIN,
     DECAY = QT_GGUF_DECAY,
+    LATENT = QT_GGUF_LATENT,
 };
 
 #define LLAMA_QKV(flags)                                                                           \
@@ -101,6 +102,19 @@ static const struct qt_gguf_part glm4_moe_parts[] = {
 };
 static const struct qt_gguf_part dots1_parts[] = {
     LLAMA_QKV(0), HEAD_NORMS, LLAMA_NORMS, DEEPSEEK_MLP, {0}};
+static const struct qt_gguf_part deepseek2_parts[] = {
+    {"self_attn.q_proj", "attn_q", 0},
+    {"self_attn.q_a_proj", "attn_q_a", 0},
+    {"self_attn.q_a_layernorm", "attn_q_a_norm", 0},
+    {"self_attn.q_b_proj", "attn_q_b", 0},
+    {"self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", 0},
+    {"self_attn.kv_a_layernorm", "attn_kv_a_norm", 0},
+    {"self_attn.kv_b_proj", "attn_", LATENT},
+    {"self_attn.o_proj", "attn_output", 0},
+    LLAMA_NORMS,
+    DEEPSEEK_MLP,
+    {0},
+};
 static const struct qt_gguf_part ernie4_5_moe_parts[] = {
     LLAMA_QKV(0), LLAMA_NORMS,
     DEEPSEEK_MLP, {"mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias", BARE},
@@ -242,6 +256,9 @@ static const struct qt_gguf_family families[] = {
     {"glm4_moe", "glm4moe", "Glm4MoeForCausalLM", glm4_moe_parts, false, false},
     {"olmoe", "olmoe", NULL, qwen3_moe_parts, false, false},
     {"dots1", "dots1", NULL, dots1_parts, false, false},
+    {"deepseek_v2", "deepseek2", NULL, deepseek2_parts, false, false},
+    {"deepseek_v3", "deepseek2", NULL, deepseek2_parts, false, false},
+    {"glm4_moe_lite", "deepseek2", NULL, deepseek2_parts, false, false},
     {"ernie4_5_moe", "ernie4_5-moe", NULL, ernie4_5_moe_parts, false, false},
     {"minimax_m2", "minimax-m2", NULL, minimax_m2_parts, false, false},
     {"hunyuan_v1_moe", "hunyuan-moe", NULL, hunyuan_moe_parts, false, false},
@@ -335,7 +352,9 @@ static bool place_part(struct qt_gguf_place *out, const struct qt_gguf_family *f
         out->values = p->flags & VALUES;
         out->value_channels = p->flags & VALUE_CHANNELS;
         out->decay = p->flags & DECAY;
-        snprintf(out->name, sizeof out->name, "blk.%zu.%s%s", layer, p->target, bare ? "" : dot);
+        out->latent = p->flags & LATENT;
+        snprintf(out->name, sizeof out->name, "blk.%zu.%s%s", layer, p->target,
+                 bare || out->latent ? "" : dot);
         return true;
     }
     return false;
@@ -439,6 +458,13 @@ bool qt_gguf_origin(struct qt_gguf_origin *out, const struct qt_gguf_family *f, 
 #define GPT_4O                                                                                     \
     "split " WORD CONTRACTIONS "?|" CAPITALS CONTRACTIONS "?|\\p{N}{1,3}" REST "\nbytes\n"
 
+#define DEEPSEEK_3                                                                                 \
+    "split \\p{N}{1,3}\nsplit [一-龥぀-ゟ゠-ヿ]+\n"                                          \
+    "split [!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+"                                  \
+    "|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| "                                               \
+    "?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)"                                          \
+    "|\\s+\nbytes\n"
+
 static const struct qt_gguf_pre pres[] = {
     {"gpt-2", "words\n", false, false},
     {"olmo", "words\n", false, false},
@@ -462,6 +488,7 @@ static const struct qt_gguf_pre pres[] = {
                      "[^\\s\\p{L}\\p{M}\\p{N}]") "\nbytes\n",
      false, false},
     {"tekken", "split " WORD "|" CAPITALS "|\\p{N}" REST "\nbytes\n", true, true},
+    {"deepseek-v3", DEEPSEEK_3, false, false},
     {"gpt-4o", GPT_4O, false, false},
     {"llama4", GPT_4O, false, false},
 };

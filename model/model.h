@@ -221,10 +221,13 @@ struct qt_model_details {
     bool some_dense;        /* with experts: some layers have a dense MLP */
     const bool *dense;      /* [layers] those; NULL: no experts */
     bool sigmoid_routing;   /* scores are sigmoids, not a softmax */
-    size_t routing_groups;  /* experts are chosen from the best groups of so many; at most 1: all */
-    float routing_scale;    /* of routing weights */
-    const size_t *windows;  /* [layers] sliding window in tokens; 0: none */
-    const bool *no_rope;    /* [layers] true: no rotary embedding */
+    /* Experts are chosen from the routing_top best of so many groups; at most 1 group: from all.
+     * The score of a group is the sum of its two best scores, or the best. */
+    size_t routing_groups, routing_top;
+    bool routing_by_best;
+    float routing_scale;   /* of routing weights */
+    const size_t *windows; /* [layers] sliding window in tokens; 0: none */
+    const bool *no_rope;   /* [layers] true: no rotary embedding */
     /* The rotary embedding rotates rotary_dim channels of a head. Channel pair i turns by
      * position * inv_freq[i]; with local_inv_freq in layers with a window, if these differ; with
      * long_inv_freq in sequences of more than long_from tokens. Cosines and sines are multiplied by
@@ -240,6 +243,10 @@ struct qt_model_details {
      * layer has attention instead (1: all layers; 0: others have). */
     size_t delta_key_heads, delta_value_heads, delta_key_dim, delta_value_dim, delta_kernel;
     size_t delta_period;
+    /* Latent attention: ranks of the latent states, channels of a head without and with rotary
+     * embedding, and of its values. kv_rank 0: another attention; q_rank 0: queries have none. */
+    size_t q_rank, kv_rank, nope, rope, value_dim;
+    bool interleaved; /* the rotary embedding pairs channels 2i and 2i + 1 */
     /* Queries are multiplied by 1 + query_beta ln(1 + floor(position / query_step)). */
     float query_beta;
     size_t query_step;

@@ -35,7 +35,8 @@ static int describe(struct qt_export_matrix *m, struct qt_err *err)
 
 static void put_info(struct qt_gguf_bytes *b, const struct tensor *t, uint64_t offset)
 {
-    const uint64_t dims[3] = {t->k, t->rows ? t->rows : t->slices, t->slices};
+    const uint64_t slices = t->latent.rank ? t->heads : t->slices;
+    const uint64_t dims[3] = {t->k, t->rows ? t->rows : slices, slices};
     const uint32_t ndim = 1u + (t->rows > 0) + t->stacked;
     qt_gguf_text(b, t->name, strlen(t->name));
     qt_gguf_raw(b, &ndim, sizeof ndim);

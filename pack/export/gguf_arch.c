@@ -27,6 +27,7 @@ struct qt_gguf_arch {
     bool normalized;  /* routing weights of the chosen experts sum to 1 */
     bool routed;      /* reads how experts are chosen, and how many layers have none */
     bool delta;       /* layers with gated DeltaNet */
+    bool latent;      /* latent attention; experts may be in groups */
     bool steps;       /* queries may be multiplied by steps of the position */
     bool one_theta;   /* layers with a window have the base of the others */
     bool skips_rope;  /* every 4th layer has no rotary embedding */
@@ -54,6 +55,9 @@ static const struct qt_gguf_arch table[] = {
     {.family = "glm4_moe", .routed = true},
     {.family = "olmoe", .square = true, .all_kv = true, .head = HEAD_OWN},
     {.family = "dots1", .all_kv = true, .routed = true, .head = HEAD_OWN},
+    {.family = "deepseek_v2", .latent = true, .routed = true},
+    {.family = "deepseek_v3", .latent = true, .routed = true},
+    {.family = "glm4_moe_lite", .latent = true, .routed = true},
     {.family = "ernie4_5_moe", .routed = true, .theta = 5e5},
     {.family = "minimax_m2", .routed = true, .head = HEAD_OWN, .theta = 5e6},
     {.family = "hunyuan_v1_moe", .normalized = true},
@@ -146,6 +150,39 @@ static bool near(double a, double b)
     return fabs(a - b) <= 1e-5 * fabs(b);
 }
 
+/* Options of a rotary embedding, as config.json has them. */
+struct rope {
+    const json_t *options;
+    const char *type;
+    double theta, factor;
+};
+
+static double number_of(const json_t *object, const char *key, double missing)
+{
+    const json_t *v = json_object_get(object, key);
+    return json_is_number(v) ? json_number_value(v) : missing;
+}
+
+/* type: "full_attention" or "sliding_attention", of families that have two rotary embeddings. */
+static struct rope read_rope(const struct writer *w, const char *type, const char *key,
+                             double missing)
+{
+    const json_t *scaling = json_object_get(w->config, "rope_scaling");
+    const json_t *options =
+        json_object_size(scaling) ? scaling : json_object_get(w->config, "rope_parameters");
+    if (json_object_get(options, type))
+        options = json_object_get(options, type);
+    const char *name = json_string_value(json_object_get(options, "rope_type"));
+    if (!name)
+        name = json_string_value(json_object_get(options, "type"));
+    const double theta = number_of(w->config, key, missing > 0 ? missing : 1e4);
+    struct rope out = {options, name ? name : "default", number_of(options, "rope_theta", theta),
+                       number_of(options, "factor", 1)};
+    if (strcmp(out.type, "dynamic") == 0 && w->details.rotary_dim > 2) /* by "alpha" */
+        out.theta = pow((double)w->details.inv_freq[1], -(double)w->details.rotary_dim / 2);
+    return out;
+}
+
 /* The period of layers with a window; 0: no layer has one. */
 static size_t period_of(const struct writer *w)
 {
@@ -171,6 +208,20 @@ static void f32(const struct writer *w, const char *name, double value)
     qt_gguf_f32(w->b, w->prefix, name, (float)value);
 }
 
+/* The cache has one latent state per token, which all heads read as keys and as values. */
+static void write_latent(const struct writer *w)
+{
+    const struct qt_model_details *d = &w->details;
+    if (d->q_rank)
+        u32(w, "attention.q_lora_rank", d->q_rank);
+    u32(w, "attention.kv_lora_rank", d->kv_rank);
+    u32(w, "attention.head_count_kv", 1);
+    u32(w, "attention.key_length", d->kv_rank + d->rope);
+    u32(w, "attention.value_length", d->kv_rank);
+    u32(w, "attention.key_length_mla", d->nope + d->rope);
+    u32(w, "attention.value_length_mla", d->value_dim);
+}
+
 static int write_sizes(const struct writer *w)
 {
     const struct qt_model_info *info = w->info;
@@ -191,9 +242,13 @@ static int write_sizes(const struct writer *w)
     u32(w, "feed_forward_length", d->dense_width ? d->dense_width : d->expert_width);
     u32(w, "vocab_size", info->vocab);
     u32(w, "attention.head_count", info->heads);
-    u32(w, "attention.head_count_kv", info->kv_heads);
-    u32(w, "attention.key_length", info->head_dim);
-    u32(w, "attention.value_length", info->head_dim);
+    if (w->arch->latent) {
+        write_latent(w);
+    } else {
+        u32(w, "attention.head_count_kv", info->kv_heads);
+        u32(w, "attention.key_length", info->head_dim);
+        u32(w, "attention.value_length", info->head_dim);
+    }
     f32(w, "attention.layer_norm_rms_epsilon", (double)d->eps);
     return QT_OK;
 }
@@ -231,8 +286,13 @@ static int write_experts(const struct writer *w)
     const bool fixed = !w->arch->routed;
     if (!d->routed)
         return QT_OK;
-    if (d->routing_groups > 1)
-        return differs(w, "experts that are not in groups");
+    if (d->routing_groups > 1 && (!w->arch->latent || d->routing_by_best))
+        return differs(w, w->arch->latent ? "scores of groups of experts that are sums of two"
+                                          : "experts that are not in groups");
+    if (d->routing_groups > 1) {
+        u32(w, "expert_group_count", d->routing_groups);
+        u32(w, "expert_group_used_count", d->routing_top);
+    }
     if (fixed && d->some_dense)
         return differs(w, "experts in all layers");
     if (fixed && d->normalize_routing != w->arch->normalized)
@@ -283,17 +343,27 @@ static int write_windows(const struct writer *w)
     return QT_OK;
 }
 
+/* What YaRN multiplies the scores of latent attention by, for its mscale_all_dim. */
+static double score_factor(const struct writer *w)
+{
+    const struct rope r = read_rope(w, "full_attention", "rope_theta", w->arch->theta);
+    const double all = number_of(r.options, "mscale_all_dim", 0);
+    return w->arch->latent && strcmp(r.type, "yarn") == 0 ? pow(1 + 0.1 * all * log(r.factor), 2)
+                                                          : 1;
+}
+
 /* Factors of the attention scores, the embedding, sublayer outputs and logits; softcaps. */
 static int write_scales(const struct writer *w)
 {
     const struct qt_model_details *d = &w->details;
     const struct qt_gguf_arch *arch = w->arch;
     const bool by_hidden = arch->by_hidden && w->info->layers == arch->by_hidden;
-    const double head =
-        by_hidden ? (double)(w->info->hidden / w->info->heads) : (double)w->info->head_dim;
+    const double head = by_hidden      ? (double)(w->info->hidden / w->info->heads)
+                        : arch->latent ? (double)(d->nope + d->rope)
+                                       : (double)w->info->head_dim;
     if (!arch->scaled) {
         const double embed = arch->embed_sqrt ? sqrt((double)w->info->hidden) : 1;
-        if (!near((double)d->attn_scale, 1 / sqrt(head)))
+        if (!near((double)d->attn_scale, score_factor(w) / sqrt(head)))
             return differs(w, "attention scores divided by the root of the size of a head");
         if (!near((double)d->embed_scale, embed) || !near((double)d->residual_scale, 1) ||
             !near((double)d->logit_scale, 1))
@@ -320,6 +390,8 @@ static int check_rest(const struct writer *w)
     const struct qt_model_details *d = &w->details;
     if (d->query_beta > 0 && !w->arch->steps)
         return differs(w, "queries that do not depend on the length of a text");
+    if (w->arch->latent && !d->interleaved)
+        return differs(w, "a rotary embedding of neighboring channels");
     if (d->act != w->arch->act)
         return differs(w, "another activation function");
     for (size_t i = 0; i < w->info->layers; i++)
@@ -334,39 +406,6 @@ static int check_rest(const struct writer *w)
 }
 
 /* ---- rotary embedding ----------------------------------------------------------------------- */
-
-/* Options of a rotary embedding, as config.json has them. */
-struct rope {
-    const json_t *options;
-    const char *type;
-    double theta, factor;
-};
-
-static double number_of(const json_t *object, const char *key, double missing)
-{
-    const json_t *v = json_object_get(object, key);
-    return json_is_number(v) ? json_number_value(v) : missing;
-}
-
-/* type: "full_attention" or "sliding_attention", of families that have two rotary embeddings. */
-static struct rope read_rope(const struct writer *w, const char *type, const char *key,
-                             double missing)
-{
-    const json_t *scaling = json_object_get(w->config, "rope_scaling");
-    const json_t *options =
-        json_object_size(scaling) ? scaling : json_object_get(w->config, "rope_parameters");
-    if (json_object_get(options, type))
-        options = json_object_get(options, type);
-    const char *name = json_string_value(json_object_get(options, "rope_type"));
-    if (!name)
-        name = json_string_value(json_object_get(options, "type"));
-    const double theta = number_of(w->config, key, missing > 0 ? missing : 1e4);
-    struct rope out = {options, name ? name : "default", number_of(options, "rope_theta", theta),
-                       number_of(options, "factor", 1)};
-    if (strcmp(out.type, "dynamic") == 0 && w->details.rotary_dim > 2) /* by "alpha" */
-        out.theta = pow((double)w->details.inv_freq[1], -(double)w->details.rotary_dim / 2);
-    return out;
-}
 
 static double plain(const struct writer *w, const struct rope *r, size_t i)
 {
@@ -431,6 +470,11 @@ static void write_yarn(const struct writer *w, const struct rope *r)
     u32(w, "rope.scaling.original_context_length", (size_t)original_positions(w, r));
     f32(w, "rope.scaling.yarn_beta_fast", number_of(r->options, "beta_fast", 32));
     f32(w, "rope.scaling.yarn_beta_slow", number_of(r->options, "beta_slow", 1));
+    if (w->arch->latent) {
+        f32(w, "rope.scaling.yarn_log_multiplier",
+            0.1 * number_of(r->options, "mscale_all_dim", 0));
+        return;
+    }
     /* llama.cpp multiplies by 1 + ln(factor) / 10 by itself. */
     const double rest = (double)w->details.rope_scale / (1 + 0.1 * log(r->factor));
     if (!near(rest, 1))
@@ -507,6 +551,8 @@ static int write_rope(const struct writer *w, struct qt_gguf_factors *factors)
         QT_TRY(add_factors(factors, 0, "rope_factors_long.weight", w, &r, d->long_inv_freq));
         QT_TRY(add_factors(factors, 1, "rope_factors_short.weight", w, &r, d->inv_freq));
     } else if (!d->long_inv_freq && same_yarn(w, &r)) {
+        if (arch->latent && (!unscaled || !(number_of(r.options, "mscale_all_dim", 0) > 0)))
+            return differs(w, "YaRN whose mscale and mscale_all_dim are equal");
         write_yarn(w, &r);
     } else if (unscaled && arch->rope_freqs) {
         QT_TRY(add_factors(factors, 0, "rope_freqs.weight", w, &r, d->inv_freq));

@@ -11,10 +11,18 @@
 
 enum { STEPS = 4096 };
 
+/* A line end in a regular expression, which means the same as its escape, is written as that. */
 static void add_step(char *steps, const char *name, const char *argument)
 {
-    const size_t used = strlen(steps);
-    snprintf(steps + used, STEPS - used, "%s%s%s\n", name, *argument ? " " : "", argument);
+    size_t used = strlen(steps);
+    used += (size_t)snprintf(steps + used, STEPS - used, "%s%s", name, *argument ? " " : "");
+    for (; *argument && used + 4 < STEPS; argument++) {
+        const bool line_end = *argument == '\n' || *argument == '\r';
+        if (line_end)
+            steps[used++] = '\\';
+        steps[used++] = line_end ? (*argument == '\n' ? 'n' : 'r') : *argument;
+    }
+    snprintf(steps + qt_min_size(used, STEPS - 2), 2, "\n");
 }
 
 /* Writes the pre-tokenizers as lines; one that is not known here becomes a line that no row of the
@@ -118,7 +126,9 @@ int qt_gguf_write_bpe(struct qt_gguf_bytes *b, const struct tokens *t)
         return rc;
     if (!json_is_array(json_object_get(json_object_get(t->root, "model"), "merges")))
         return qt_gguf_no_tokenizer(t, "tokenizer model but BPE in these files");
-    if (json_is_object(normalizer) && strcmp(qt_gguf_section(normalizer), "NFC") != 0)
+    const bool empty = strcmp(qt_gguf_section(normalizer), "Sequence") == 0 &&
+                       json_array_size(json_object_get(normalizer, "normalizers")) == 0;
+    if (json_is_object(normalizer) && !empty && strcmp(qt_gguf_section(normalizer), "NFC") != 0)
         return qt_fail(t->err, QT_E_UNSUPPORTED, t->path, NULL,
                        "gguf cannot hold this tokenizer: llama.cpp has no normalizer '%.100s'",
                        qt_gguf_section(normalizer));

@@ -142,12 +142,81 @@ done:
     return rc;
 }
 
+/* ---- latent attention ----------------------------------------------------------------------- */
+
+static void decode_panel(const struct qt_export_matrix *m, const struct qt_export_panel *panel)
+{
+    const struct qt_code_info *c = &m->codes;
+    float *out = (float *)(void *)m->tensor[0].data + panel->row0 * m->k;
+    for (size_t i = 0; i < panel->rows * m->k; i++) {
+        const size_t g = i / m->k * c->groups + i % m->k / c->group;
+        const float zero = c->asymmetric ? (float)panel->zero[g] : 0;
+        out[i] = panel->decoded ? panel->decoded[i]
+                                : panel->scale[g] * (c->value[panel->code[i]] - zero);
+    }
+}
+
+/* *values: all of kv_b_proj, to be freed. */
+static int read_latent(float **values, struct qt_export *x, const struct source *s,
+                       struct qt_err *err)
+{
+    const struct qt_tensor *from = s->copied;
+    struct qt_blob blob = {0};
+    int rc;
+    if (!from) {
+        struct qt_export_matrix *m = &x->matrix[s->matrix - x->matrix];
+        QT_TRY(qt_array_new(values, m->n * m->k, sizeof **values, err));
+        m->tensor[0].data = (unsigned char *)*values;
+        QT_TRY(qt_export_panels(x, m, decode_panel, err));
+        m->tensor[0].data = NULL;
+        return QT_OK;
+    }
+    QT_TRY(qt_export_read_copied(&blob, x, from, err));
+    QT_TRY(qt_array_new(values, from->shape[0] * from->shape[1], sizeof **values, err));
+    qt_to_f32(*values, blob.data, from->dtype, from->shape[0] * from->shape[1]);
+done:
+    qt_blob_free(&blob);
+    return rc;
+}
+
+static int write_latent(struct qt_export *x, const struct tensor *t, struct qt_err *err)
+{
+    const struct latent *l = &t->latent;
+    const size_t count = l->size * l->rank;
+    const enum qt_dtype dtype = dtype_of(t->type);
+    float *values = NULL, *head = NULL;
+    void *stored = NULL;
+    int rc;
+    QT_TRY(read_latent(&values, x, &t->sources[0], err));
+    QT_TRY(qt_array_new(&head, count, sizeof *head, err));
+    QT_TRY(qt_array_new(&stored, count, sizeof *head, err));
+    for (size_t h = 0; h < t->heads; h++) {
+        const float *from = values + (h * l->rows + l->first) * l->rank;
+        for (size_t i = 0; i < count; i++)
+            head[i] = l->keys ? from[i % l->size * l->rank + i / l->size] : from[i];
+        if (!store(stored, dtype, head, count)) {
+            rc = qt_fail(err, QT_E_UNSUPPORTED, qt_container_dir(x->container), t->name,
+                         "a value is beyond the largest float16; --dtype bfloat16 has a wider "
+                         "range");
+            goto done;
+        }
+        QT_TRY(qt_output_write(x->out, stored, count * (qt_dtype_bits(dtype) / 8), err));
+    }
+done:
+    qt_free(stored);
+    qt_free(head);
+    qt_free(values);
+    return rc;
+}
+
 int qt_gguf_write_tensor(struct qt_export *x, struct tensor *t, struct qt_err *err)
 {
     int rc = QT_OK;
     if (t->values)
         QT_TRY(qt_output_write(x->out, t->values, (size_t)t->bytes, err));
-    for (size_t i = 0; t->sources && i < t->slices; i++) {
+    if (t->latent.rank)
+        QT_TRY(write_latent(x, t, err));
+    for (size_t i = 0; t->sources && !t->latent.rank && i < t->slices; i++) {
         const struct source *s = &t->sources[i];
         QT_TRY(qt_stop_check(err));
         QT_TRY(s->copied ? write_copied(x, t, s->copied, err)

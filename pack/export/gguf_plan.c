@@ -31,6 +31,14 @@ static const struct qt_gguf_type *copied_type(const struct qt_export *x, const s
                                                               : by_option[x->opt->dtype]);
 }
 
+/* The type of a matrix that is decoded: values of codes are exact in F32. */
+static const struct qt_gguf_type *decoded_type(const struct qt_export *x)
+{
+    return qt_gguf_type_plain(x->opt->dtype == QT_EXPORT_F16    ? QT_F16
+                              : x->opt->dtype == QT_EXPORT_BF16 ? QT_BF16
+                                                                : QT_F32);
+}
+
 /* Finds the tensor of this name, or adds it. */
 static int place_tensor(struct tensor **out, struct gguf *g, const struct qt_gguf_place *place,
                         struct qt_err *err)
@@ -96,6 +104,38 @@ static const char *usual_name(const struct gguf *g, const char *name)
                                                         : name;
 }
 
+/* kv_b_proj: its keys and its values, decoded. */
+static int add_latent(struct gguf *g, const char *name, struct source source, size_t layer,
+                      struct qt_err *err)
+{
+    const struct qt_export_matrix *m = source.matrix;
+    const size_t rows = g->nope + g->latent_value;
+    const size_t n = m ? m->n : source.copied->ndim == 2 ? source.copied->shape[0] : 0;
+    const size_t k = m ? m->k : source.copied->ndim == 2 ? source.copied->shape[1] : 0;
+    const struct qt_gguf_type *type =
+        m ? decoded_type(g->x) : copied_type(g->x, source.copied, false);
+    if (n != g->heads * rows || k != g->kv_rank || !type)
+        return refuse(g, name, "gguf cannot hold this tensor: its dtype or shape", err);
+    for (size_t i = 0; i < 2; i++) {
+        struct qt_gguf_place place = {.layer = layer};
+        struct tensor *t;
+        snprintf(place.name, sizeof place.name, "blk.%zu.attn_%c_b.weight", layer, "kv"[i]);
+        int rc = place_tensor(&t, g, &place, err);
+        if (rc < 0)
+            return rc;
+        const size_t size = i ? g->latent_value : g->nope;
+        t->latent = (struct latent){k, rows, i ? g->nope : 0, size, i == 0};
+        t->type = type;
+        t->stacked = true;
+        t->heads = g->heads;
+        t->rows = i ? size : k;
+        t->k = i ? k : size;
+        t->bytes = (uint64_t)g->heads * t->rows * t->k * type->bytes;
+        t->sources[0] = source;
+    }
+    return QT_OK;
+}
+
 static int add_source(struct gguf *g, const char *name, struct source source, struct qt_err *err)
 {
     struct qt_gguf_place place;
@@ -104,6 +144,8 @@ static int add_source(struct gguf *g, const char *name, struct source source, st
         return refuse(g, name, "gguf has no place for this tensor in its architecture", err);
     if (place.skip)
         return QT_OK;
+    if (place.latent)
+        return add_latent(g, name, source, place.layer, err);
     if (!shape_of(&shape, g, &source, &place))
         return refuse(g, name, "gguf cannot hold this tensor: its dtype, shape or number", err);
     int rc = place_tensor(&t, g, &place, err);
@@ -170,7 +212,7 @@ static int add_tensors(struct gguf *g, struct qt_err *err)
 {
     const struct qt_export *x = g->x;
     int rc;
-    QT_TRY(qt_array_new(&g->tensors, x->count + x->ncopied + 2, sizeof *g->tensors, err));
+    QT_TRY(qt_array_new(&g->tensors, 2 * (x->count + x->ncopied) + 2, sizeof *g->tensors, err));
     add_factors(g);
     QT_TRY(add_copied(g, err));
     for (size_t i = 0; i < x->count; i++) {
@@ -257,6 +299,10 @@ static int plan_model(struct gguf *g, const struct qt_model *model, struct qt_er
     g->layers = info->layers;
     g->head_dim = info->head_dim;
     g->experts = details.routed;
+    g->heads = info->heads;
+    g->kv_rank = details.kv_rank;
+    g->nope = details.nope;
+    g->latent_value = details.value_dim;
     g->value_heads = details.delta_value_heads;
     g->key_heads = details.delta_key_heads;
     g->value_dim = details.delta_value_dim;

@@ -20,6 +20,13 @@ struct order {
     bool channels;
 };
 
+/* A part of kv_b_proj that is a tensor: `size` rows of each head, from number `first` of its `rows`
+ * on. Those of keys are transposed: [heads][rank][size]; those of values: [heads][size][rank]. */
+struct latent {
+    size_t rank, rows, first, size;
+    bool keys;
+};
+
 struct tensor {
     char name[QT_GGUF_NAME];
     const struct qt_gguf_type *type;
@@ -30,6 +37,8 @@ struct tensor {
     bool stacked;
     const float *values;
     struct order order;
+    struct latent latent; /* rank 0: none */
+    size_t heads;         /* of latent */
     bool plus_1, decay;
     uint64_t bytes;
 };
@@ -41,7 +50,8 @@ struct gguf {
     const struct qt_gguf_arch *arch;
     const struct qt_gguf_family *names;
     size_t layers, head_dim, experts;
-    size_t value_heads, key_heads, value_dim; /* of gated DeltaNet */
+    size_t heads, kv_rank, nope, latent_value; /* of latent attention */
+    size_t value_heads, key_heads, value_dim;  /* of gated DeltaNet */
     bool tied;
     const char *prefix, *head; /* as of qt_model_details */
     struct tensor *tensors;

@@ -127,6 +127,15 @@ $ sh ./back glm4_moe_groups
 ? 4
 2 llama\.cpp computes 'glm4moe' with experts that are not in groups
 
+# Latent attention: kv_b_proj becomes two tensors, decoded. The bytes are those of files that
+# llama.cpp computed the logits of transformers with.
+$ for r in 'kv_b_proj=int8:g=32' '^(?!.*layers).*embed_tokens=int8:g=32'; do rm -rf m; cp -r "$MODELS/deepseek_v3_wide" m && cp gpt/tokenizer.json m && qtool quantize m -o c --scheme none --tensor "$r" --force -q >/dev/null && qtool export c -o g --format gguf --force -q >/dev/null; sha256sum <g/model.gguf; done
+> ^0d123fcf963a35f2df3412dba342668d7de6f1b131e5e780d37fe90122b44efc 
+> ^312e7c61c1dfa8a087aa10d9986c2334072193673b56a48c55ae2729294bf21d 
+$ sed -i 's/"mscale": *1.0/"mscale": 0.5/' m/config.json && qtool quantize m -o c --scheme none --tensor kv_b_proj=int8 --force -q >/dev/null; qtool export c --format gguf --dry-run
+? 4
+2 llama\.cpp computes 'deepseek2' with YaRN whose mscale and mscale_all_dim are equal
+
 # EXAONE 4: llama.cpp has windows in models of 64 layers. Seed-OSS: no bias but of queries, keys, values.
 $ sh ./back exaone4
 ? 4

@@ -14,6 +14,8 @@ def rope(**options):
 EXPERTS = dict(moe_intermediate_size=96, num_experts=6, num_experts_per_tok=2,
                decoder_sparse_step=1, mlp_only_layers=[])
 YARN = rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=128)
+LATENT = dict(kv_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=48,
+              moe_intermediate_size=96, num_experts_per_tok=2, first_k_dense_replace=1)
 ARCHS = {
     "llama": ("llama", dict(head_dim=32, attention_bias=True, mlp_bias=True)),
     "llama3": ("llama", dict(head_dim=32, **rope(
@@ -43,6 +45,21 @@ ARCHS = {
         num_key_value_heads=4, head_dim=32, moe_intermediate_size=96, n_routed_experts=6, n_shared_experts=2,
         num_experts_per_tok=2, first_k_dense_replace=1, norm_topk_prob=True,
         routed_scaling_factor=1.5, n_group=1, topk_group=1, max_window_layers=4)),
+    "deepseek_v3": ("deepseek_v3", dict(
+        num_key_value_heads=4, q_lora_rank=96, **LATENT, n_routed_experts=8, n_shared_experts=1,
+        n_group=4, topk_group=2, norm_topk_prob=True, routed_scaling_factor=2.5, **rope(
+            rope_type="yarn", factor=4.0, original_max_position_embeddings=128, mscale=1.0,
+            mscale_all_dim=1.0))),
+    "deepseek_v2": ("deepseek_v2", dict(
+        num_key_value_heads=4, q_lora_rank=None, num_hidden_layers=27, **LATENT,
+        n_routed_experts=8, n_shared_experts=2, topk_method="greedy", norm_topk_prob=False,
+        routed_scaling_factor=1.0, **rope(
+            rope_type="yarn", factor=4.0, original_max_position_embeddings=128, mscale=0.707,
+            mscale_all_dim=0.707))),
+    "glm4_moe_lite": ("glm4_moe_lite", dict(
+        num_key_value_heads=4, q_lora_rank=96, **LATENT, n_routed_experts=8, n_shared_experts=1,
+        n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.8, **rope(
+            rope_type="default"))),
     "ernie4_5_moe": ("ernie4_5_moe", dict(
         head_dim=32, moe_intermediate_size=96, moe_num_experts=6, moe_k=2,
         moe_num_shared_experts=2, moe_layer_start_index=1, moe_layer_end_index=3,
@@ -102,7 +119,7 @@ ARCHS = {
     "glm4": ("glm4", dict(head_dim=32, attention_bias=True)),
 }
 # qtool does not read these files.
-WRITTEN_ONLY = {"olmoe", "dots1", "ernie4_5_moe", "minimax_m2", "hunyuan_moe", "qwen3_next", "qwen3_5",
+WRITTEN_ONLY = {"deepseek_v2", "deepseek_v3", "glm4_moe_lite", "olmoe", "dots1", "ernie4_5_moe", "minimax_m2", "hunyuan_moe", "qwen3_next", "qwen3_5",
                 "qwen3_5_moe"}
 
 

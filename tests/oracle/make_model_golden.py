@@ -331,6 +331,10 @@ MODELS |= {
     "deepseek_v3": ("deepseek_v3", LATENT_MOE | dict(
         n_group=3, topk_group=2, v_head_dim=12, rope_parameters=YARN | {
             "mscale": 1.0, "mscale_all_dim": 1.0}), {"routed_scaling_factor": None}),
+    # Wide enough for the blocks of 32 of GGUF.
+    "deepseek_v3_wide": ("deepseek_v3", LATENT_MOE | dict(
+        hidden_size=32, intermediate_size=32, moe_intermediate_size=32, kv_lora_rank=32, n_group=3,
+        topk_group=2, rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}), {}),
     "glm4_moe_lite": ("glm4_moe_lite", LATENT_MOE | dict(
         v_head_dim=10, mlp_layer_types=["dense", "sparse"]), {
             "mlp_layer_types": None, "rms_norm_eps": None}),

@@ -85,6 +85,10 @@ static const struct {
      false, -1},
     {"dots1", "model.layers.1.mlp.shared_experts.up_proj.weight", "blk.1.ffn_up_shexp.weight",
      false, false, false, -1},
+    {"deepseek_v3", "model.layers.1.self_attn.kv_a_proj_with_mqa.weight",
+     "blk.1.attn_kv_a_mqa.weight", false, false, false, -1},
+    {"deepseek_v3", "model.layers.1.self_attn.kv_b_proj.weight", "blk.1.attn_", false, false, false,
+     -1},
     {"ernie4_5_moe", "model.layers.1.mlp.moe_statics.e_score_correction_bias",
      "blk.1.exp_probs_b.bias", false, false, false, -1},
     {"minimax_m2", "model.layers.1.block_sparse_moe.experts.2.w3.weight",
@@ -114,6 +118,7 @@ static void test_places(void **state)
         assert_int_equal(p.rotary, places[i].rotary);
         assert_int_equal(p.plus_1, places[i].plus_1);
         assert_int_equal(p.exact, places[i].exact);
+        assert_int_equal(p.latent, strstr(places[i].tensor, "kv_b_proj") != NULL);
         assert_int_equal(p.stacked ? (int)p.expert : -1, places[i].expert);
         assert_false(p.skip);
     }
