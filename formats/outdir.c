@@ -197,7 +197,9 @@ static int check_target(bool *exists, const struct qt_outdir *o, struct qt_err *
         return errno == ENOENT ? QT_OK : io_error(err, o->dir, "cannot stat");
     *exists = true;
     if (!S_ISDIR(st.st_mode))
-        return qt_fail(err, QT_E_USAGE, o->dir, NULL, "exists and is not a directory");
+        return qt_fail(err, QT_E_USAGE, o->dir, NULL,
+                       S_ISLNK(st.st_mode) ? "is a symbolic link: name the directory itself"
+                                           : "exists and is not a directory");
     if (is_mounted(o->dir))
         return qt_fail(err, QT_E_USAGE, o->dir, NULL,
                        "is a mount point, which cannot be replaced: give a directory in it");

@@ -117,7 +117,7 @@ int qt_side_file_find(char **path, const char **why, const char *dir, const char
     if (!qt_path_exists(*path))
         goto leave;
     if (qt_path_is_no_file(*path)) {
-        *why = "is not a file";
+        *why = qt_path_is_dir(*path) ? "is not a file" : "is a link to a file that does not exist";
         goto leave;
     }
     /* The tokenizer of SentencePiece is binary, and caches of checkpoints consist of links. */

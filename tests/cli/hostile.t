@@ -512,7 +512,7 @@ $ echo precious >file && qtool quantize "$NANO" -o file --scheme fp6 -q --force
 2 file: exists and is not a directory
 $ mkdir mine && echo precious >mine/file && ln -s mine link && qtool quantize "$NANO" -o link --scheme fp6 -q --force
 ? 2
-2 link: exists and is not a directory
+2 link: is a symbolic link: name the directory itself
 $ qtool quantize "$NANO" -o mine --scheme fp6 -q --force
 ? 2
 2 not replaced: it has files but no qtool\.json

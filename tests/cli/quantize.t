@@ -19,7 +19,7 @@ $ qtool quantize licensed -o carried --scheme fp6 -q && cmp carried/LICENSE.txt 
 $ mkdir licensed/LICENSE && ln -s nowhere licensed/NOTICE.txt && qtool quantize licensed -o carried --scheme fp6 --force --progress none
 > ^container
 2 ^qtool quantize: warning: licensed/LICENSE is not a file: not copied$
-2 licensed/NOTICE\.txt is not a file: not copied$
+2 licensed/NOTICE\.txt is a link to a file that does not exist: not copied$
 $ test ! -e carried/LICENSE && test ! -e carried/NOTICE.txt && qtool quantize licensed -o carried --scheme fp6 -q --resume
 > already complete
 
