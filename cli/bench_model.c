@@ -42,14 +42,9 @@ static double share(const struct view *v, int kind)
     return v->row->us[kind] / sum;
 }
 
-static double watts(const struct view *v)
-{
-    return v->row->joules / v->row->seconds;
-}
-
 static double joules_per_token(const struct view *v)
 {
-    return v->row->joules / (double)(v->row->batch * v->o->tokens);
+    return v->row->watts * v->row->seconds / (double)(v->row->batch * v->o->tokens);
 }
 
 /* Dollars for a million generated tokens. */
@@ -78,7 +73,7 @@ static void add_row(struct table *t, const struct view *v)
         table_row(t, "%s\t%zu\t%.0f\t%.0f\t%.3f\t%s\t%s\t%s\t%s\t%s", v->name, v->row->batch,
                   prefill_rate(v), decode_rate(v, v->row), step_ms(v),
                   number(x[0], "%.2f", speed_up(v)), text_bytes(memory, v->row->bytes),
-                  number(x[1], "%.0f", watts(v)), number(x[2], "%.3f", joules_per_token(v)),
+                  number(x[1], "%.0f", v->row->watts), number(x[2], "%.3f", joules_per_token(v)),
                   number(x[3], "%.3f", cost(v)));
 }
 
@@ -113,7 +108,7 @@ static json_t *row_doc(struct cli *cli, const struct view *v)
     doc_set(cli, o, "fp16_speedup", doc_real(speed_up(v)));
     doc_set(cli, o, "kernels_us", shares);
     doc_set(cli, o, "bytes", doc_size(v->row->bytes));
-    doc_set(cli, o, "watts", doc_real(watts(v)));
+    doc_set(cli, o, "watts", doc_real(v->row->watts));
     doc_set(cli, o, "joules_per_token", doc_real(joules_per_token(v)));
     doc_set(cli, o, "dollars_per_million_tokens", doc_real(cost(v)));
     return o;

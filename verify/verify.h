@@ -432,7 +432,7 @@ struct qt_bench_model_row {
     size_t prompts;               /* that ran: as many as run at a time */
     double prompt_seconds;        /* of these together */
     double seconds;               /* of all decode steps */
-    double joules;                /* of the board meanwhile; NaN: not measured */
+    double watts;                 /* of the board during decode steps; NaN: not measured */
     double us[QT_RUNTIME_SHARES]; /* kernels of one kind in a step, timed without the others */
     char why[200];                /* why there are no figures; "": measured */
 };

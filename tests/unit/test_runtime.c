@@ -887,6 +887,36 @@ static void test_random(void **state)
     }
 }
 
+/* A counter of 300 W that moves every 100 ms. */
+static double fake_energy(struct qt_gpu *gpu)
+{
+    (void)gpu;
+    return 30 * floor(qt_clock() * 10);
+}
+
+/* Two steps take far less than the time between two values of the counter. */
+static void test_bench_power(void **state)
+{
+    const struct qt_runtime_shape shape = {"dense", 1, 64, 64, 1, 1, 64, 32, 0, 0};
+    const size_t batches[] = {1};
+    const struct qt_bench_model_options opt = {
+        .shape = &shape, .batches = batches, .nbatches = 1, .prompt = 4, .tokens = 2};
+    (void)state;
+    for (int known = 0; known < 2; known++) {
+        struct qt_bench_model_report report;
+        struct qt_err err = {0};
+        struct fake f;
+        fake_init(&f);
+        f.sim.gpu.energy = known ? fake_energy : NULL;
+        expect_ok("bench", qt_bench_model(&report, &f.sim.gpu, &opt, &err), &err);
+        assert_int_equal(report.count, 1);
+        assert_true(report.rows[0].seconds > 0 && report.rows[0].seconds < .1);
+        if (known ? !(fabs(report.rows[0].watts - 300) < 35) : !isnan(report.rows[0].watts))
+            fail_msg("%g W", report.rows[0].watts);
+        qt_bench_model_free(&report);
+    }
+}
+
 static void test_refusals(void **state)
 {
     const struct {
@@ -967,6 +997,7 @@ int main(void)
         cmocka_unit_test(test_device_w4ax_experts),
         cmocka_unit_test(test_batch_invariant),
         cmocka_unit_test(test_random),
+        cmocka_unit_test(test_bench_power),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_out_of_memory),
     };

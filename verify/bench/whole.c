@@ -14,6 +14,9 @@ struct bench_model {
 
 enum { WARM_STEPS = 3 };
 
+/* The energy counter of a board moves every 20 to 100 ms. */
+static const double power_seconds = 1;
+
 /* ---- one batch size ------------------------------------------------------------------------- */
 
 struct share_work {
@@ -49,6 +52,38 @@ static int random_ids(uint32_t **out, size_t count, size_t vocab, struct qt_err 
     return rc;
 }
 
+static double energy(struct qt_gpu *gpu)
+{
+    return gpu->energy ? gpu->energy(gpu) : NAN;
+}
+
+/* Runs the timed steps and waits for them. */
+static int run_steps(struct bench_model *b, uint32_t *next, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; i < b->opt->tokens; i++)
+        QT_TRY(qt_runtime_step(b->rt, err));
+    QT_TRY(qt_runtime_read(b->rt, next, NULL, err));
+done:
+    return rc;
+}
+
+/* The power of the board, over the same steps again until enough time has passed. */
+static int measure_power(struct qt_bench_model_row *row, struct bench_model *b, uint32_t *next,
+                         struct qt_err *err)
+{
+    const double start = qt_clock(), joules = energy(b->gpu);
+    int rc = QT_OK;
+    while (isfinite(joules) && qt_clock() - start < power_seconds) {
+        QT_TRY(qt_stop_check(err));
+        QT_TRY(rt_rewind(b->rt, b->opt->prompt + WARM_STEPS, err));
+        QT_TRY(run_steps(b, next, err));
+    }
+    row->watts = (energy(b->gpu) - joules) / (qt_clock() - start);
+done:
+    return rc;
+}
+
 /* Runs prompts twice: the first time loads code. */
 static int measure(struct qt_bench_model_row *row, struct bench_model *b, struct qt_err *err)
 {
@@ -62,12 +97,10 @@ static int measure(struct qt_bench_model_row *row, struct bench_model *b, struct
     for (int i = 0; i < WARM_STEPS; i++)
         QT_TRY(qt_runtime_step(b->rt, err));
     QT_TRY(qt_runtime_read(b->rt, next, NULL, err));
-    const double start = qt_clock(), joules = b->gpu->energy ? b->gpu->energy(b->gpu) : NAN;
-    for (size_t i = 0; i < o->tokens; i++)
-        QT_TRY(qt_runtime_step(b->rt, err));
-    QT_TRY(qt_runtime_read(b->rt, next, NULL, err));
+    const double start = qt_clock();
+    QT_TRY(run_steps(b, next, err));
     row->seconds = qt_clock() - start;
-    row->joules = (b->gpu->energy ? b->gpu->energy(b->gpu) : NAN) - joules;
+    QT_TRY(measure_power(row, b, next, err));
     row->bytes = qt_runtime_bytes(b->rt);
     QT_TRY(time_shares(row, b, err));
 done:
@@ -116,7 +149,7 @@ static int run_scheme(struct bench_model *b, const struct qt_spec *spec, bool fp
     for (size_t i = 0; i < b->opt->nbatches; i++) {
         struct qt_bench_model_row *row = &b->report->rows[b->report->count++];
         *row = (struct qt_bench_model_row){
-            .spec = spec, .fp16 = fp16, .batch = b->opt->batches[i], .joules = NAN};
+            .spec = spec, .fp16 = fp16, .batch = b->opt->batches[i], .watts = NAN};
         QT_TRY(run_row(b, row, err));
     }
 done:

@@ -377,13 +377,14 @@ done:
     return rc;
 }
 
-static int choose_next(struct qt_runtime *rt, size_t tokens, struct qt_err *err)
+int rt_rewind(struct qt_runtime *rt, size_t tokens, struct qt_err *err)
 {
     struct rt_program next = {0};
     int rc;
     QT_TRY(upload_numbers(rt, rt->next_position, rt->opt.sequences, (int)tokens - 1, 0, err));
     QT_TRY(rt_add_next(&next, rt, err));
     QT_TRY(rt_enqueue(rt, &next, QT_RUNTIME_SHARES, err));
+    rt->past = tokens;
 done:
     rt_program_free(&next);
     return rc;
@@ -406,8 +407,7 @@ int qt_runtime_prompt(struct qt_runtime *rt, const uint32_t *ids, size_t tokens,
     for (size_t at = 0; at < rt->opt.sequences; at += rt->group_most)
         QT_TRY(run_prompts(rt, ids, at, qt_min_size(rt->group_most, rt->opt.sequences - at), tokens,
                            false, &time, err));
-    QT_TRY(choose_next(rt, tokens, err));
-    rt->past = tokens;
+    QT_TRY(rt_rewind(rt, tokens, err));
     if (seconds)
         *seconds = time;
 done:
@@ -456,8 +456,7 @@ int rt_prompt_some(struct qt_runtime *rt, const uint32_t *ids, size_t tokens, si
     *seconds = 0;
     QT_TRY(run_prompts(rt, ids, 0, *sequences, tokens, false, seconds, err));
     QT_TRY(repeat_sequences(rt, *sequences, err));
-    QT_TRY(choose_next(rt, tokens, err));
-    rt->past = tokens;
+    QT_TRY(rt_rewind(rt, tokens, err));
 done:
     return rc;
 }

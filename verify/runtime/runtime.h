@@ -263,6 +263,8 @@ int rt_enqueue(struct qt_runtime *rt, const struct rt_program *p, int share, str
  * other sequences copies of their caches: for measurements. */
 int rt_prompt_some(struct qt_runtime *rt, const uint32_t *ids, size_t tokens, size_t *sequences,
                    double *seconds, struct qt_err *err);
+/* The next step follows the first `tokens` tokens of the caches; the logits choose its input. */
+int rt_rewind(struct qt_runtime *rt, size_t tokens, struct qt_err *err);
 /* Allocates caches and activations. */
 int rt_prepare(struct qt_runtime *rt, struct qt_err *err);
 
