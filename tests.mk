@@ -110,7 +110,7 @@ bench: $(BENCH)
 oracle-tokenizer: $(B)/tests/tokenize
 	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) tokenizer
 oracle: $(B)/qtool $(B)/tests/tokenize $(B)/tests/test_model $(B)/tests/test_backward
-	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) tokenizer families chat pack kv qcal sources model exports gptqmodel gguf vllm python
+	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) tokenizer families chat pack kv qcal sources model exports gptqmodel mlx gguf vllm python
 # GGUF exports in llama.cpp, which takes long to compile.
 oracle-llama: $(B)/qtool
 	@PYTHON=$(PYTHON) tests/oracle/run.sh $(B) llama.cpp

@@ -39,6 +39,7 @@ const struct qt_export_format qt_export_dense = {
     .weights = true,
     .rounds = true,
     .embeddings = true,
+    .stack = qt_stored_in_stack,
     .describe = describe,
     .convert = convert,
 };

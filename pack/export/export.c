@@ -379,16 +379,16 @@ static int list_items(struct run *run, struct qt_err *err)
     for (size_t i = 0; i < stored; i++) {
         const struct qt_tensor *t = qt_ckpt_tensor(ckpt, i);
         const size_t matrix = matrix_at(x, t);
-        struct item item = {.matrix = matrix};
-        bool added;
+        struct item item = {.matrix = matrix}, items[QT_EXPORT_TENSORS];
+        size_t count;
         if (matrix == SIZE_MAX && !qt_container_is_copied(x->container, t->name))
             continue;
         if (matrix == SIZE_MAX)
             item.copied = x->copied[x->ncopied++] = t;
-        QT_TRY(qt_export_stack_add(&added, &item, run,
+        QT_TRY(qt_export_stack_add(items, &count, run, &item,
                                    item.copied ? t->name : x->matrix[matrix].entry->name, err));
-        if (!added)
-            add_item(run, item);
+        for (size_t k = 0; k < count; k++)
+            add_item(run, items[k]);
     }
     QT_TRY(finish_stacks(run, err));
 done:

@@ -102,6 +102,10 @@ struct qt_export_format {
     /* How the format holds matrices of a scheme, whatever their shape. *why, a static string, says
      * why not exactly: "the format has no codebooks". NULL: any scheme fits. */
     enum qt_export_fit (*fit)(const char **why, const struct qt_spec *spec);
+    /* The tensor of all experts in which the format has the tensor `name` of a container, as
+     * qt_stored_in_stack; other tensors of a matrix NAME.weight have stacks of their own. NULL:
+     * none. */
+    bool (*stack)(struct qt_stack *out, const char *model_type, const char *name);
     /* True for the families of decoders that the format can describe. NULL: all. */
     bool (*has_family)(const char *family);
     /* Declares the tensors of a matrix. QT_E_UNSUPPORTED with the reason if its shape does not

@@ -11,6 +11,8 @@
 #include "pack/export/bits.h"
 #include "pack/export/export.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { WEIGHT, SCALES, BIASES };
@@ -68,17 +70,91 @@ static void convert(const struct qt_export_matrix *m, const struct qt_export_pan
     }
 }
 
-static json_t *quantization(const struct qt_export *x)
+/* ---- experts --------------------------------------------------------------------------------- */
+
+static const char experts_part[] = "experts.";
+
+/* mlx_lm reads the experts of a layer in one tensor, as its own converter writes them. */
+static bool stack(struct qt_stack *out, const char *model_type, const char *name)
 {
-    const struct qt_code_info *c = &x->matrix[0].codes;
-    return json_pack("{s:i, s:i, s:s}", "group_size", (int)c->group, "bits", (int)c->bits, "mode",
-                     "affine");
+    static const char *const kept[] = {"afmoe", "dots1", "gpt_oss", "llama4", "llama4_text"};
+    static const char *const names[][2] = {
+        {"w1", "gate_proj"}, {"w3", "up_proj"}, {"w2", "down_proj"}};
+    const char *at = strstr(name, experts_part), *module = "switch_mlp", *matrix, *dot;
+    char *end;
+    if (!at || !model_type)
+        return false;
+    *out = (struct qt_stack){.expert = strtoul(at + strlen(experts_part), &end, 10), .parts = 1};
+    if (end == at + strlen(experts_part) || *end != '.' || !(dot = strchr(end + 1, '.')))
+        return false;
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        if (strcmp(kept[i], model_type) == 0)
+            module = "experts";
+    matrix = end + 1;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strncmp(matrix, names[i][0], (size_t)(dot - matrix)) == 0)
+            return snprintf(out->name, sizeof out->name, "%.*s%s.%s%s", (int)(at - name), name,
+                            module, names[i][1], dot) < (int)sizeof out->name;
+    return snprintf(out->name, sizeof out->name, "%.*s%s.%s", (int)(at - name), name, module,
+                    matrix) < (int)sizeof out->name;
+}
+
+static bool is_expert(const struct qt_export_matrix *m)
+{
+    struct qt_stack unused;
+    return stack(&unused, "", m->entry->name);
+}
+
+/* ---- options --------------------------------------------------------------------------------- */
+
+/* The matrix whose options are those of the model: an expert, if there is one. */
+static const struct qt_export_matrix *base(const struct qt_export *x)
+{
+    for (size_t i = 0; i < x->count; i++)
+        if (is_expert(&x->matrix[i]))
+            return &x->matrix[i];
+    return &x->matrix[0];
+}
+
+static bool same_options(const struct qt_export_matrix *a, const struct qt_export_matrix *b)
+{
+    return a->codes.bits == b->codes.bits && a->codes.group == b->codes.group;
+}
+
+/* Modules may have options of their own, but the experts of a layer are one module. Those of
+ * multimodal models have other names in programs. */
+static int check(const struct qt_export *x, struct qt_err *err)
+{
+    const struct qt_export_matrix *first = base(x);
+    /* mlx_lm takes quantized experts for its own files, in which convolutions are turned. */
+    if (x->model_type && strcmp(x->model_type, "qwen3_next") == 0)
+        return qt_fail(err, QT_E_UNSUPPORTED, qt_container_dir(x->container), NULL,
+                       "mlx: mlx_lm stores convolutions and norms of qwen3_next in another form");
+    if (json_object_get(x->config, "text_config"))
+        return qt_export_check_uniform(x, err);
+    for (size_t i = 0; i < x->count; i++)
+        if (is_expert(&x->matrix[i]) && !same_options(&x->matrix[i], first))
+            return qt_fail(err, QT_E_UNSUPPORTED, qt_container_dir(x->container),
+                           x->matrix[i].entry->name,
+                           "mlx needs one scheme for all experts, but this one is %s and %s is %s",
+                           x->matrix[i].spec->text, first->entry->name, first->spec->text);
+    return QT_OK;
+}
+
+static json_t *options_of(const struct qt_export_matrix *m)
+{
+    return json_pack("{s:i, s:i, s:s}", "group_size", (int)m->codes.group, "bits",
+                     (int)m->codes.bits, "mode", "affine");
 }
 
 static int config(json_t **out, const struct qt_export *x, struct qt_err *err)
 {
-    *out = quantization(x);
-    return *out ? QT_OK : qt_no_memory(err, NULL);
+    const struct qt_export_matrix *first = base(x);
+    bool failed = !(*out = options_of(first));
+    for (size_t i = 0; i < x->count && !failed; i++)
+        if (!same_options(&x->matrix[i], first))
+            failed = json_object_set_new(*out, x->matrix[i].module, options_of(&x->matrix[i])) < 0;
+    return failed ? qt_no_memory(err, NULL) : QT_OK;
 }
 
 const struct qt_export_format qt_export_mlx = {
@@ -89,7 +165,8 @@ const struct qt_export_format qt_export_mlx = {
     .scale_dtype = QT_F16,
     .fit = fit,
     .describe = describe,
-    .check = qt_export_check_uniform,
+    .stack = stack,
+    .check = check,
     .convert = convert,
     .config = config,
     .config_copy = "quantization",

@@ -7,13 +7,14 @@
 /* A tensor that has the matrices, or biases, of all experts of a layer (stacks.c). */
 struct stack {
     struct qt_stack form; /* of the first member */
+    size_t tensor;        /* of a matrix */
     struct member {
         const struct qt_tensor *copied; /* NULL: a matrix */
         size_t matrix;
         size_t place; /* expert * form.parts + part */
     } * members;
     size_t count, room; /* of members */
-    size_t n, k;        /* of a member; k = 0: a bias */
+    size_t n, k;        /* rows and columns of a member's tensor; k = 0: a bias */
     enum qt_dtype dtype;
 };
 
@@ -43,10 +44,10 @@ struct run {
     size_t data_bytes;
 };
 
-/* Puts a matrix or copied tensor of this name into its stack, if the format has stacks. *item then
- * is that of the stack; *added: it already has an item. */
-int qt_export_stack_add(bool *added, struct item *item, struct run *run, const char *name,
-                        struct qt_err *err);
+/* items[*count] = what is to be listed for this matrix or copied tensor: the item itself, or those
+ * of its stacks that have none yet. */
+int qt_export_stack_add(struct item items[QT_EXPORT_TENSORS], size_t *count, struct run *run,
+                        const struct item *item, const char *name, struct qt_err *err);
 /* Describes the tensor of a stack that has all its members. QT_E_INPUT if one is missing, has
  * another shape or is not of F16, BF16 or F32. */
 int qt_export_stack_tensor(struct qt_tensor *out, struct run *run, struct stack *s,

@@ -1,6 +1,7 @@
 /* Stacks: tensors in which checkpoints have the matrices, or biases, of all experts of a layer. */
 #include "pack/export/run.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,24 +25,44 @@ done:
     return rc;
 }
 
-int qt_export_stack_add(bool *added, struct item *item, struct run *run, const char *name,
-                        struct qt_err *err)
+/* The name of the stack of a further tensor of the matrices. */
+static int rename_form(struct qt_stack *form, const struct qt_export_matrix *m, size_t tensor,
+                       struct qt_err *err)
 {
+    const char *ending = m->tensor[tensor].name + strlen(m->module);
+    const size_t kept = strlen(form->name) - strlen(strrchr(form->name, '.'));
+    return snprintf(form->name + kept, sizeof form->name - kept, "%s", ending) <
+                   (int)(sizeof form->name - kept)
+               ? QT_OK
+               : qt_fail(err, QT_E_UNSUPPORTED, NULL, m->entry->name, "its name is too long");
+}
+
+int qt_export_stack_add(struct item items[QT_EXPORT_TENSORS], size_t *count, struct run *run,
+                        const struct item *item, const char *name, struct qt_err *err)
+{
+    const struct qt_export_format *format = run->x.format;
+    const struct qt_export_matrix *m = item->copied ? NULL : &run->x.matrix[item->matrix];
     struct qt_stack form;
-    struct stack *s;
-    size_t at;
-    bool made;
-    int rc;
-    *added = false;
-    if (!run->x.format->weights || !qt_stored_in_stack(&form, run->x.model_type, name))
+    int rc = QT_OK;
+    items[0] = *item;
+    *count = 1;
+    if (!format->stack || !format->stack(&form, run->x.model_type, name))
         return QT_OK;
-    QT_TRY(find(&at, &made, run, &form, err));
-    s = &run->stacks[at];
-    QT_TRY(qt_array_grow(&s->members, &s->room, s->count + 1, sizeof *s->members, err));
-    s->members[s->count++] =
-        (struct member){item->copied, item->matrix, form.expert * form.parts + form.part};
-    *item = (struct item){.stack = at + 1};
-    *added = !made;
+    *count = 0;
+    for (size_t i = 0; i < (m ? m->ntensors : 1); i++) {
+        size_t at;
+        bool made;
+        if (i > 0)
+            QT_TRY(rename_form(&form, m, i, err));
+        QT_TRY(find(&at, &made, run, &form, err));
+        struct stack *s = &run->stacks[at];
+        QT_TRY(qt_array_grow(&s->members, &s->room, s->count + 1, sizeof *s->members, err));
+        s->members[s->count++] =
+            (struct member){item->copied, item->matrix, form.expert * form.parts + form.part};
+        s->tensor = i;
+        if (made)
+            items[(*count)++] = (struct item){.stack = at + 1};
+    }
 done:
     return rc;
 }
@@ -62,12 +83,13 @@ static bool is_whole(struct stack *s, const struct run *run)
     for (size_t i = 0; i < s->count && whole; i++) {
         const struct member *m = &s->members[i];
         const struct qt_tensor *t = m->copied;
-        const struct qt_export_matrix *matrix = t ? NULL : &run->x.matrix[m->matrix];
+        const struct qt_export_tensor *matrix =
+            t ? NULL : &run->x.matrix[m->matrix].tensor[s->tensor];
         if (t && ((t->ndim != 1 && t->ndim != 2) ||
                   (t->dtype != QT_F16 && t->dtype != QT_BF16 && t->dtype != QT_F32)))
             return false;
-        const size_t n = t ? t->shape[0] : matrix->n;
-        const size_t k = t ? (t->ndim == 2 ? t->shape[1] : 0) : matrix->k;
+        const size_t n = t ? t->shape[0] : matrix->shape[0];
+        const size_t k = t ? (t->ndim == 2 ? t->shape[1] : 0) : matrix->shape[1];
         if (i == 0) {
             s->n = n;
             s->k = k;
@@ -75,7 +97,7 @@ static bool is_whole(struct stack *s, const struct run *run)
         whole = m->place == i && n == s->n && k == s->k;
         /* The dtype of a quantized member, if there is one: --dtype is not for copied tensors. */
         if (i == 0 || matrix)
-            s->dtype = t ? t->dtype : matrix->scale_dtype;
+            s->dtype = t ? t->dtype : matrix->dtype;
     }
     return whole;
 }
@@ -153,7 +175,7 @@ int qt_export_stack_write(struct run *run, const struct stack *s, struct qt_err 
             QT_TRY(place_copied(block, run, s, part, m->copied, err));
         } else {
             QT_TRY(qt_export_convert_matrix(run, m->matrix, err));
-            place(block, s, part, run->x.matrix[m->matrix].tensor[0].data);
+            place(block, s, part, run->x.matrix[m->matrix].tensor[s->tensor].data);
         }
         QT_TRY(qt_stop_check(err));
         if (part == s->form.parts - 1)

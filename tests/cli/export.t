@@ -60,6 +60,17 @@ $ qtool quantize "$NANO" -o none --scheme none -q >/dev/null && qtool export non
 $ ls -d x4* x4.partial 2>/dev/null | wc -l
 > ^0$
 
+# mlx: experts of a layer are one tensor, other modules may have options of their own. The bytes are
+# those of a file that mlx_lm computed the logits of transformers with.
+$ qtool quantize "$MODELS/deepseek_v3_wide" -o moe --scheme none --tensor 'mlp.experts.*=int8:g=32' --tensor 'shared_experts=int4:g=32' -q >/dev/null && qtool export moe -o moe-mlx --format mlx -q >/dev/null && cat moe-mlx/model.safetensors moe-mlx/config.json | sha256sum
+> ^8d7224a27ef5c88ef77c0ac3345391028d3771fa5429d99a07c5158ea15ff5f4 
+$ grep -ao '"[^"]*switch_mlp[^"]*":{"dtype":"[UF][0-9]*","shape":[^]]*]' moe-mlx/model.safetensors | sort
+> ^"model\.layers\.1\.mlp\.switch_mlp\.down_proj\.scales":\{"dtype":"F16","shape":\[6,32,1\]$
+> ^"model\.layers\.1\.mlp\.switch_mlp\.up_proj\.weight":\{"dtype":"U32","shape":\[6,32,8\]$
+$ qtool quantize "$MODELS/deepseek_v3_wide" -o moe2 --scheme int4:g=32 --tensor 'self_attn=none' --tensor 'experts.3.up_proj=int8:g=32' -q >/dev/null; qtool export moe2 -o x --format mlx
+? 4
+2 experts\.3\.up_proj\.weight: mlx needs one scheme for all experts, but this one is int8.* and .* is int4
+
 # Dequantized weights are those that eval runs.
 $ qtool quantize "$NANO" -o exact --scheme nf4 -q >/dev/null && qtool export exact -o exact32 --format dense --dtype float32 -q
 > ^rounded +none: weights are those of the container$

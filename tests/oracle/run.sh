@@ -13,6 +13,7 @@
 #   model       logits and gradients of random models of every family, by transformers and torch (2 GB)
 #   exports     exports of the example checkpoint, loaded by the packages of runtimes (3 GB)
 #   gptqmodel   gptq and awq exports in GPTQModel, on the CPU (4 GB)
+#   mlx         mlx exports in mlx_lm, on the CPU: experts, modules with options of their own (3 GB)
 #   python      kernels/python: containers in PyTorch and transformers, on the CPU (3 GB)
 #   gguf        GGUF exports, decoded by gguf, and read back by qtool, models of every architecture
 #   vllm        exports in the config parsers and weight loaders of vLLM 0.33, on the CPU (1 GB)
@@ -111,6 +112,11 @@ check() {
         rm -rf "$build/gptqmodel" && mkdir -p "$build/gptqmodel" &&
             "$python" tests/oracle/exports_gptqmodel.py "$build/qtool" "$build/gptqmodel" \
                 examples/nano-llama:examples/nano-llama/eval.txt
+        ;;
+    mlx)
+        into_venv "torch==2.*" "transformers==5.*" "mlx[cpu]==0.32.*" "mlx-lm==0.32.*" || return 77
+        rm -rf "$build/mlx" && mkdir -p "$build/mlx" &&
+            "$python" tests/oracle/exports_mlx.py "$build/qtool" "$build/mlx"
         ;;
     vllm)
         into_venv "torch==2.*" "transformers==5.*" safetensors numpy aiohttp blake3 cachetools cbor2 \
