@@ -5,27 +5,29 @@ ifneq ($(NVCC),)
 CUDA_HOME ?= $(abspath $(dir $(shell command -v $(NVCC)))..)
 CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] \
              -gencode arch=compute_90a,code=sm_90a
-# Four sets of .cu files, by the devices that they are compiled for:
+# Five sets of .cu files, by the devices that they are compiled for:
 #   HOPPER  9.0a alone; one compilation each, the longest first, so that no core idles at the end
 #   older   8.0 alone: Hopper has other kernels for the same products; CUDA_OLD: the same, each a
 #           compilation of its own
 #   seldom  8.0 and 9.0: kernels that Hopper seldom runs
+#   rare    8.0 and 9.0a, compressed: kernels of models that few use
 #   either  8.0 and 9.0a; CUDA_LONG: the same, each a compilation of its own
-# The other three are one compilation each, as nvcc needs two seconds per file before the first
+# The other four are one compilation each, as nvcc needs two seconds per file before the first
 # kernel.
 CUDA_HOPPER := matmul/tile_group moe/wide matmul/tile_fpx w4ax/hopper mix24/hopper matmul/skinny \
                matmul/gated moe/w4ax_wide moe/mix24_wide matmul/many
 CUDA_older  := matmul/stream matmul/mma_tile w4ax/stream_sm80
 CUDA_seldom := matmul/int4_zero matmul/dequantize mix24/dequantize
+CUDA_rare   := decoder/rare
 CUDA_LONG   := moe/product moe/w4ax_few moe/w4ax_quantize
 CUDA_OLD    := moe/many moe/w4ax_many
-CUDA_either := $(filter-out $(CUDA_HOPPER) $(CUDA_older) $(CUDA_seldom) $(CUDA_LONG) $(CUDA_OLD),\
-                 $(sort $(patsubst kernels/cuda/%.cu,%,$(wildcard kernels/cuda/*/*.cu))))
+CUDA_either := $(filter-out $(CUDA_HOPPER) $(CUDA_older) $(CUDA_seldom) $(CUDA_rare) $(CUDA_LONG) \
+                 $(CUDA_OLD),$(sort $(patsubst kernels/cuda/%.cu,%,$(wildcard kernels/cuda/*/*.cu))))
 CUDA_FIRST  := $(firstword $(CUDA_HOPPER))
 CUDA_OBJ    := $(patsubst %,$(B)/kernels/cuda/%.o,$(CUDA_FIRST) $(CUDA_LONG) either older \
-                 $(CUDA_OLD) $(filter-out $(CUDA_FIRST),$(CUDA_HOPPER)) seldom) \
+                 $(CUDA_OLD) $(filter-out $(CUDA_FIRST),$(CUDA_HOPPER)) seldom rare) \
                $(patsubst %.cc,$(B)/%.o,$(sort $(wildcard kernels/cuda/*/*.cc)))
-CUDA_GROUPS := older seldom either
+CUDA_GROUPS := older seldom rare either
 CUDA_LIBS := $(B)/libqtool_kernels.a $(B)/libqtool_kernels.so
 CUDA_LINK := -L$(CUDA_HOME)/lib64 -lcudart_static -lm -ldl -lrt -lpthread
 CUDA_RT   := $(if $(GPU),$(CUDA_LINK))
@@ -49,8 +51,8 @@ $(CUDA_HOPPER:%=$(B)/kernels/cuda/%.o) $(B)/tests/gpu/bench_tensor.o: CUDA_ARCH 
 CUDA_80 := $(patsubst %,$(B)/kernels/cuda/%.o,older $(CUDA_OLD))
 $(CUDA_80): CUDA_ARCH := -gencode arch=compute_80,code=[sm_80,compute_80]
 # Compressed for size (nvcc 12.8 and later), machine code is a fifth as large, but takes longer to
-# compile and to load: only what Hopper does not run.
-$(CUDA_80): CUDA_SIZE = $(shell $(NVCC) --help | \
+# compile and to load: only what Hopper does not run, or few models need.
+$(CUDA_80) $(B)/kernels/cuda/rare.o: CUDA_SIZE = $(shell $(NVCC) --help | \
     grep -q compress-mode && echo --compress-mode=size)
 $(B)/kernels/cuda/seldom.o: CUDA_ARCH := -gencode arch=compute_80,code=[sm_80,sm_90,compute_80]
 

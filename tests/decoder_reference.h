@@ -72,6 +72,8 @@ static inline void ref_add_norm(const struct qtool_decoder_add_norm *a)
                 row[i] += (double)a->factor * add[i];
         }
         ref_norm(row, a->n, row, a->n, 0, &a->after);
+        for (size_t i = 0; a->scale != 0 && i < a->n; i++)
+            row[i] *= (double)a->scale;
         for (size_t i = 0; i < a->n; i++)
             a->hidden[at + i] = (float)row[i];
         ref_norm(row, a->n, row, a->n, 0, &a->norm);
@@ -90,14 +92,20 @@ static inline void ref_head(double *row, const struct qtool_decoder_heads *a, in
     const void *x = kind == 0 ? a->q : kind == 1 ? a->k : a->v;
     const size_t stride = kind == 0 ? a->q_stride : kind == 1 ? a->k_stride : a->v_stride;
     const float *bias = kind == 0 ? a->q_bias : kind == 1 ? a->k_bias : a->v_bias;
-    const struct qtool_decoder_norm *norm = kind ? &a->k_norm : &a->q_norm;
+    const struct qtool_decoder_norm *norm = kind == 0   ? &a->q_norm
+                                            : kind == 1 ? &a->k_norm
+                                                        : &a->v_norm;
     const float *cos_table = kind == 0 ? a->q_cos : a->k_cos;
     const float *sin_table = kind == 0 ? a->q_sin : a->k_sin;
     double *all = calloc(heads * dim, sizeof *all);
     for (size_t i = 0; i < heads * dim; i++)
         all[i] = ref_half(x, t * stride + i) + ref_at(bias, i);
+    for (size_t i = 0; a->clip > 0 && i < heads * dim; i++)
+        all[i] = fmin(fmax(all[i], -(double)a->clip), (double)a->clip);
     memcpy(row, all + head * dim, dim * sizeof *row);
-    if (kind < 2 && !a->norm_last)
+    if (kind == 2)
+        ref_norm(row, dim, row, dim, 0, norm);
+    else if (!a->norm_last)
         ref_norm(row, dim, a->norm_all_heads ? all : all + head * dim,
                  a->norm_all_heads ? heads * dim : dim, a->norm_all_heads ? head * dim : 0, norm);
     for (size_t i = 0; kind < 2 && cos_table && i < half; i++) {
@@ -151,7 +159,7 @@ static inline void ref_attend(const struct qtool_decoder_attention *a, size_t t,
             dot += ref_half(a->q, (t * a->heads + head) * dim + i) *
                    ref_half(a->k, base + j * dim + i);
         dot *= (double)a->scale;
-        p[j] = cap > 0 ? cap * tanh(dot / cap) : dot;
+        p[j] = (cap > 0 ? cap * tanh(dot / cap) : dot) + ref_at(a->slopes, head) * (double)j;
         top = fmax(top, p[j]);
     }
     sum = a->sinks ? exp((double)a->sinks[head] - top) : 0;

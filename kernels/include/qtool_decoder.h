@@ -63,7 +63,7 @@ struct qtool_decoder_addend {
 struct qtool_decoder_add_norm {
     size_t m, n;        /* n: at most 32768 */
     size_t first, step; /* rows of hidden and of the addends */
-    float *hidden;      /* FP32 [][n]; not written if there are neither addends nor `after` */
+    float *hidden;      /* FP32 [][n]; not written if there are no addends, `after` or `scale` */
     struct qtool_decoder_addend add[2];
     float factor;
     struct qtool_decoder_norm after, norm;
@@ -72,6 +72,7 @@ struct qtool_decoder_add_norm {
      * acts, as by qtool_w4ax_quantize without a norm. */
     const struct qtool_w4ax_input *w4ax;
     struct qtool_w4ax_acts acts;
+    float scale; /* of the hidden states, behind `after`; 0: none */
 };
 
 /*
@@ -87,7 +88,7 @@ struct qtool_decoder_add_norm {
  * qtool_kv_append; the tokens must be of different sequences, and the other places be NULL.
  */
 struct qtool_decoder_heads {
-    size_t m, heads, kv_heads, head_dim; /* head_dim: at most 512 */
+    size_t m, heads, kv_heads, head_dim; /* head_dim: at most 512; kv_heads 0: only queries */
     const void *q, *k, *v;               /* F16, 2-byte aligned; not q_out, row_k or row_v */
     size_t q_stride, k_stride, v_stride; /* elements from token to token */
     const float *q_bias, *k_bias, *v_bias;
@@ -105,6 +106,10 @@ struct qtool_decoder_heads {
     size_t sequence_stride, head_stride; /* of the cache, in elements */
     void *row_k, *row_v;                 /* F16 [m][kv_heads][head_dim]; NULL: none */
     const struct qtool_kv_cache *kv4;    /* on the host, INT4; NULL: none */
+    /* The norm of a head of values; queries, keys and values are clipped to [-clip, clip] behind
+     * their biases (clip 0: not). Neither with norm_all_heads or kv4. */
+    struct qtool_decoder_norm v_norm;
+    float clip;
 };
 
 /*
@@ -120,7 +125,7 @@ struct qtool_decoder_heads {
  */
 struct qtool_decoder_attention {
     size_t sequences, queries;
-    size_t heads, kv_heads, head_dim; /* head_dim: at most 256 */
+    size_t heads, kv_heads, head_dim; /* head_dim: at most 512, with `slopes` 128 */
     const void *q;                    /* F16 [sequences * queries][heads][head_dim] */
     const void *k, *v;                /* the cache, as in struct qtool_decoder_heads */
     /* Elements; multiples of 8 if head_dim is one. */
@@ -131,6 +136,7 @@ struct qtool_decoder_attention {
     const float *sinks;   /* [heads], or NULL */
     size_t window;
     int batch_invariant; /* not 0: the order of sums does not depend on `sequences` either */
+    const float *slopes; /* [heads]: slopes[h] * j is added to the score (ALiBi); NULL: none */
 };
 
 enum qtool_decoder_act {

@@ -196,7 +196,8 @@ static void test_add_norm(void)
                                          .first = random_below(3),
                                          .step = step,
                                          .hidden = floats(rows * n, 4),
-                                         .factor = coin() ? 1 : .25f};
+                                         .factor = coin() ? 1 : .25f,
+                                         .scale = random_below(4) ? 0 : .75f};
     for (size_t i = 0; i < adds; i++) {
         a->add[i].x = halves(rows * n, 1);
         a->add[i].bias = maybe(coin(), n, 1);
@@ -219,7 +220,7 @@ static void test_heads(void)
     const size_t m = 1 + random_below(20), rotary = coin() ? dim : 2 * (1 + random_below(dim / 2));
     const size_t capacity = 24, sequences = 3, width = (heads + 2 * kv) * dim;
     const bool fused = coin(), all = random_below(4) == 0, rope = random_below(4) != 0;
-    const bool norm = coin(), cache = random_below(4) != 0;
+    const bool norm = coin(), cache = random_below(4) != 0, queries_only = random_below(8) == 0;
     char *qkv = halves(m * width, 1);
     int *sequence = take(INTS, m), *position = take(INTS, m);
     for (size_t i = 0; i < m; i++) { /* no two tokens at the same place */
@@ -262,14 +263,21 @@ static void test_heads(void)
     }
     a->q_norm = random_norm(norm, all ? heads * dim : dim);
     a->k_norm = random_norm(norm, all ? kv * dim : dim);
+    a->v_norm = random_norm(!all && random_below(4) == 0, dim);
+    a->clip = all || random_below(4) ? 0 : .7f;
+    if (queries_only) {
+        a->kv_heads = 0;
+        a->k = a->v = NULL;
+    }
     snprintf(what, sizeof what, "heads m=%zu %zux%zux%zu rotary=%zu", m, heads, kv, dim, rotary);
     check_op(&op, 1.1e-3, what);
 }
 
 static void test_attention(void)
 {
-    static const size_t dims[] = {4, 6, 8, 10, 16, 24, 32, 64, 64, 80, 96, 128, 128, 160, 256};
-    char what[120];
+    static const size_t dims[] = {4,  6,  8,   10,  16,  24,  32,  64,  64,
+                                  80, 96, 128, 128, 160, 256, 320, 512, 512};
+    char what[140];
     struct qtool_decoder_op op = {.kind = QTOOL_DECODER_ATTENTION};
     struct qtool_decoder_attention *a = &op.attention;
     const size_t dim = dims[random_below(COUNT(dims))], kv = 1 + random_below(2);
@@ -298,6 +306,7 @@ static void test_attention(void)
         .sinks = maybe(random_below(3) == 0, heads, 3),
         .window = random_below(3) ? 0 : 1 + random_below(past + queries + 10),
         .batch_invariant = random_below(3) == 0,
+        .slopes = maybe(dim <= 128 && random_below(3) == 0, heads, .1f),
     };
     /* What no query sees is not read. */
     for (size_t i = 0; i < sequences * kv; i++)
@@ -306,9 +315,9 @@ static void test_attention(void)
                 ((uint16_t *)a->v)[i * capacity * dim + j] = 0x7e00;
     snprintf(what, sizeof what,
              "attention %zu sequences, %zu queries after %zu, %zux%zux%zu, "
-             "window %zu, softcap %g, sinks %d",
+             "window %zu, softcap %g, sinks %d, slopes %d",
              sequences, queries, past, heads, kv, dim, a->window, (double)a->softcap,
-             a->sinks != NULL);
+             a->sinks != NULL, a->slopes != NULL);
     check_op(&op, 2e-3, what);
 }
 

@@ -90,8 +90,9 @@ struct add_rms_row {
 static inline bool qt_is_plain_rms(const struct qtool_decoder_add_norm *a)
 {
     return a->norm.kind == QTOOL_DECODER_RMS && a->norm.weight && a->out && !a->after.weight &&
-           !(a->add[0].x && a->add[0].norm.weight) && !(a->add[1].x && a->add[1].norm.weight) &&
-           a->n % RMS_EACH == 0 && a->n <= 1024 * RMS_EACH && (size_t)a->norm.weight % 16 == 0 &&
+           a->scale == 0 && !(a->add[0].x && a->add[0].norm.weight) &&
+           !(a->add[1].x && a->add[1].norm.weight) && a->n % RMS_EACH == 0 &&
+           a->n <= 1024 * RMS_EACH && (size_t)a->norm.weight % 16 == 0 &&
            (size_t)a->hidden % 16 == 0 && (size_t)a->out % 16 == 0 &&
            (size_t)a->add[0].x % 16 == 0 && (size_t)a->add[1].x % 16 == 0;
 }

@@ -5,6 +5,8 @@
 
 #include "kernels/include/qtool_decoder.h"
 
+struct tile_instance; /* of attention_tile.cuh */
+
 int qt_decoder_embed(const struct qtool_decoder_embed *a, bool dependent, void *stream);
 int qt_decoder_add_norm(const struct qtool_decoder_add_norm *a, bool dependent, void *stream);
 /* With a->w4ax, in one launch; QTOOL_UNSUPPORTED for what needs two. */
@@ -28,5 +30,15 @@ int qt_attention_rows(const struct qtool_decoder_attention *a, bool dependent, v
 /* Many queries: tiles of 64 on tensor cores. QTOOL_UNSUPPORTED for a head_dim without an
  * instance. */
 int qt_attention_tile(const struct qtool_decoder_attention *a, bool dependent, void *stream);
+
+/* ---- rare.cu: kernels of few families, which are compressed in the library ------------------- */
+
+/* With `scale`. */
+const void *qt_rare_add_norm(void);
+/* With `v_norm` or `clip`. */
+const void *qt_rare_heads(void);
+/* With `slopes`, or for head_dim > 256; NULL: there is none. */
+const void *qt_rare_rows(const struct qtool_decoder_attention *a);
+struct tile_instance qt_rare_tile(const struct qtool_decoder_attention *a);
 
 #endif

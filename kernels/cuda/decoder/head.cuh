@@ -104,16 +104,24 @@ static __device__ __forceinline__ void store_head(void *to, size_t at, const flo
         ((__half *)to)[at + i] = to_half(row[i]);
 }
 
-/* row[head_dim] = the head. NORM: queries or keys have a norm. */
-template <bool NORM>
+/* What the heads of an instance of a kernel may have: only biases; norms of queries and keys; norms
+ * of values and clipping, too. */
+enum head_parts { HEAD_BIASES, HEAD_NORMS, HEAD_ALL };
+
+/* row[head_dim] = the head. */
+template <head_parts PARTS>
 static __device__ __forceinline__ void prepare_head(float *row, const qtool_decoder_heads &a,
                                                     const head_of &h)
 {
     const int dim = (int)a.head_dim;
-    for (int i = (int)threadIdx.x % 32; i < dim; i += 32)
+    for (int i = (int)threadIdx.x % 32; i < dim; i += 32) {
         row[i] = head_value(h, h.head * dim + i);
+        if (PARTS == HEAD_ALL && a.clip > 0)
+            row[i] = fminf(fmaxf(row[i], -a.clip), a.clip);
+    }
     __syncwarp();
-    const bool norm = NORM && h.kind != HEAD_VALUE && h.norm->weight, all = a.norm_all_heads != 0;
+    const bool may = PARTS == HEAD_ALL || (PARTS == HEAD_NORMS && h.kind != HEAD_VALUE);
+    const bool norm = may && h.norm->weight, all = a.norm_all_heads != 0;
     if (norm && !a.norm_last)
         norm_head(row, h, dim, all);
     if (h.cos)

@@ -34,6 +34,8 @@ static __device__ __forceinline__ void append_value(const kv_view &cache, size_t
 
 /* The heads of a token that a thread block has, for kv_quantize_group. */
 template <bool NORM, int D> struct fresh_heads {
+    static constexpr head_parts PARTS = NORM ? HEAD_NORMS : HEAD_BIASES;
+
     static constexpr bool ONE = true;
     const heads_kv4_args &args;
     size_t token;
@@ -51,7 +53,7 @@ template <bool NORM, int D> struct fresh_heads {
         const int count = (int)(a.heads / a.kv_heads);
         for (int i = first; i < count; i += KV4_WARPS - 2) {
             const head_of h = find(HEAD_QUERY, head * count + i);
-            prepare_head<NORM>(row, a, h);
+            prepare_head<PARTS>(row, a, h);
             store_head(a.q_out, (token * a.heads + h.head) * D, row, D);
             __syncwarp();
         }
@@ -63,7 +65,7 @@ template <bool NORM, int D> struct fresh_heads {
         if (warp > 1)
             queries(rows[warp], warp - 2);
         else
-            prepare_head<NORM>(rows[warp], args.heads, find(warp ? HEAD_VALUE : HEAD_KEY, head));
+            prepare_head<PARTS>(rows[warp], args.heads, find(warp ? HEAD_VALUE : HEAD_KEY, head));
         if (warp == 1)
             append_value<D>(args.cache, place, rows[1]);
         __syncthreads();
@@ -118,7 +120,7 @@ int qt_decoder_heads_kv4(const struct qtool_decoder_heads *a, bool dependent, vo
     if (qt_kv_cache_fault(cache) || cache->format != QTOOL_KV_INT4 || cache->heads != a->kv_heads ||
         cache->head_dim != a->head_dim || a->heads % a->kv_heads || a->cache_k || a->cache_v ||
         a->row_k || a->row_v || a->rotary > a->head_dim || a->rotary % 2 || a->m > 65535 ||
-        (a->norm_all_heads && a->norm_last))
+        a->v_norm.weight || a->clip > 0 || (a->norm_all_heads && a->norm_last))
         return QTOOL_UNSUPPORTED;
     args.heads = *a;
     args.cache = qt_kv_view(cache);

@@ -12,7 +12,7 @@ static bool aligned(const void *p)
 static int run_attention(const struct qtool_decoder_attention *a, bool dependent, void *stream)
 {
     const bool wide = a->head_dim % 8 == 0;
-    if (a->head_dim > 256 || a->kv_heads == 0 || a->heads % a->kv_heads ||
+    if (a->head_dim > 512 || a->kv_heads == 0 || a->heads % a->kv_heads ||
         (wide && (a->sequence_stride % 8 || a->head_stride % 8)) || !aligned(a->q) ||
         !aligned(a->k) || !aligned(a->v) || !aligned(a->out) || a->sequences * a->queries > 65535)
         return QTOOL_UNSUPPORTED;
