@@ -170,6 +170,11 @@ static const char *yes_no(bool value)
     return value ? "yes" : "no";
 }
 
+static const char *fused(const struct qt_family *f)
+{
+    return f->can[QT_USE_FUSED] ? "yes" : f->sometimes_fused ? "some" : "no";
+}
+
 static json_t *family_doc(struct cli *cli, const struct qt_family *f, const char *const *uses)
 {
     json_t *o = json_object(), *can = json_array();
@@ -178,10 +183,11 @@ static json_t *family_doc(struct cli *cli, const struct qt_family *f, const char
     doc_set(cli, o, "attention", doc_text(f->attention));
     doc_set(cli, o, "experts", json_boolean(f->experts));
     for (int use = 0; use < QT_USES; use++)
-        if (f->can[use])
+        if (f->can[use] && uses[use])
             doc_append(cli, can, doc_text(uses[use]));
     if (has_gguf(f))
         doc_append(cli, can, doc_text("gguf"));
+    doc_set(cli, o, "fused", doc_text(fused(f)));
     doc_set(cli, o, "supports", can);
     return o;
 }
@@ -193,18 +199,18 @@ static int list_archs(struct cli *cli, struct qt_err *err)
                                               [QT_USE_LEARN] = "learn",
                                               [QT_USE_KV4] = "kv4"};
     json_t *types = cli->doc ? json_array() : NULL, *families = cli->doc ? json_array() : NULL;
-    struct table t = {.align = "llllllll"};
+    struct table t = {.align = "lllllllll"};
     struct qt_family f;
-    table_row(&t, "model_type\tlayers\tMLP\t%s\t%s\t%s\t%s\tgguf", uses[0], uses[1], uses[2],
+    table_row(&t, "model_type\tlayers\tMLP\t%s\t%s\t%s\t%s\tfused\tgguf", uses[0], uses[1], uses[2],
               uses[3]);
     for (size_t i = 0; qt_model_family(&f, i); i++) {
         if (cli->doc) {
             doc_append(cli, types, doc_text(f.type));
             doc_append(cli, families, family_doc(cli, &f, uses));
         }
-        table_row(&t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", f.type, f.attention,
+        table_row(&t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s", f.type, f.attention,
                   f.experts ? "experts" : "dense", yes_no(f.can[0]), yes_no(f.can[1]),
-                  yes_no(f.can[2]), yes_no(f.can[3]), yes_no(has_gguf(&f)));
+                  yes_no(f.can[2]), yes_no(f.can[3]), fused(&f), yes_no(has_gguf(&f)));
     }
     if (cli->doc) {
         doc_set(cli, cli->doc, "archs", types);
@@ -333,8 +339,10 @@ const struct command cmd_list = {
         "schemes: quantization schemes with their parameters and defaults. kernels: the backends "
         "that run models, and the fused GPU kernels with the weight layout that each takes. archs: "
         "the model architectures that qtool can run (checkpoints of other architectures can be "
-        "quantized without data), and whether 'export --format gguf' has them. exports: the "
-        "formats of 'export'.",
+        "quantized without data), what each supports, and whether the fused runtime "
+        "('generate --device cuda') and 'export --format gguf' have them; some: the runtime has "
+        "models without experts or state space layers. Options in config.json may still stand "
+        "against a use. exports: the formats of 'export'.",
     .examples = "  qtool list schemes\n"
                 "  qtool list archs --json\n",
     .opts = opts,

@@ -265,13 +265,21 @@ const char *qt_model_tied_head(const struct qt_model *model, const char **embedd
 const char *qt_model_type(size_t i);
 
 /* What some families do not support. */
-enum qt_use { QT_USE_CALIB_FILE, QT_USE_W4AX, QT_USE_LEARN, QT_USE_KV4, QT_USES };
+enum qt_use {
+    QT_USE_CALIB_FILE,
+    QT_USE_W4AX,
+    QT_USE_LEARN,
+    QT_USE_KV4,
+    QT_USE_FUSED, /* the fused runtime: qt_model_outer and qt_model_block give reasons */
+    QT_USES
+};
 /* A supported "model_type" and what its models consist of. */
 struct qt_family {
     const char *type, *decoder; /* decoder: the usual family of a multimodal model's decoder */
     const char *attention;      /* "attention", "latent attention", ... */
     bool experts;               /* models have MoE layers */
     bool can[QT_USES];
+    bool sometimes_fused; /* without optional experts or state space layers: QT_USE_FUSED */
 };
 /* Describes qt_model_type(i); false beyond the end. */
 bool qt_model_family(struct qt_family *out, size_t i);
@@ -485,6 +493,7 @@ struct qt_part {
                           each `pitch` rows behind the last, from `first` on */
     float eps;   /* of a norm */
     bool plus_1; /* 1 is added to the stored weight */
+    bool unit;   /* each row of the stored weight is divided by its L2 norm */
 };
 
 /* The rotary embedding of a decoder layer: none, the model's, or that of layers with a window. */
@@ -507,9 +516,15 @@ struct qt_mixture {
 struct qt_block {
     struct qt_part attn_in, q, k, v, q_norm, k_norm, sinks, o, attn_out, mlp_in, mlp_out;
     struct qt_part gate, up, down; /* of the dense MLP, or of the shared expert; up.n 0: none */
+    struct qt_part input_gate, input_out, input_norm; /* third sublayer: see graph/per_layer.c */
+    struct qt_part scale;                             /* one factor of the output of the layer */
     struct qt_mixture mixture;
-    size_t window; /* 0: none */
+    size_t kv_heads, head_dim;
+    size_t keys_of; /* the layer whose keys and values these heads attend to: itself, or an earlier
+                       one, without k and v */
+    size_t window;  /* 0: none */
     enum qt_rope_kind rope;
+    bool keys_are_values; /* without v: values are the outputs of k, before its norm */
 };
 /* QT_E_UNSUPPORTED: the layer has other parts. */
 int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t layer,
@@ -520,22 +535,38 @@ void qt_model_expert_parts(struct qt_part out[3], const struct qt_model *model, 
 
 /* The parts outside decoder layers, and what all layers share. */
 struct qt_outer {
-    struct qt_part embed, positions, final_norm, head; /* head: the embedding if tied */
+    struct qt_part embed, positions, embed_norm, final_norm;
+    struct qt_part head; /* the embedding if tied */
+    /* Inputs of single layers (graph/per_layer.c): table, projection, norm; weight NULL: none.
+     * Tokens behind the end of the table have the first row. */
+    struct qt_part inputs, inputs_project, inputs_norm;
     size_t position_offset;
     enum qt_norm_kind norm;
-    bool norm_after;                /* ATTN_IN and MLP_IN follow the residual adds */
-    bool parallel;                  /* mixer and MLP read the output of ATTN_IN */
+    bool norm_after; /* ATTN_IN and MLP_IN follow the residual adds */
+    bool parallel;   /* mixer and MLP both read the input of the layer; without MLP_IN, the output
+                      of ATTN_IN */
     bool norm_all_heads, norm_last; /* of Q_NORM and K_NORM: all heads together; after rope */
-    bool interleaved;               /* the rotary embedding pairs channels 2i and 2i + 1 */
+    bool value_norm;                /* values pass an RMS norm without weights, with `value_eps` */
+    float value_eps;
+    float clip;       /* queries, keys and values are clipped to [-clip, clip]; 0: not */
+    bool interleaved; /* the rotary embedding pairs channels 2i and 2i + 1 */
 };
 /* QT_E_UNSUPPORTED: the embedding has a projection. */
 int qt_model_outer(struct qt_outer *out, const struct qt_model *model, struct qt_err *err);
 
-/* Cosines and sines [positions][rotary_dim / 2] for sequences of at most so many positions, with
+/* Cosines and sines [positions][rotary / 2] for sequences of at most so many positions, with
  * rope_scale; queries: with the factors of queries that depend on the position, if the model has
- * any. Returns false if there is no such table; cos_out may be NULL, to ask. */
-bool qt_model_rope(float *cos_out, float *sin_out, const struct qt_model *model,
-                   enum qt_rope_kind kind, bool queries, size_t positions);
+ * any. Returns `rotary`, the number of rotated channels of a head, or 0 if there is no such table;
+ * cos_out may be NULL, to ask. */
+size_t qt_model_rope(float *cos_out, float *sin_out, const struct qt_model *model,
+                     enum qt_rope_kind kind, bool queries, size_t positions);
+
+/* What `unit` of a part says. */
+void qt_model_unit_rows(float *w, size_t rows, size_t columns);
+
+/* slopes[heads]: that of head h times the position of a key is added to the score (ALiBi). False:
+ * the model has none. */
+bool qt_model_slopes(float *slopes, const struct qt_model *model);
 
 /* ---- backward ------------------------------------------------------------------------------- */
 

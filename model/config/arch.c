@@ -68,8 +68,30 @@ const char *qt_model_type(size_t i)
                                        : NULL;
 }
 
+/* QT_USE_FUSED */
+static const char *fused_cannot(const struct arch *arch, bool experts, bool ssm)
+{
+    return arch->both_ways                             ? "attention that goes both ways"
+           : arch->latent                              ? "latent attention"
+           : arch->delta                               ? "gated DeltaNet"
+           : arch->short_conv                          ? "short convolutions"
+           : arch->head_experts                        ? "mixtures of attention heads"
+           : ssm                                       ? "state space models"
+           : arch->window_heads                        ? "values narrower than keys"
+           : arch->altup_in                            ? "several hidden states of a token (AltUp)"
+           : arch->chunked                             ? "attention within chunks"
+           : arch->gated                               ? "gated attention"
+           : arch->parts[ROLE_ATTN_GATE]               ? "gated attention"
+           : !experts                                  ? NULL
+           : arch->sparse_mixer || arch->scaled_inputs ? "a router of this kind"
+           : arch->parts[ROLE_ROUTER_NORM]             ? "norms or factors of their own for experts"
+                                                       : NULL;
+}
+
 const char *arch_cannot(const struct arch *arch, bool experts, bool ssm, enum qt_use use)
 {
+    if (use == QT_USE_FUSED)
+        return fused_cannot(arch, experts, ssm);
     if (arch->altup_in)
         return "inputs of single layers";
     if (arch->head_experts)
@@ -113,5 +135,7 @@ bool qt_model_family(struct qt_family *out, size_t i)
         .experts = arch->experts != NULL};
     for (int use = 0; use < QT_USES; use++)
         out->can[use] = !arch_cannot(arch, out->experts, arch->ssm, (enum qt_use)use);
+    out->sometimes_fused = !fused_cannot(arch, out->experts && !arch->experts_switch,
+                                         arch->ssm && arch->ssm != SSM_TYPES);
     return true;
 }

@@ -231,9 +231,7 @@ static float to_bf16(float x)
     return qt_bf16_to_f32(qt_f32_to_bf16(x));
 }
 
-/* ALiBi: slopes are powers of 2^(-8 / n) for the largest power of two n up to the number of heads.
- * Further heads have every second slope of 2 n heads. */
-static float slope_of(size_t head, size_t heads)
+float layer_slope(size_t head, size_t heads)
 {
     size_t n = 1;
     while (2 * n <= heads)
@@ -250,7 +248,7 @@ static int make_bias(struct qt_layer *l, size_t positions, struct qt_err *err)
     int rc;
     QT_TRY(qt_array_new(&bias, heads, positions * sizeof *bias, err));
     for (size_t h = 0; h < heads; h++) {
-        const float slope = slope_of(h, heads);
+        const float slope = layer_slope(h, heads);
         for (size_t j = 0; j < positions; j++)
             bias[h * positions + j] = cfg->arch->alibi_scaled
                                           ? to_bf16(to_bf16(slope) * (float)j) * cfg->attn_scale

@@ -161,6 +161,9 @@ void rope_fill(float *cos_out, float *sin_out, const struct config *cfg,
 int layer_scale_queries(const struct layer_run *r, float *q, size_t width,
                         float (*growth)(const struct config *cfg, size_t position),
                         struct qt_err *err);
+/* ALiBi: slopes are powers of 2^(-8 / n) for the largest power of two n up to the number of heads.
+ * Further heads have every second slope of 2 n heads. */
+float layer_slope(size_t head, size_t heads);
 /* The rotary embedding of the layer. */
 const struct rotary *layer_rotary(const struct qt_layer *l);
 /* Its tables, of queries or keys; NULL tables if the layer has no rotary embedding. */

@@ -5,7 +5,7 @@
 
 /* ---- parts ---------------------------------------------------------------------------------- */
 
-static void unit_rows(float *w, size_t rows, size_t columns)
+void qt_model_unit_rows(float *w, size_t rows, size_t columns)
 {
     for (size_t i = 0; i < rows; i++, w += columns) {
         double sum = 0;
@@ -50,7 +50,7 @@ static int load_tensor(float **out, const char *name, size_t count, const struct
     for (size_t i = 0; changed && changed->plus_1 && i < count; i++)
         staging->p[i] += 1;
     if (changed && changed->unit)
-        unit_rows(staging->p, changed->n, changed->k);
+        qt_model_unit_rows(staging->p, changed->n, changed->k);
     QT_TRY(qt_stop_check(err));
     QT_TRY(be->upload(be, *out, staging->p, count * sizeof **out, err));
 done:

@@ -396,7 +396,7 @@ const char *qt_model_cannot(const struct qt_model *model, enum qt_use use)
     bool ssm = false;
     for (size_t i = 0; i < cfg->info.layers; i++)
         ssm = ssm || cfg->mixers[i] == MIXER_SSM || cfg->mixers[i] == MIXER_SSM_ATTENTION;
-    return cfg->per_layer ? "inputs of single layers"
+    return cfg->per_layer && use != QT_USE_FUSED ? "inputs of single layers"
            : use == QT_USE_LEARN && cfg->clip_qkv > 0
                ? "clipped queries, keys and values"
                : arch_cannot(cfg->arch, cfg->info.experts > 0, ssm, use);

@@ -11,7 +11,8 @@ static struct qt_part outer_part(const struct part *p)
                             .k = p->k,
                             .rows = p->n,
                             .eps = p->eps,
-                            .plus_1 = p->plus_1};
+                            .plus_1 = p->plus_1,
+                            .unit = p->unit};
 }
 
 static struct qt_part part_of(const struct layer_def *def, size_t i)
@@ -36,6 +37,7 @@ int qt_model_outer(struct qt_outer *out, const struct qt_model *model, struct qt
     const struct config *cfg = &model->cfg;
     *out = (struct qt_outer){.embed = outer_part(&model->embed),
                              .positions = outer_part(&model->positions),
+                             .embed_norm = outer_part(&model->embed_norm),
                              .final_norm = outer_part(&model->final_norm),
                              .head = outer_part(model->head.weight ? &model->head : &model->embed),
                              .position_offset = cfg->arch->position_offset,
@@ -44,16 +46,28 @@ int qt_model_outer(struct qt_outer *out, const struct qt_model *model, struct qt
                              .parallel = cfg->parallel,
                              .norm_all_heads = cfg->arch->norms_of_all_heads,
                              .norm_last = cfg->arch->norms_after_rope,
+                             .value_norm = cfg->arch->value_norm,
+                             .value_eps = cfg->eps,
+                             .clip = cfg->clip_qkv,
                              .interleaved = cfg->interleaved};
-    out->final_norm.eps = cfg->eps;
+    const char *part = qt_model_cannot(model, QT_USE_FUSED);
+    out->final_norm.eps = out->embed_norm.eps = cfg->eps;
+    if (part)
+        return refuse(part, err);
     if (model->project_in.weight)
         return refuse("a projection of the embedding", err);
-    if (model->head.unit)
-        return refuse("a head of normalized rows", err);
-    if (model->embed_norm.weight)
-        return refuse("a norm of the embedding", err);
     if (out->norm_all_heads && out->norm_last)
         return refuse("a norm of all heads after the rotary embedding", err);
+    if (out->norm_all_heads && out->clip > 0)
+        return refuse("clipped queries and keys and a norm of all heads", err);
+    if (!cfg->per_layer)
+        return QT_OK;
+    if (cfg->per_layer_vocab < cfg->info.vocab && !cfg->arch->layer_embed_first)
+        return refuse("a smaller vocabulary of the inputs of single layers", err);
+    out->inputs = outer_part(&model->layer_embed);
+    out->inputs_project = outer_part(&model->layer_project);
+    out->inputs_norm = outer_part(&model->layer_norm);
+    out->inputs_norm.eps = cfg->eps;
     return QT_OK;
 }
 
@@ -76,12 +90,6 @@ static int mixture_of(struct qt_mixture *out, const struct qt_model *model, size
     qt_model_expert_parts(expert, model, layer, 0);
     if (cfg->top_groups < cfg->groups)
         return refuse("groups of experts", err);
-    if (cfg->arch->sparse_mixer || cfg->arch->scaled_inputs)
-        return refuse("a router of this kind", err);
-    if (parts[ROLE_ROUTER_NORM].weight || parts[ROLE_EXPERT_SCALE].weight ||
-        parts[ROLE_EXPERTS_IN].weight || parts[ROLE_EXPERTS_OUT].weight ||
-        parts[ROLE_SHARED_OUT].weight)
-        return refuse("norms or factors of their own for experts", err);
     if (!expert[0].n)
         return refuse("experts without a gate", err);
     if (def->experts > cfg->routed + 1)
@@ -122,41 +130,29 @@ static void grouped_parts(struct qt_block *out, const struct qt_model *model,
     }
 }
 
+/* The layer whose keys and values a layer attends to. */
+static size_t keys_of(const struct qt_model *model, size_t layer)
+{
+    const struct heads *heads = &model->layers[layer].heads;
+    size_t of = layer;
+    while (heads->shared &&
+           (model->layers[of].heads.shared || model->layers[of].heads.kept != heads->kept))
+        of--;
+    return of;
+}
+
 int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t layer,
                    struct qt_err *err)
 {
     const struct config *cfg = &model->cfg;
     const struct layer_def *def = &model->layers[layer];
     *out = (struct qt_block){0};
-    if (cfg->arch->both_ways)
-        return refuse("attention that goes both ways", err);
-    if (def->mixer == MIXER_LATENT)
-        return refuse("latent attention", err);
-    if (def->mixer == MIXER_DELTA)
-        return refuse("gated DeltaNet", err);
-    if (def->mixer == MIXER_SHORT)
-        return refuse("short convolutions", err);
-    if (def->mixer == MIXER_HEAD_EXPERTS)
-        return refuse("mixtures of attention heads", err);
-    if (def->mixer != MIXER_ATTENTION)
-        return refuse("state space models", err);
-    if (cfg->arch->gated || def->parts[ROLE_ATTN_GATE].weight)
-        return refuse("gated attention", err);
-    if (def->heads.kv != cfg->info.kv_heads || def->heads.dim != cfg->info.head_dim ||
-        def->heads.keys_are_values)
-        return refuse("attention heads that differ between layers", err);
-    if (cfg->alibi)
-        return refuse("biases of attention scores (ALiBi)", err);
-    if (cfg->clip_qkv > 0)
-        return refuse("clipped queries, keys and values", err);
-    if (cfg->arch->value_norm || cfg->bare_norms)
+    if (cfg->alibi && cfg->arch->alibi_scaled)
+        return refuse("biases of attention scores (ALiBi) in BF16", err);
+    if (cfg->bare_norms)
         return refuse("norms without weights", err);
     if (cfg->floor_beta > 0)
         return refuse("queries that are scaled by their position after the rotary embedding", err);
-    if (def->parts[ROLE_LAYER_SCALE].weight)
-        return refuse("a factor of the hidden states in each decoder layer", err);
-    if (cfg->local_rope.inv_freq && cfg->local_rope.dim != cfg->rope.dim)
-        return refuse("rotary embeddings of different sizes", err);
     *out = (struct qt_block){
         .attn_in = part_of(def, ROLE_ATTN_IN),
         .q = part_of(def, ROLE_Q),
@@ -169,6 +165,14 @@ int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t la
         .attn_out = part_of(def, ROLE_ATTN_OUT),
         .mlp_in = part_of(def, ROLE_MLP_IN),
         .mlp_out = part_of(def, ROLE_MLP_OUT),
+        .input_gate = part_of(def, ROLE_PER_LAYER_GATE),
+        .input_out = part_of(def, ROLE_PER_LAYER_OUT),
+        .input_norm = part_of(def, ROLE_PER_LAYER_NORM),
+        .scale = part_of(def, ROLE_LAYER_SCALE),
+        .kv_heads = def->heads.kv,
+        .head_dim = def->heads.dim,
+        .keys_of = keys_of(model, layer),
+        .keys_are_values = def->heads.keys_are_values,
         .window = cfg->windows[layer],
         .rope = cfg->no_rope[layer] || !cfg->rope.inv_freq        ? QT_ROPE_NONE
                 : cfg->windows[layer] && cfg->local_rope.inv_freq ? QT_ROPE_LOCAL
@@ -176,8 +180,6 @@ int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t la
     };
     if (cfg->arch->grouped_qkv)
         grouped_parts(out, model, def);
-    if (cfg->parallel && out->mlp_in.weight)
-        return refuse("a norm of each parallel sublayer", err);
     const size_t dense = def->experts ? cfg->routed : 0; /* number of the MLP or shared expert */
     if (!def->experts || def->experts > cfg->routed) {
         out->gate = part_of(def, part_at(dense, ROLE_GATE));
@@ -185,6 +187,14 @@ int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t la
         out->down = part_of(def, part_at(dense, ROLE_DOWN));
     }
     return def->experts ? mixture_of(&out->mixture, model, layer, err) : QT_OK;
+}
+
+bool qt_model_slopes(float *slopes, const struct qt_model *model)
+{
+    const size_t heads = model->cfg.info.heads;
+    for (size_t i = 0; model->cfg.alibi && i < heads; i++)
+        slopes[i] = layer_slope(i, heads);
+    return model->cfg.alibi;
 }
 
 void rope_fill(float *cos_out, float *sin_out, const struct config *cfg,
@@ -204,15 +214,15 @@ void rope_fill(float *cos_out, float *sin_out, const struct config *cfg,
     }
 }
 
-bool qt_model_rope(float *cos_out, float *sin_out, const struct qt_model *model,
-                   enum qt_rope_kind kind, bool queries, size_t positions)
+size_t qt_model_rope(float *cos_out, float *sin_out, const struct qt_model *model,
+                     enum qt_rope_kind kind, bool queries, size_t positions)
 {
     const struct config *cfg = &model->cfg;
     const struct rotary *rotary = kind == QT_ROPE_LOCAL ? &cfg->local_rope : &cfg->rope;
     if (kind == QT_ROPE_NONE || !rotary->inv_freq ||
         (queries && (kind != QT_ROPE_FULL || !(cfg->query_beta > 0))))
-        return false;
+        return 0;
     if (cos_out)
         rope_fill(cos_out, sin_out, cfg, rotary, queries, positions);
-    return true;
+    return rotary->dim;
 }

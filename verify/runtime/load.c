@@ -88,9 +88,8 @@ done:
     return rc;
 }
 
-static int load_norm(struct qtool_decoder_norm *out, struct rt_loader *l,
-                     const struct qt_part *part, enum qt_norm_kind kind, const struct qt_act *act,
-                     struct qt_err *err)
+int rt_load_norm(struct qtool_decoder_norm *out, struct rt_loader *l, const struct qt_part *part,
+                 enum qt_norm_kind kind, const struct qt_act *act, struct qt_err *err)
 {
     const struct rt_adjust weight = {.plus_1 = part->plus_1, .act = act}, bias = {.act = act};
     int rc = rt_load_vector(&out->weight, l, part->weight, part, &weight, err);
@@ -122,6 +121,8 @@ int rt_upload_rows(void *dst, struct rt_loader *l, const struct qt_part *part, s
     const size_t count = part->n * part->k;
     int rc;
     QT_TRY(rt_load_values(l, part->weight, part->rows * part->k, err));
+    if (part->unit)
+        qt_model_unit_rows(l->values, part->rows, part->k);
     QT_TRY(qt_array_grow(&l->halves, &l->halves_capacity, count, sizeof *l->halves, err));
     qt_parallel_for(qt_ceil_div(count, CONVERSION), convert_item,
                     &(struct conversion){rows_of(l, part, part->k), l->halves, count});
@@ -130,8 +131,8 @@ done:
     return rc;
 }
 
-static int load_table(const void **out, struct rt_loader *l, const struct qt_part *part,
-                      struct qt_err *err)
+int rt_load_table(const void **out, struct rt_loader *l, const struct qt_part *part,
+                  struct qt_err *err)
 {
     void *p = NULL;
     int rc = QT_OK;
@@ -273,8 +274,8 @@ const struct qt_entry *rt_entry_of(const struct rt_loader *l, const struct qt_pa
 
 /* Loads the parts (row ranges of one tensor, or whole tensors). Where some are packed and others
  * are not, the packed ones are products of their own. */
-static int load_group(struct rt_group *out, struct rt_loader *l, const struct qt_part *const *parts,
-                      size_t count, const struct qt_act *act, struct qt_err *err)
+int rt_load_group(struct rt_group *out, struct rt_loader *l, const struct qt_part *const *parts,
+                  size_t count, const struct qt_act *act, struct qt_err *err)
 {
     const struct qt_entry *entries[RT_PARTS] = {NULL};
     const bool one = count > 1 && strcmp(parts[0]->weight, parts[1]->weight) == 0;
@@ -354,7 +355,7 @@ static int open_acts(struct qt_act acts[INPUTS], struct rt_loader *l, const stru
                      struct qt_err *err)
 {
     const struct rt_config *c = &l->rt->config;
-    const bool may = !c->norm_after && !c->parallel;
+    const bool may = !c->norm_after && (!c->parallel || b->mlp_in.weight);
     const bool routed = b->mixture.experts != 0; /* the router reads the output of the norm, too */
     int rc;
     QT_TRY(open_act(&acts[INPUT_QKV], l, &b->q, err));
@@ -363,7 +364,7 @@ static int open_acts(struct qt_act acts[INPUTS], struct rt_loader *l, const stru
     QT_TRY(open_act(&acts[INPUT_DOWN], l, &b->down, err));
     QT_TRY(rt_check_factors(&acts[INPUT_QKV], may && b->attn_in.weight, err));
     QT_TRY(rt_check_factors(&acts[INPUT_MLP], may && !routed && b->mlp_in.weight, err));
-    QT_TRY(follow(&acts[INPUT_O], l, &b->v, c->head_dim, c->heads / c->kv_heads, err));
+    QT_TRY(follow(&acts[INPUT_O], l, &b->v, b->head_dim, c->heads / b->kv_heads, err));
     QT_TRY(follow(&acts[INPUT_DOWN], l, &b->up, b->up.n, 1, err));
 done:
     return rc;
@@ -402,26 +403,38 @@ static int load_layer(struct rt_layer *out, struct rt_loader *l, const struct qt
         {&out->gate_bias, &b->gate, in[INPUT_MLP]}, {&out->up_bias, &b->up, in[INPUT_MLP]},
         {&out->down_bias, &b->down, in[INPUT_DOWN]}};
     const struct qt_part *const qkv[] = {&b->q, &b->k, &b->v}, *const o[] = {&b->o};
+    const size_t own = b->keys_of < index ? 1 : b->keys_are_values ? 2 : 3; /* of qkv */
     const struct qt_part *const gate_up[] = {&b->gate, &b->up}, *const down[] = {&b->down};
     int rc = QT_OK;
     out->gated = b->gate.n != 0;
     out->width = b->up.n;
     out->window = b->window;
     out->rope = b->rope;
+    out->kv_heads = b->kv_heads;
+    out->head_dim = b->head_dim;
+    out->keys_of = b->keys_of;
     QT_TRY(open_acts(acts, l, b, err));
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++)
-        QT_TRY(load_norm(norms[i].to, l, norms[i].part, kind, norms[i].act, err));
+        QT_TRY(rt_load_norm(norms[i].to, l, norms[i].part, kind, norms[i].act, err));
     for (size_t i = 0; i < sizeof biases / sizeof *biases; i++) {
         const struct rt_adjust how = {.rows = w4ax_entry(l, biases[i].part, biases[i].act)};
         QT_TRY(rt_load_vector(biases[i].to, l, biases[i].part->bias, biases[i].part, &how, err));
     }
     QT_TRY(rt_load_vector(&out->sinks, l, b->sinks.weight, &b->sinks, NULL, err));
-    QT_TRY(load_group(&out->qkv, l, qkv, 3, in[INPUT_QKV], err));
-    QT_TRY(load_group(&out->o, l, o, 1, in[INPUT_O], err));
+    QT_TRY(rt_load_group(&out->qkv, l, qkv, own, in[INPUT_QKV], err));
+    if (own == 2)
+        out->qkv.part[2] = out->qkv.part[1];
+    QT_TRY(rt_load_group(&out->o, l, o, 1, in[INPUT_O], err));
     if (out->width) {
-        QT_TRY(load_group(&out->gate_up, l, gate_up + !out->gated, out->gated ? 2 : 1,
-                          in[INPUT_MLP], err));
-        QT_TRY(load_group(&out->down, l, down, 1, in[INPUT_DOWN], err));
+        QT_TRY(rt_load_group(&out->gate_up, l, gate_up + !out->gated, out->gated ? 2 : 1,
+                             in[INPUT_MLP], err));
+        QT_TRY(rt_load_group(&out->down, l, down, 1, in[INPUT_DOWN], err));
+    }
+    if (b->input_gate.n)
+        QT_TRY(rt_load_layer_inputs(out, l, b, kind, err));
+    if (b->scale.weight) {
+        QT_TRY(rt_load_values(l, b->scale.weight, 1, err));
+        out->scale = l->values[0];
     }
     if (b->mixture.experts)
         QT_TRY(rt_load_mixture(&out->mixture, l, &b->mixture, index, err));
@@ -434,11 +447,13 @@ done:
 static int load_rope(struct rt_rope *out, struct rt_loader *l, const struct qt_model *model,
                      enum qt_rope_kind kind, bool queries, struct qt_err *err)
 {
-    const size_t count = l->rt->opt.capacity * (l->rt->config.rotary / 2);
+    const size_t rotary = qt_model_rope(NULL, NULL, model, kind, queries, l->rt->opt.capacity);
+    const size_t count = l->rt->opt.capacity * (rotary / 2);
     float *tables = NULL;
     int rc = QT_OK;
-    if (!qt_model_rope(NULL, NULL, model, kind, queries, l->rt->opt.capacity))
+    if (!rotary)
         return QT_OK;
+    out->rotary = rotary;
     QT_TRY(qt_array_new(&tables, 2 * count, sizeof *tables, err));
     qt_model_rope(tables, tables + count, model, kind, queries, l->rt->opt.capacity);
     QT_TRY(rt_alloc(l->rt, &out->cos, count, sizeof *tables, err));
@@ -478,9 +493,8 @@ static void fill_config(struct rt_config *c, const struct qt_model *model,
         .hidden = info->hidden,
         .vocab = info->vocab,
         .heads = info->heads,
-        .kv_heads = info->kv_heads,
-        .head_dim = info->head_dim,
-        .rotary = d.inv_freq ? d.rotary_dim : 0,
+        .inputs = outer->inputs_norm.n,
+        .clip = outer->clip,
         .norm_after = outer->norm_after,
         .parallel = outer->parallel,
         .norm_all_heads = outer->norm_all_heads,
@@ -496,7 +510,8 @@ static void fill_config(struct rt_config *c, const struct qt_model *model,
     };
 }
 
-/* The head: packed, unless it is w4ax or has no kernel; if it is FP16, maybe the embedding. */
+/* The head: packed, unless it is w4ax, has no kernel, or has normalized rows; if it is FP16, maybe
+ * the embedding. */
 static int load_head(struct rt_loader *l, const struct qt_outer *outer, struct qt_err *err)
 {
     struct rt_linear *head = &l->rt->head;
@@ -505,7 +520,7 @@ static int load_head(struct rt_loader *l, const struct qt_outer *outer, struct q
     struct qt_packed packed = {.n = 0};
     struct qtool_matmul_weight weight;
     int rc = QT_OK;
-    if (entry)
+    if (entry && !outer->head.unit)
         QT_TRY(qt_packed_open(&packed, l->container, entry, err));
     if (packed.n == outer->head.n && !gpu_is_w4ax(&packed) &&
         qt_gpu_weight(&weight, &packed, sections, NULL) == QT_OK) {
@@ -513,12 +528,42 @@ static int load_head(struct rt_loader *l, const struct qt_outer *outer, struct q
     } else {
         *head = (struct rt_linear){.n = outer->head.n, .k = outer->head.k, .dense = l->rt->embed};
         if (outer->head.weight != outer->embed.weight)
-            QT_TRY(load_table(&head->dense, l, &outer->head, err));
+            QT_TRY(rt_load_table(&head->dense, l, &outer->head, err));
     }
     QT_TRY(rt_load_vector(&l->rt->head_bias, l, outer->head.bias, &outer->head, NULL, err));
 done:
     qt_packed_free(&packed);
     return rc;
+}
+
+/* *out = the first n of l->values. */
+static int upload_values(const float **out, struct rt_loader *l, size_t n, struct qt_err *err)
+{
+    float *p = NULL;
+    int rc;
+    QT_TRY(rt_alloc(l->rt, &p, n, sizeof *p, err));
+    QT_TRY(l->rt->gpu->upload(l->rt->gpu, p, l->values, n * sizeof *p, err));
+    *out = p;
+done:
+    return rc;
+}
+
+/* *out = weights of a norm that has none. */
+static int load_ones(const float **out, struct rt_loader *l, size_t n, struct qt_err *err)
+{
+    int rc = qt_array_grow(&l->values, &l->values_capacity, n, sizeof *l->values, err);
+    for (size_t i = 0; rc == QT_OK && i < n; i++)
+        l->values[i] = 1;
+    return rc < 0 ? rc : upload_values(out, l, n, err);
+}
+
+static int load_slopes(struct rt_loader *l, const struct qt_model *model, struct qt_err *err)
+{
+    const size_t n = l->rt->config.heads;
+    int rc = qt_array_grow(&l->values, &l->values_capacity, n, sizeof *l->values, err);
+    if (rc < 0 || !qt_model_slopes(l->values, model))
+        return rc;
+    return upload_values(&l->rt->slopes, l, n, err);
 }
 
 static int load_all(struct rt_loader *l, const struct qt_model *model, struct qt_err *err)
@@ -527,18 +572,26 @@ static int load_all(struct rt_loader *l, const struct qt_model *model, struct qt
     const size_t layers = rt->config.layers;
     struct qt_outer outer;
     struct qt_block block;
+    const float *ones = NULL;
     int rc;
     QT_TRY(qt_model_outer(&outer, model, err));
     for (size_t i = 0; i < layers; i++) /* refusals come before the work */
         QT_TRY(qt_model_block(&block, model, i, err));
-    QT_TRY(load_table(&rt->embed, l, &outer.embed, err));
-    QT_TRY(load_table(&rt->positions, l, &outer.positions, err));
+    QT_TRY(rt_load_table(&rt->embed, l, &outer.embed, err));
+    QT_TRY(rt_load_table(&rt->positions, l, &outer.positions, err));
     QT_TRY(load_head(l, &outer, err));
-    QT_TRY(load_norm(&rt->final_norm, l, &outer.final_norm, outer.norm, NULL, err));
+    QT_TRY(rt_load_norm(&rt->embed_norm, l, &outer.embed_norm, outer.norm, NULL, err));
+    QT_TRY(rt_load_norm(&rt->final_norm, l, &outer.final_norm, outer.norm, NULL, err));
+    QT_TRY(load_slopes(l, model, err));
+    if (outer.inputs.weight)
+        QT_TRY(rt_load_inputs(l, &outer, err));
+    if (outer.value_norm)
+        QT_TRY(load_ones(&ones, l, qt_model_info(model)->head_dim, err));
     for (size_t i = 0; i < layers; i++) {
         qt_log_progress(rt->opt.log, "load", (double)i, (double)layers);
         QT_TRY(qt_model_block(&block, model, i, err));
         QT_TRY(load_layer(&rt->layers[i], l, &block, i, outer.norm, err));
+        rt->layers[i].v_norm = (struct qtool_decoder_norm){.weight = ones, .eps = outer.value_eps};
     }
     qt_log_progress(rt->opt.log, "load", (double)layers, (double)layers);
     for (int kind = 0; kind < QT_ROPES; kind++)

@@ -32,6 +32,22 @@ int rt_load_vector(const float **out, struct rt_loader *l, const char *name,
                    const struct qt_part *part, const struct rt_adjust *how, struct qt_err *err);
 /* Writes rows [part->first, part->first + part->n) as FP16 to device memory. */
 int rt_upload_rows(void *dst, struct rt_loader *l, const struct qt_part *part, struct qt_err *err);
+int rt_load_norm(struct qtool_decoder_norm *out, struct rt_loader *l, const struct qt_part *part,
+                 enum qt_norm_kind kind, const struct qt_act *act, struct qt_err *err);
+/* *out = a matrix in FP16, or NULL if the model has no such part. */
+int rt_load_table(const void **out, struct rt_loader *l, const struct qt_part *part,
+                  struct qt_err *err);
+/* Loads the parts (row ranges of one tensor, or whole tensors), packed as they are. act: of the
+ * input; NULL or k 0: not quantized. */
+int rt_load_group(struct rt_group *out, struct rt_loader *l, const struct qt_part *const *parts,
+                  size_t count, const struct qt_act *act, struct qt_err *err);
+
+/* ---- load_inputs.c -------------------------------------------------------------------------- */
+
+/* Table, projection and norm of the inputs of single layers, and the sublayer that reads them. */
+int rt_load_inputs(struct rt_loader *l, const struct qt_outer *outer, struct qt_err *err);
+int rt_load_layer_inputs(struct rt_layer *out, struct rt_loader *l, const struct qt_block *b,
+                         enum qt_norm_kind kind, struct qt_err *err);
 
 /* ---- load_runs.c ---------------------------------------------------------------------------- */
 

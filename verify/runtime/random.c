@@ -165,7 +165,12 @@ static int random_layers(struct qt_runtime *rt, const struct qt_runtime_shape *s
         qt_log_progress(rt->opt.log, "load", (double)layer, (double)s->layers);
         QT_TRY(qt_stop_check(err));
         rt->original = layer ? first : 0;
-        *l = (struct rt_layer){.width = s->width, .gated = true, .rope = QT_ROPE_FULL};
+        *l = (struct rt_layer){.width = s->width,
+                               .gated = true,
+                               .kv_heads = s->kv_heads,
+                               .head_dim = s->head_dim,
+                               .keys_of = layer,
+                               .rope = QT_ROPE_FULL};
         QT_TRY(ones(&l->attn_in, rt, s->hidden, err));
         QT_TRY(ones(&l->mlp_in, rt, s->hidden, err));
         if (s->experts) {
@@ -185,15 +190,16 @@ done:
 }
 
 /* A rotation by 0: its time does not depend on the angle. */
-static int no_rotation(struct qt_runtime *rt, struct qt_err *err)
+static int no_rotation(struct qt_runtime *rt, size_t rotary, struct qt_err *err)
 {
-    const size_t count = rt->opt.capacity * (rt->config.rotary / 2);
+    const size_t count = rt->opt.capacity * (rotary / 2);
     struct rt_rope *rope = &rt->rope[QT_ROPE_FULL];
     float *values = NULL;
     int rc;
     QT_TRY(qt_array_new(&values, count, sizeof *values, err));
     for (size_t i = 0; i < count; i++)
         values[i] = 1;
+    rope->rotary = rotary;
     QT_TRY(rt_alloc(rt, &rope->cos, count, sizeof *values, err));
     QT_TRY(rt_alloc(rt, &rope->sin, count, sizeof *values, err));
     QT_TRY(rt->gpu->upload(rt->gpu, rope->cos, values, count * sizeof *values, err));
@@ -231,9 +237,6 @@ int rt_load_random(struct qt_runtime *rt, const struct qt_runtime_shape *shape,
                                     .hidden = shape->hidden,
                                     .vocab = shape->vocab,
                                     .heads = shape->heads,
-                                    .kv_heads = shape->kv_heads,
-                                    .head_dim = shape->head_dim,
-                                    .rotary = shape->head_dim,
                                     .attn_scale = 0.088388348f, /* 1 / sqrt(128) */
                                     .embed_scale = 1,
                                     .residual_scale = 1,
@@ -242,7 +245,7 @@ int rt_load_random(struct qt_runtime *rt, const struct qt_runtime_shape *shape,
     QT_TRY(random_halves(&rt->embed, rt, shape->vocab * shape->hidden, 1, err));
     QT_TRY(random_head(rt, shape, head, err));
     QT_TRY(ones(&rt->final_norm, rt, shape->hidden, err));
-    QT_TRY(no_rotation(rt, err));
+    QT_TRY(no_rotation(rt, shape->head_dim, err));
     QT_TRY(random_layers(rt, shape, spec, err));
 done:
     return rc;

@@ -6,73 +6,94 @@
 
 /* ---- caches and activations ----------------------------------------------------------------- */
 
-static int check_attention(const struct qt_runtime *rt, struct qt_err *err)
+/* The attention of a layer over a 4-bit cache. */
+static int check_kv4(const struct qt_runtime *rt, const struct rt_layer *l, struct qt_err *err)
 {
-    const struct rt_config *c = &rt->config;
-    if (c->head_dim > 256)
-        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                       "attention heads of %zu channels: the fused runtime supports up to 256",
-                       c->head_dim);
-    if (!rt->opt.kv4)
-        return QT_OK;
-    if ((c->head_dim != 64 && c->head_dim != 128) || c->attn_softcap > 0)
+    if ((l->head_dim != 64 && l->head_dim != 128) || rt->config.attn_softcap > 0)
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
                        "the kernels of the 4-bit cache support attention heads of 64 and 128 "
                        "channels without a softcap");
-    for (size_t i = 0; i < c->layers; i++)
-        if (rt->layers[i].sinks ||
-            (rt->layers[i].window && rt->layers[i].window < rt->opt.capacity))
-            return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
-                           "the kernels of the 4-bit cache do not support sliding windows and "
-                           "attention sinks");
+    if (l->sinks || rt->slopes || (l->window && l->window < rt->opt.capacity))
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "the kernels of the 4-bit cache do not support sliding windows, attention "
+                       "sinks and ALiBi");
+    if (l != &rt->layers[l->keys_of] || l->v_norm.weight || rt->config.clip > 0)
+        return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                       "the kernels of the 4-bit cache do not support shared, normalized or "
+                       "clipped keys and values");
     return QT_OK;
 }
 
-static int new_f16_cache(struct qtool_kv_cache *out, struct qt_runtime *rt, size_t sequences,
-                         struct qt_err *err)
+static int check_attention(const struct qt_runtime *rt, struct qt_err *err)
 {
-    const struct rt_config *c = &rt->config;
-    const size_t tokens = sequences * c->kv_heads * rt->page;
+    int rc = QT_OK;
+    for (size_t i = 0; i < rt->config.layers; i++) {
+        const struct rt_layer *l = &rt->layers[i];
+        if (l->head_dim > RT_HEAD_DIM)
+            return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                           "attention heads of %zu channels: the fused runtime supports up to %d",
+                           l->head_dim, RT_HEAD_DIM);
+        if (rt->slopes && l->head_dim > RT_SLOPES_DIM)
+            return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
+                           "attention heads of %zu channels: with ALiBi the fused runtime supports "
+                           "up to %d",
+                           l->head_dim, RT_SLOPES_DIM);
+        if (rt->opt.kv4)
+            QT_TRY(check_kv4(rt, l, err));
+    }
+done:
+    return rc;
+}
+
+static int new_f16_cache(struct qtool_kv_cache *out, struct qt_runtime *rt,
+                         const struct rt_layer *l, size_t sequences, struct qt_err *err)
+{
+    const size_t tokens = sequences * l->kv_heads * rt->page;
     int rc;
     *out = (struct qtool_kv_cache){.format = QTOOL_KV_F16,
-                                   .heads = c->kv_heads,
-                                   .head_dim = c->head_dim,
+                                   .heads = l->kv_heads,
+                                   .head_dim = l->head_dim,
                                    .page_tokens = rt->page};
-    QT_TRY(rt_alloc(rt, &out->k, tokens, c->head_dim * 2, err));
-    QT_TRY(rt_alloc(rt, &out->v, tokens, c->head_dim * 2, err));
+    QT_TRY(rt_alloc(rt, &out->k, tokens, l->head_dim * 2, err));
+    QT_TRY(rt_alloc(rt, &out->v, tokens, l->head_dim * 2, err));
 done:
     return rc;
 }
 
-static int new_int4_cache(struct qtool_kv_cache *out, struct qt_runtime *rt, struct qt_err *err)
+static int new_int4_cache(struct qtool_kv_cache *out, struct qt_runtime *rt,
+                          const struct rt_layer *l, struct qt_err *err)
 {
-    const struct rt_config *c = &rt->config;
-    const size_t heads = rt->opt.sequences * c->kv_heads, tokens = heads * rt->page;
+    const size_t heads = rt->opt.sequences * l->kv_heads, tokens = heads * rt->page;
     int rc;
     *out = (struct qtool_kv_cache){.format = QTOOL_KV_INT4,
-                                   .heads = c->kv_heads,
-                                   .head_dim = c->head_dim,
+                                   .heads = l->kv_heads,
+                                   .head_dim = l->head_dim,
                                    .page_tokens = rt->page};
-    QT_TRY(rt_alloc(rt, &out->k, tokens, c->head_dim / 2, err));
-    QT_TRY(rt_alloc(rt, &out->v, tokens, c->head_dim / 2, err));
-    QT_TRY(rt_alloc(rt, &out->k_param, tokens / QTOOL_KV_GROUP, 4 * c->head_dim, err));
-    QT_TRY(rt_alloc(rt, &out->v_param, tokens, c->head_dim / 8, err));
-    QT_TRY(rt_alloc(rt, &out->k_first, heads, 2 * c->head_dim, err));
-    QT_TRY(rt_alloc(rt, &out->k_tail, heads, QTOOL_KV_GROUP * 2 * c->head_dim, err));
+    QT_TRY(rt_alloc(rt, &out->k, tokens, l->head_dim / 2, err));
+    QT_TRY(rt_alloc(rt, &out->v, tokens, l->head_dim / 2, err));
+    QT_TRY(rt_alloc(rt, &out->k_param, tokens / QTOOL_KV_GROUP, 4 * l->head_dim, err));
+    QT_TRY(rt_alloc(rt, &out->v_param, tokens, l->head_dim / 8, err));
+    QT_TRY(rt_alloc(rt, &out->k_first, heads, 2 * l->head_dim, err));
+    QT_TRY(rt_alloc(rt, &out->k_tail, heads, QTOOL_KV_GROUP * 2 * l->head_dim, err));
 done:
     return rc;
 }
 
+/* With a 4-bit cache all layers have the same heads (check_kv4: none of the families that do has
+ * others), and share the FP16 keys and values of a prompt. */
 static int new_caches(struct qt_runtime *rt, struct qt_err *err)
 {
     int rc = QT_OK;
     for (size_t i = 0; i < rt->config.layers; i++) {
-        struct qtool_kv_cache *cache = &rt->layers[i].cache;
-        QT_TRY(rt->opt.kv4 ? new_int4_cache(cache, rt, err)
-                           : new_f16_cache(cache, rt, rt->opt.sequences, err));
+        struct rt_layer *l = &rt->layers[i];
+        if (l->keys_of < i)
+            l->cache = rt->layers[l->keys_of].cache;
+        else
+            QT_TRY(rt->opt.kv4 ? new_int4_cache(&l->cache, rt, l, err)
+                               : new_f16_cache(&l->cache, rt, l, rt->opt.sequences, err));
     }
     if (rt->opt.kv4)
-        QT_TRY(new_f16_cache(&rt->scratch, rt, rt->group_most, err));
+        QT_TRY(new_f16_cache(&rt->scratch, rt, rt->layers, rt->group_most, err));
 done:
     return rc;
 }
@@ -94,18 +115,22 @@ static size_t invariant_rows(const struct qt_runtime *rt)
 static int new_activations(struct qt_runtime *rt, struct qt_err *err)
 {
     const struct rt_config *c = &rt->config;
-    const size_t rows = rt->rows, q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
-    size_t qkv = 0, gate_up = 0, width = 0, router = 0, top_k = 0, shared = 0;
+    const size_t rows = rt->rows, inputs = c->layers * c->inputs;
+    size_t q = 0, kv = 0, qkv = 0, gate_up = inputs, width = c->inputs, router = 0, top_k = 0,
+           shared = 0;
     int rc;
     for (size_t i = 0; i < c->layers; i++) {
-        qkv = qt_max_size(qkv, group_width(&rt->layers[i].qkv));
-        const struct rt_mixture *x = &rt->layers[i].mixture;
-        gate_up = qt_max_size(gate_up, group_width(&rt->layers[i].gate_up));
+        const struct rt_layer *l = &rt->layers[i];
+        const struct rt_mixture *x = &l->mixture;
+        q = qt_max_size(q, c->heads * l->head_dim);
+        kv = qt_max_size(kv, l->kv_heads * l->head_dim);
+        qkv = qt_max_size(qkv, group_width(&l->qkv));
+        gate_up = qt_max_size(gate_up, group_width(&l->gate_up));
         gate_up = qt_max_size(gate_up, x->top_k * 2 * x->width);
-        width = qt_max_size(width, qt_max_size(rt->layers[i].width, x->top_k * x->width));
+        width = qt_max_size(width, qt_max_size(l->width, x->top_k * x->width));
         router = qt_max_size(router, x->router.n);
         top_k = qt_max_size(top_k, x->top_k);
-        shared = x->experts && rt->layers[i].width ? c->hidden : shared;
+        shared = x->experts && l->width ? c->hidden : shared;
     }
     QT_TRY(rt_alloc(rt, &rt->hidden, rows, c->hidden * sizeof *rt->hidden, err));
     QT_TRY(rt_alloc(rt, &rt->x, rows, c->hidden * 2, err));
@@ -116,6 +141,8 @@ static int new_activations(struct qt_runtime *rt, struct qt_err *err)
     QT_TRY(rt_alloc(rt, &rt->gate_up, rows, gate_up * 2, err));
     QT_TRY(rt_alloc(rt, &rt->act, rows, width * 2, err));
     QT_TRY(rt_alloc(rt, &rt->down, rows, c->hidden * 2, err));
+    QT_TRY(rt_alloc(rt, &rt->input_sum, rows, inputs * sizeof *rt->input_sum, err));
+    QT_TRY(rt_alloc(rt, &rt->layer_inputs, rows, inputs * 2, err));
     QT_TRY(rt_alloc(rt, &rt->shared, rows, shared * 2, err));
     QT_TRY(rt_alloc(rt, &rt->router, rows, router * sizeof *rt->router, err));
     QT_TRY(rt_alloc(rt, &rt->expert, rows, top_k * sizeof *rt->expert, err));
@@ -429,11 +456,12 @@ static int repeat(struct qt_runtime *rt, void *p, size_t bytes, size_t have, siz
 /* Gives the sequences from `have` on the caches and logits of those before. */
 static int repeat_sequences(struct qt_runtime *rt, size_t have, struct qt_err *err)
 {
-    const size_t count = rt->opt.sequences, dim = rt->config.head_dim, heads = rt->config.kv_heads;
-    const size_t tokens = heads * rt->page, key = rt->opt.kv4 ? dim / 2 : dim * 2;
+    const size_t count = rt->opt.sequences;
     int rc = QT_OK;
     for (size_t i = 0; i < rt->config.layers; i++) {
         const struct qtool_kv_cache *c = &rt->layers[i].cache;
+        const size_t dim = c->head_dim, heads = c->heads, tokens = heads * rt->page;
+        const size_t key = rt->opt.kv4 ? dim / 2 : dim * 2;
         QT_TRY(repeat(rt, c->k, tokens * key, have, count, err));
         QT_TRY(repeat(rt, c->v, tokens * key, have, count, err));
         QT_TRY(repeat(rt, c->k_param, tokens / QTOOL_KV_GROUP * 4 * dim, have, count, err));

@@ -53,13 +53,19 @@ struct rt_mixture {
 };
 
 struct rt_layer {
-    struct qtool_decoder_norm attn_in, q_norm, k_norm, attn_out, mlp_in, mlp_out;
+    struct qtool_decoder_norm attn_in, q_norm, k_norm, v_norm, attn_out, mlp_in, mlp_out;
     /* gate_up: gate, up; or up only. gate_up and down: of the dense MLP or of the shared expert */
     struct rt_group qkv, o, gate_up, down;
     struct rt_mixture mixture;
     const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias, *sinks;
     size_t width; /* channels of the input of down; 0: only routed experts */
     bool gated;
+    /* A third sublayer: out(act(gate x) * the layer's inputs); linears 0: none. */
+    struct rt_group input_gate, input_out;
+    struct qtool_decoder_norm input_norm;
+    float scale; /* of the output of the layer; 0: none */
+    size_t kv_heads, head_dim;
+    size_t keys_of; /* number of the layer with the cache: this one, or an earlier one */
     size_t window;
     enum qt_rope_kind rope;
     struct qtool_kv_cache cache; /* k and v: the FP16 cache, or that of the 4-bit format */
@@ -67,15 +73,17 @@ struct rt_layer {
 
 /* What all layers share. */
 struct rt_config {
-    size_t layers, hidden, vocab, heads, kv_heads, head_dim, rotary;
+    size_t layers, hidden, vocab, heads;
+    size_t inputs; /* channels of the inputs of a layer; 0: none */
     bool norm_after, parallel, norm_all_heads, norm_last, interleaved;
     size_t position_offset;
     enum qtool_decoder_act act;
-    float attn_scale, attn_softcap, embed_scale, residual_scale, logit_scale, logit_softcap;
+    float clip, attn_scale, attn_softcap, embed_scale, residual_scale, logit_scale, logit_softcap;
 };
 
 struct rt_rope {
     float *cos, *sin; /* [capacity][rotary / 2]; NULL: none */
+    size_t rotary;
 };
 
 enum rt_type {
@@ -156,16 +164,22 @@ struct qt_runtime {
      * is uploaded into copies. */
     size_t original;
     struct rt_rope rope[QT_ROPES], query_rope; /* query_rope: for QT_ROPE_FULL, if it differs */
+    const float *slopes;                       /* [heads], ALiBi; NULL: none */
     const void *embed, *positions;             /* F16 */
-    struct rt_linear head;                     /* not w4ax */
+    const void *inputs;                        /* F16 [vocab][layers * inputs]; NULL: none */
+    struct rt_linear inputs_project;
+    struct qtool_decoder_norm inputs_norm;
+    struct rt_linear head; /* not w4ax */
     const float *head_bias;
-    struct qtool_decoder_norm final_norm;
+    struct qtool_decoder_norm embed_norm, final_norm;
     size_t page;       /* tokens of a sequence in the cache */
     size_t rows;       /* tokens that run at a time, at most */
     size_t group_most; /* sequences of a prompt that run at a time, at most */
     /* Activations of `rows` tokens. */
     float *hidden;
     void *x, *qkv, *q, *attended, *o, *gate_up, *act, *down, *row_k, *row_v;
+    float *input_sum;              /* inputs of all layers */
+    void *layer_inputs;            /* F16, the same */
     void *shared;                  /* output of the shared expert; `down` is that of the others */
     float *router, *expert_weight; /* logits; weights of the chosen experts */
     int *expert;                   /* numbers of these */
@@ -183,6 +197,8 @@ struct qt_runtime {
 };
 
 enum { RT_LOGIT_ROWS = 256, RT_PROMPT_ROWS = 8192, RT_INVARIANT_ROWS = 16 };
+/* Channels of an attention head, at most; with ALiBi. */
+enum { RT_HEAD_DIM = 512, RT_SLOPES_DIM = 128 };
 
 /* ---- load.c --------------------------------------------------------------------------------- */
 
