@@ -128,11 +128,14 @@ static const struct qt_gguf_part minimax_m2_parts[] = {
     {"block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias", BARE},
     {0},
 };
+#define HUNYUAN_ATTENTION                                                                          \
+    LLAMA_QKV(BIAS), LLAMA_NORMS, {"self_attn.query_layernorm", "attn_q_norm", 0},                 \
+    {                                                                                              \
+        "self_attn.key_layernorm", "attn_k_norm", 0                                                \
+    }
+static const struct qt_gguf_part hunyuan_dense_parts[] = {HUNYUAN_ATTENTION, LLAMA_MLP(0), {0}};
 static const struct qt_gguf_part hunyuan_moe_parts[] = {
-    LLAMA_QKV(BIAS),
-    LLAMA_NORMS,
-    {"self_attn.query_layernorm", "attn_q_norm", 0},
-    {"self_attn.key_layernorm", "attn_k_norm", 0},
+    HUNYUAN_ATTENTION,
     EXPERTS("mlp.gate.wg", 0),
     {"mlp.shared_mlp.gate_proj", "ffn_gate_shexp", 0},
     {"mlp.shared_mlp.up_proj", "ffn_up_shexp", 0},
@@ -261,6 +264,7 @@ static const struct qt_gguf_family families[] = {
     {"glm4_moe_lite", "deepseek2", NULL, deepseek2_parts, false, false},
     {"ernie4_5_moe", "ernie4_5-moe", NULL, ernie4_5_moe_parts, false, false},
     {"minimax_m2", "minimax-m2", NULL, minimax_m2_parts, false, false},
+    {"hunyuan_v1_dense", "hunyuan-dense", NULL, hunyuan_dense_parts, false, false},
     {"hunyuan_v1_moe", "hunyuan-moe", NULL, hunyuan_moe_parts, false, false},
     {"qwen3_next", "qwen3next", NULL, qwen3_next_parts, false, true},
     {"qwen3_5_text", "qwen35", NULL, qwen3_5_parts, false, true},

@@ -60,6 +60,7 @@ static const struct qt_gguf_arch table[] = {
     {.family = "glm4_moe_lite", .latent = true, .routed = true},
     {.family = "ernie4_5_moe", .routed = true, .theta = 5e5},
     {.family = "minimax_m2", .routed = true, .head = HEAD_OWN, .theta = 5e6},
+    {.family = "hunyuan_v1_dense"},
     {.family = "hunyuan_v1_moe", .normalized = true},
     {.family = "qwen3_next", .delta = true, .normalized = true},
     {.family = "qwen3_5_text", .delta = true, .sections = true},

@@ -67,6 +67,8 @@ ARCHS = {
     "minimax_m2": ("minimax_m2", dict(
         head_dim=64, intermediate_size=96, num_local_experts=6, num_experts_per_tok=2,
         rotary_dim=32, **rope(rope_type="default", partial_rotary_factor=0.5))),
+    "hunyuan_dense": ("hunyuan_v1_dense", dict(head_dim=64, attention_bias=False, **rope(
+        rope_type="dynamic", alpha=100.0, factor=1.0))),
     "hunyuan_moe": ("hunyuan_v1_moe", dict(
         head_dim=64, intermediate_size=96, num_experts=6, moe_topk=2, attention_bias=False,
         **rope(rope_type="dynamic", alpha=100.0, factor=1.0))),
@@ -119,7 +121,7 @@ ARCHS = {
     "glm4": ("glm4", dict(head_dim=32, attention_bias=True)),
 }
 # qtool does not read these files.
-WRITTEN_ONLY = {"deepseek_v2", "deepseek_v3", "glm4_moe_lite", "olmoe", "dots1", "ernie4_5_moe", "minimax_m2", "hunyuan_moe", "qwen3_next", "qwen3_5",
+WRITTEN_ONLY = {"deepseek_v2", "deepseek_v3", "glm4_moe_lite", "olmoe", "dots1", "ernie4_5_moe", "minimax_m2", "hunyuan_dense", "hunyuan_moe", "qwen3_next", "qwen3_5",
                 "qwen3_5_moe"}
 
 

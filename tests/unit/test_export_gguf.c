@@ -93,6 +93,8 @@ static const struct {
      "blk.1.exp_probs_b.bias", false, false, false, -1},
     {"minimax_m2", "model.layers.1.block_sparse_moe.experts.2.w3.weight",
      "blk.1.ffn_up_exps.weight", false, false, false, 2},
+    {"hunyuan_v1_dense", "model.layers.1.self_attn.query_layernorm.weight",
+     "blk.1.attn_q_norm.weight", false, false, false, -1},
     {"hunyuan_v1_moe", "model.layers.1.mlp.gate.wg.weight", "blk.1.ffn_gate_inp.weight", false,
      false, true, -1},
     {"mixtral", "model.layers.2.block_sparse_moe.experts.3.w2.weight", "blk.2.ffn_down_exps.weight",
