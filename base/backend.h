@@ -484,9 +484,11 @@ struct qt_backend {
 
     /* ---- rounding; NULL if not implemented: the scheme then rounds on the host ---- */
 
-    /* Chooses codes, scales and zero-points. QT_E_UNSUPPORTED for groups that are longer than 256
-     * columns, unless one group spans the row. */
-    int (*round)(struct qt_backend *be, struct qt_round *job, struct qt_err *err);
+    /* Chooses codes, scales and zero-points of `count` matrices. Each has the results that it has
+     * alone; together they take less time, if one does not keep the backend busy. QT_E_UNSUPPORTED
+     * for groups that are longer than 256 columns, unless one group spans the row. */
+    int (*round)(struct qt_backend *be, struct qt_round *const *jobs, size_t count,
+                 struct qt_err *err);
     /* Fills in the results of the job: see its struct. */
     int (*mix24_costs)(struct qt_backend *be, const struct qt_mix24_costs *job, struct qt_err *err);
     int (*mix24_extent)(struct qt_backend *be, struct qt_mix24_extent *job, struct qt_err *err);

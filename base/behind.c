@@ -13,8 +13,8 @@ struct qt_behind {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     /* The rest is protected by the lock. */
-    struct qt_behind_job jobs[QT_BEHIND_JOBS];
-    size_t added, taken, finished; /* numbers of jobs; job i is at i % QT_BEHIND_JOBS */
+    struct qt_behind_job jobs[QT_BEHIND_SMALL_JOBS];
+    size_t added, taken, finished; /* numbers of jobs; job i is at i % QT_BEHIND_SMALL_JOBS */
     size_t done;
     bool closing;
     int rc; /* of the first failed job, with err */
@@ -50,7 +50,7 @@ static void *work(void *ctx)
             pthread_cond_wait(&b->changed, &b->lock);
         if (b->taken == b->added)
             break;
-        const struct qt_behind_job job = b->jobs[b->taken++ % QT_BEHIND_JOBS];
+        const struct qt_behind_job job = b->jobs[b->taken++ % QT_BEHIND_SMALL_JOBS];
         do_job(b, &job);
         b->finished++;
         pthread_cond_broadcast(&b->changed);
@@ -82,11 +82,12 @@ static int failure(const struct qt_behind *b, struct qt_err *err)
 
 int qt_behind_add(struct qt_behind *b, const struct qt_behind_job *job, struct qt_err *err)
 {
+    const size_t most = job->small ? QT_BEHIND_SMALL_JOBS : QT_BEHIND_JOBS;
     pthread_mutex_lock(&b->lock);
-    while (b->added - b->finished == QT_BEHIND_JOBS)
+    while (b->added - b->finished >= most)
         pthread_cond_wait(&b->changed, &b->lock);
     if (b->threaded) {
-        b->jobs[b->added++ % QT_BEHIND_JOBS] = *job;
+        b->jobs[b->added++ % QT_BEHIND_SMALL_JOBS] = *job;
         pthread_cond_broadcast(&b->changed);
     } else
         do_job(b, job);

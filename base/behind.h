@@ -1,20 +1,23 @@
 /*
  * A background thread that does jobs in the order in which they are added, while the caller goes
- * on. At most QT_BEHIND_JOBS wait or run at a time. After a failed job the others are not run.
+ * on. At most QT_BEHIND_JOBS wait or run when one is added, or QT_BEHIND_SMALL_JOBS if it is small:
+ * callers bound the memory of what waits. After a failed job the others are not run.
  */
 #ifndef QT_BASE_BEHIND_H
 #define QT_BASE_BEHIND_H
 
 #include "base/status.h"
+#include <stdbool.h>
 #include <stddef.h>
 
-enum { QT_BEHIND_JOBS = 3 };
+enum { QT_BEHIND_JOBS = 3, QT_BEHIND_SMALL_JOBS = 32 };
 
 /* Both functions are called in the background thread, `drop` last and always. */
 struct qt_behind_job {
     int (*run)(void *ctx, struct qt_err *err);
     void (*drop)(void *ctx);
     void *ctx;
+    bool small;
 };
 
 struct qt_behind;

@@ -165,7 +165,9 @@ int qt_checksums_start(struct qt_checksums **out, const char *dir, const json_t 
     for (size_t i = 0; i < c->sums.count; i++)
         c->sums.items[i].running = qt_running_hashes_of(running, c->sums.items[i].path);
     QT_TRY(qt_behind_open(&c->behind, err));
-    rc = qt_behind_add(c->behind, &(struct qt_behind_job){sum_files, drop_nothing, &c->sums}, err);
+    rc = qt_behind_add(
+        c->behind, &(struct qt_behind_job){.run = sum_files, .drop = drop_nothing, .ctx = &c->sums},
+        err);
 done:
     if (rc < 0) {
         qt_checksums_close(c);

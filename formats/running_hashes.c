@@ -116,8 +116,9 @@ void qt_running_hashes_advance(struct qt_running_hashes *r, const struct qt_writ
         s->to = committed_end(r, w, i);
         if (s->to <= s->hashed)
             continue;
-        if (qt_behind_add(r->behind, &(struct qt_behind_job){follow, drop_nothing, s}, NULL) ==
-            QT_OK)
+        if (qt_behind_add(r->behind,
+                          &(struct qt_behind_job){.run = follow, .drop = drop_nothing, .ctx = s},
+                          NULL) == QT_OK)
             r->added++;
         return;
     }

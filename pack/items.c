@@ -187,7 +187,9 @@ struct qt_run_item {
     struct qt_matrix w;
     struct qt_blob blob;
     struct qt_error error;
-    bool measured; /* error is known */
+    bool measured;                /* error is known */
+    struct qt_rounding *rounding; /* NULL: `packed` is rounded */
+    struct qt_solve_report report;
     json_t *hessian;
     json_t *input; /* NULL: none */
 };
@@ -195,6 +197,7 @@ struct qt_run_item {
 static void item_free(void *ctx)
 {
     struct qt_run_item *f = ctx;
+    qt_rounding_free(f->rounding);
     if (!f->borrowed)
         qt_packed_free(&f->packed);
     qt_blob_free(&f->blob);
@@ -301,12 +304,19 @@ int qt_run_settle(struct qt_run *run, struct qt_err *err)
 static int hand_over(struct qt_run_item *f, int (*finish)(void *ctx, struct qt_err *err),
                      struct qt_err *err)
 {
+    enum { SMALL = 1 << 21 }; /* weights: an expert's matrix */
     struct qt_run *run = f->run;
     int rc = QT_OK;
     run->handed_over[run->nhanded_over++] = f->i;
     run->made[f->i] = true;
     if (run->behind) {
-        rc = qt_behind_add(run->behind, &(struct qt_behind_job){finish, item_free, f}, err);
+        rc = qt_behind_add(
+            run->behind,
+            &(struct qt_behind_job){.run = finish,
+                                    .drop = item_free,
+                                    .ctx = f,
+                                    .small = run->plan.items[f->i].tensor->count <= SMALL},
+            err);
         collect(run, qt_behind_done(run->behind));
         return rc;
     }
@@ -332,16 +342,15 @@ int qt_run_copy_item(struct qt_run *run, size_t i, struct qt_err *err)
     return rc < 0 ? rc : hand_over(f, finish_copied, err);
 }
 
-/* Chooses the codes of f->packed. */
-static int round_item(struct qt_run_item *f, const struct qt_spec *spec, struct qt_factor *factor,
-                      const struct qt_place *place, const struct qt_packed_part *part,
-                      struct qt_solve_report *report, struct qt_err *err)
+static int prepare_item(struct qt_run_item *f, const struct qt_spec *spec, struct qt_factor *factor,
+                        const struct qt_place *place, const struct qt_packed_part *part,
+                        struct qt_err *err)
 {
     struct qt_backend *be = factor ? factor->backend : f->run->opt->backend;
     f->measured = !factor && !f->run->behind;
-    return f->measured
-               ? qt_packed_quantize_on(be, &f->packed, spec, &f->w, NULL, &f->error, err)
-               : qt_packed_round(&f->packed, spec, &f->w, factor, be, place, part, report, err);
+    return f->measured ? qt_packed_quantize_on(be, &f->packed, spec, &f->w, NULL, &f->error, err)
+                       : qt_rounding_new(&f->rounding, &f->packed, spec, &f->w, factor, be, place,
+                                         part, &f->report, err);
 }
 
 int qt_run_item_new(struct qt_run_item **out, struct qt_run *run, size_t i,
@@ -353,7 +362,6 @@ int qt_run_item_new(struct qt_run_item **out, struct qt_run *run, size_t i,
     const struct qt_tensor *t = item->tensor;
     const double start = qt_clock();
     struct qt_spec spec = item->packed->spec;
-    struct qt_solve_report report = {0};
     struct qt_run_item *f;
     int rc = item_new(&f, run, i, err);
     *out = NULL;
@@ -369,8 +377,8 @@ int qt_run_item_new(struct qt_run_item **out, struct qt_run *run, size_t i,
                               .k = t->shape[1],
                               .file = t->file,
                               .name = t->name};
-    QT_TRY(round_item(f, &spec, hessian->factor, place, part, &report, err));
-    f->hessian = hessian_json(hessian, &report);
+    QT_TRY(prepare_item(f, &spec, hessian->factor, place, part, err));
+    f->hessian = hessian_json(hessian, &f->report);
     if (hessian->input) { /* another thread will count its references */
         f->input = json_deep_copy(hessian->input);
         if (!f->input)
@@ -381,6 +389,35 @@ int qt_run_item_new(struct qt_run_item **out, struct qt_run *run, size_t i,
     return QT_OK;
 done:
     item_free(f);
+    return rc;
+}
+
+bool qt_run_item_is_rounded(const struct qt_run_item *item)
+{
+    return !item->rounding || qt_rounding_done(item->rounding);
+}
+
+int qt_run_items_round(struct qt_run_item *const *items, size_t n, struct qt_err *err)
+{
+    const double start = qt_clock();
+    struct qt_rounding **all = NULL;
+    size_t count = 0;
+    int rc;
+    QT_TRY(qt_array_new(&all, n, sizeof *all, err));
+    for (size_t i = 0; i < n; i++)
+        if (items[i]->rounding)
+            all[count++] = items[i]->rounding;
+    QT_TRY(qt_rounding_run(all, count, err));
+    for (size_t i = 0; i < n; i++) {
+        struct qt_run_item *f = items[i];
+        qt_rounding_free(f->rounding);
+        f->rounding = NULL;
+        if (json_object_get(f->hessian, "error_before"))
+            set_errors(f->hessian, &f->report);
+        f->run->seconds[f->i] += (qt_clock() - start) / (double)n;
+    }
+done:
+    qt_free(all);
     return rc;
 }
 
@@ -432,6 +469,11 @@ int qt_run_make_item(struct qt_run *run, size_t i, struct qt_err *err)
     if (rc == QT_OK)
         rc = qt_run_item_new(&made, run, i, &(struct qt_run_hessian){.fallback = *why ? why : NULL},
                              NULL, NULL, NULL, err);
+    if (rc < 0)
+        return rc;
+    rc = qt_run_items_round(&made, 1, err);
+    if (rc < 0)
+        qt_run_item_free(NULL, made);
     return rc < 0 ? rc : qt_run_item_finish(NULL, made, NULL, err);
 }
 

@@ -29,7 +29,8 @@ struct layer_run {
     struct qt_packed *packed; /* of quantized items */
     struct pending *pending;  /* by input */
     struct undersampled *undersampled;
-    int last_undersampled;     /* the expert that was counted last; -1: none */
+    bool *counted; /* experts of the sublayer: in `undersampled` */
+    struct qt_run_waiting waiting;
     struct qt_sequential *seq; /* NULL if the statistics come from a file */
     json_t *distribution;      /* of the current input; NULL: unknown */
     bool reload;               /* weights of the current input are not in the backend's memory */
@@ -153,10 +154,12 @@ done:
     return rc;
 }
 
-/* Rounds this rank's rows of a linear. f: as for factor_for. */
-static int quantize_linear(struct shared *s, struct layer_run *l, struct qt_factor *f,
-                           const struct qt_observed *seen, struct qt_err *err)
+/* Prepares this rank's rows of a linear, and rounds them if none of the others can be rounded at the
+ * same time. */
+static int quantize_linear(struct shared *s, struct layer_run *l, const struct qt_observed *seen,
+                           struct qt_err *err)
 {
+    struct qt_factor *f = &l->waiting.current;
     const size_t i = s->linear;
     const struct qt_plan_item *item = item_of(l, i);
     struct qt_run_hessian hessian = {
@@ -172,6 +175,8 @@ static int quantize_linear(struct shared *s, struct layer_run *l, struct qt_fact
     int rc = QT_OK;
     QT_TRY(qt_act_plan_arrange(&arrange, &l->run->acts, l->model, &l->linear[i], err));
     if (qt_spec_method(&item->packed->spec) == QT_METHOD_GPTQ) {
+        if (f->k && f->group_size != qt_packed_group(item->packed)) /* is replaced */
+            QT_TRY(qt_run_round_waiting(&l->waiting, err));
         rc = qt_observed_factor(f, seen, item->packed, l->run->opt->calibration->backend, &inner);
         if (rc == QT_OK)
             hessian.factor = f;
@@ -189,10 +194,12 @@ static int quantize_linear(struct shared *s, struct layer_run *l, struct qt_fact
     QT_TRY(qt_run_item_new(&s->item, l->run, l->item[i], &hessian, arrange.input ? &arrange : NULL,
                            &place, divided ? &s->own : NULL, err));
     s->scale_exp2 = qt_run_item_packed(s->item)->scale_exp2;
-    if (!divided) {
+    if (divided)
+        QT_TRY(qt_run_items_round(&s->item, 1, err));
+    else {
         struct qt_run_item *whole = s->item;
         s->item = NULL;
-        rc = qt_run_item_finish(s->in_place ? NULL : &l->packed[i], whole, NULL, err);
+        rc = qt_run_wait(&l->waiting, whole, s->in_place ? NULL : &l->packed[i], err);
     }
 done:
     qt_act_plan_arrange_free(&arrange);
@@ -202,16 +209,15 @@ done:
 static int quantize_own(struct layer_run *l, struct group *g, const struct qt_observed *seen,
                         struct qt_err *err)
 {
-    struct qt_factor f = {0};
     int rc = QT_OK;
     for (size_t i = 0; i < g->n && rc == QT_OK; i++) {
         if (g->linear[i].own.first == g->linear[i].own.end)
             continue;
         rc = qt_run_check_interrupted(l->run, err);
         if (rc == QT_OK)
-            rc = quantize_linear(&g->linear[i], l, &f, seen, err);
+            rc = quantize_linear(&g->linear[i], l, seen, err);
     }
-    qt_factor_free(&f);
+    qt_run_leave_input(&l->waiting);
     return rc;
 }
 
@@ -328,7 +334,8 @@ static size_t width_of(const struct layer_run *l, int input)
     return l->linear[i].k;
 }
 
-/* Quantizes the linears with this input, shared among the ranks of l->comm. */
+/* Quantizes the linears with this input, shared among the ranks of l->comm. Some may then wait to be
+ * rounded, unless others share them. */
 static int quantize_linears(struct layer_run *l, int input, const struct qt_observed *seen,
                             struct qt_err *err)
 {
@@ -344,6 +351,8 @@ static int quantize_linears(struct layer_run *l, int input, const struct qt_obse
         rc = group_new(&g, l, input, err);
     if (rc == QT_OK)
         rc = quantize_own(l, &g, seen, err);
+    if (rc == QT_OK && shared)
+        rc = qt_run_round_waiting(&l->waiting, err);
     QT_TRY(qt_comm_meet(l->comm, rc, err));
     if (shared)
         QT_TRY(share_group(l, &g, err));
@@ -372,8 +381,8 @@ static bool stays_on_backend(const struct layer_run *l, int input)
     return all;
 }
 
-/* Sets seen->missing_tokens of an expert. Counts an expert once, whichever of its inputs has too
- * few tokens. all: tokens of the data. */
+/* Sets seen->missing_tokens of an expert. Counts an expert of a sublayer once, whichever of its
+ * inputs has too few tokens. all: tokens of the data. */
 static void count_undersampled(struct qt_observed *seen, struct layer_run *l, size_t layer,
                                int input, size_t k, size_t all)
 {
@@ -383,11 +392,11 @@ static void count_undersampled(struct qt_observed *seen, struct layer_run *l, si
     if (expert < 0 || routed >= needed || routed == all) /* no tokens left to add */
         return;
     seen->missing_tokens = needed - routed;
-    if (expert == l->last_undersampled)
+    if (l->counted[expert])
         return;
     u->fewest_tokens = u->experts ? qt_min_size(u->fewest_tokens, routed) : routed;
     u->experts++;
-    l->last_undersampled = expert;
+    l->counted[expert] = true;
 }
 
 /* Takes H from a calibration file. */
@@ -414,10 +423,66 @@ static int quantize_from_file(struct layer_run *l, size_t layer, int input, stru
     seen.h = h;
     seen.channels = &c;
     QT_TRY(quantize_linears(l, input, &seen, err));
+    QT_TRY(qt_run_round_waiting(&l->waiting, err));
 done:
     qt_free(routed);
     qt_channels_free(&c);
     qt_free(h);
+    return rc;
+}
+
+/* A linear input, in the order in which a layer is quantized. */
+struct step {
+    int input;
+    bool together; /* the next one does not depend on its linears */
+};
+
+/* Inputs are in order of use, but those of TURN / 2 experts take turns: first what each of them
+ * reads, then what is behind. So small matrices can be rounded together. Ranks share the linears of
+ * one input at a time. */
+static int order_inputs(struct step **out, const struct layer_run *l, size_t layer,
+                        struct qt_err *err)
+{
+    enum { TURN = 32 };
+    const int inputs = (int)qt_model_inputs(l->model, layer);
+    const bool alone = qt_comm_size(l->comm) == 1;
+    size_t n = 0;
+    int rc = qt_array_new(out, (size_t)inputs, sizeof **out, err);
+    for (int first = 0, end; rc == QT_OK && first < inputs; first = end) {
+        end = first + 1;
+        while (alone && end < inputs && end - first < TURN &&
+               qt_model_expert(l->model, layer, first) >= 0 &&
+               !qt_model_ends_sublayer(l->model, layer, end - 1))
+            end++;
+        for (int behind = 0; behind < 2; behind++)
+            for (int i = first + behind; i < end; i += 2)
+                (*out)[n++] = (struct step){i, i + 2 < end};
+    }
+    return rc;
+}
+
+static int quantize_input(struct layer_run *l, struct qt_sequential *seq, size_t layer,
+                          const struct step *step, const struct qt_weights *current,
+                          struct qt_err *err)
+{
+    const struct qt_calibration *data = l->run->opt->calibration;
+    const int input = step->input;
+    struct qt_observed seen = {0};
+    int rc = QT_OK;
+    if (l->pending[input].with_hessian) {
+        QT_TRY(qt_sequential_observe(&seen, seq, input,
+                                     qt_act_plan_find(&l->run->acts, layer, input),
+                                     stays_on_backend(l, input), err));
+        count_undersampled(&seen, l, layer, input, seen.k, data->samples * data->seqlen);
+    }
+    l->reload = false;
+    if (l->pending[input].all)
+        QT_TRY(quantize_linears(l, input, &seen, err));
+    if (l->reload || !step->together)
+        QT_TRY(qt_run_round_waiting(&l->waiting, err));
+    if (l->reload)
+        QT_TRY(qt_sequential_reload(seq, input, current, err));
+done:
     return rc;
 }
 
@@ -426,29 +491,23 @@ static int quantize_and_advance(struct layer_run *l, struct qt_sequential *seq, 
 {
     struct qt_replaced made = {.source = qt_run_weights(l->run), .find = find_packed, .ctx = l};
     const struct qt_weights current = qt_weights_replaced(&made);
-    const struct qt_calibration *data = l->run->opt->calibration;
-    const bool last = layer + 1 == qt_model_info(l->model)->layers;
+    const struct qt_model_info *info = qt_model_info(l->model);
+    const bool last = layer + 1 == info->layers;
     const int end = (int)qt_model_inputs(l->model, layer) - 1;
+    struct step *steps = NULL;
     int rc;
+    QT_TRY(order_inputs(&steps, l, layer, err));
     QT_TRY(qt_sequential_enter(seq, layer, &current, err));
-    for (int input = 0; input <= end; input++) {
-        struct qt_observed seen = {0};
-        if (l->pending[input].with_hessian) {
-            QT_TRY(qt_sequential_observe(&seen, seq, input,
-                                         qt_act_plan_find(&l->run->acts, layer, input),
-                                         stays_on_backend(l, input), err));
-            count_undersampled(&seen, l, layer, input, seen.k, data->samples * data->seqlen);
-        }
-        if (l->pending[input].all) {
-            l->reload = false;
-            QT_TRY(quantize_linears(l, input, &seen, err));
-            if (l->reload)
-                QT_TRY(qt_sequential_reload(seq, input, &current, err));
-        }
-        if (input < end ? qt_model_ends_sublayer(l->model, layer, input) : !last)
-            QT_TRY(qt_sequential_advance(seq, input, err));
+    for (int i = 0; i <= end; i++) {
+        const int input = steps[i].input;
+        QT_TRY(quantize_input(l, seq, layer, &steps[i], &current, err));
+        if (input < end ? !qt_model_ends_sublayer(l->model, layer, input) : last)
+            continue;
+        QT_TRY(qt_sequential_advance(seq, input, err));
+        memset(l->counted, 0, info->experts);
     }
 done:
+    qt_free(steps);
     return rc;
 }
 
@@ -460,7 +519,6 @@ static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt
                           .model = model,
                           .comm = seq ? run->opt->comm : NULL,
                           .undersampled = undersampled,
-                          .last_undersampled = -1,
                           .seq = seq};
     const int inputs = (int)qt_model_inputs(model, layer);
     int rc;
@@ -468,6 +526,7 @@ static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt
     QT_TRY(qt_array_new(&l.item, l.count, sizeof *l.item, err));
     QT_TRY(qt_array_new(&l.packed, l.count, sizeof *l.packed, err));
     QT_TRY(qt_array_new(&l.pending, (size_t)inputs, sizeof *l.pending, err));
+    QT_TRY(qt_array_new(&l.counted, qt_model_info(model)->experts, sizeof *l.counted, err));
     QT_TRY(find_items(&l, err));
     if (seq)
         QT_TRY(quantize_and_advance(&l, seq, layer, err));
@@ -475,6 +534,7 @@ static int run_layer(struct qt_run *run, const struct qt_model *model, struct qt
         if (l.pending[input].all)
             QT_TRY(quantize_from_file(&l, layer, input, err));
 done:
+    qt_run_waiting_free(&l.waiting);
     for (size_t i = 0; l.packed && i < l.count; i++) {
         if (l.packed[i].nsections) { /* the background thread may still read it */
             const int settled = qt_run_settle(run, rc < 0 ? NULL : err);
@@ -485,6 +545,7 @@ done:
     qt_free(l.packed);
     qt_free(l.item);
     qt_free(l.pending);
+    qt_free(l.counted);
     return rc;
 }
 

@@ -299,6 +299,21 @@ int qt_packed_round(struct qt_packed *out, const struct qt_spec *spec, const str
                     struct qt_err *err);
 int qt_packed_complete(struct qt_packed *p, const struct qt_matrix *w, struct qt_error *error,
                        struct qt_err *err);
+/*
+ * qt_packed_round in steps, for several matrices that the backend can round at the same time: each
+ * has the result that it has alone. new prepares one, or rounds it on the host; run rounds those
+ * that are left, all with the same backend; free, which accepts NULL, releases everything but *packed,
+ * and also that unless it is rounded. The arguments of `new`, but for spec, place and part, are
+ * valid until free, which is called after a failure, too.
+ */
+struct qt_rounding;
+int qt_rounding_new(struct qt_rounding **out, struct qt_packed *packed, const struct qt_spec *spec,
+                    const struct qt_matrix *w, struct qt_factor *factor, struct qt_backend *be,
+                    const struct qt_place *place, const struct qt_packed_part *part,
+                    struct qt_solve_report *report, struct qt_err *err);
+bool qt_rounding_done(const struct qt_rounding *r); /* nothing is left for run */
+int qt_rounding_run(struct qt_rounding *const *all, size_t n, struct qt_err *err);
+void qt_rounding_free(struct qt_rounding *r);
 /* True if the backend (NULL: the CPU) rounds matrices like p. */
 bool qt_packed_rounds_on(const struct qt_packed *p, const struct qt_backend *be);
 /* Number of rows that are rounded together under a Hessian, without any influence of other rows but

@@ -290,49 +290,56 @@ static int descent_rounds(const struct qt_spec *spec, const struct qt_place *pla
                                             : 6;
 }
 
-/* The factor may be NULL. Leaves the codes in out->codes. */
-static int round_on_backend(struct qt_packed *out, struct walk *walk, struct qt_backend *be,
-                            const struct qt_factor *factor, const struct qt_place *place,
-                            struct qt_solve_report *report, struct qt_err *err)
+struct qt_rounding {
+    struct qt_packed *out;
+    struct walk walk;
+    struct qt_backend *be;
+    struct qt_round job;
+    void *state;       /* of the scheme */
+    float *importance; /* owned */
+    float *wanted;     /* receives the rounded weights in source order; NULL: job.rounded does */
+    struct qt_solve_report *report;
+    bool done; /* out->codes are complete */
+};
+
+/* Makes the job. The factor may be NULL. */
+static int begin_on_backend(struct qt_rounding *r, const struct qt_factor *factor,
+                            const struct qt_place *place, struct qt_err *err)
 {
+    struct qt_packed *out = r->out;
+    struct qt_backend *be = r->be;
+    struct qt_round *job = &r->job;
     float *const wanted = place ? place->rounded : NULL;
-    const bool arranged = wanted && qt_is_arranged(out);
-    struct qt_matrix targets = *walk->w;
-    struct qt_round job = {.n = out->n,
-                           .k = out->k,
-                           .importance = walk->importance,
-                           .rounded = wanted,
-                           .only_rounded = place && place->only_rounded};
+    struct qt_matrix targets = *r->walk.w;
     struct range range;
-    int rc;
-    if (arranged) {
-        job.rounded = NULL;
-        QT_TRY(qt_backend_floats(&job.rounded, be, out->n, out->k, err));
+    int rc = QT_OK;
+    *job = (struct qt_round){.n = out->n,
+                             .k = out->k,
+                             .importance = r->walk.importance,
+                             .rounded = wanted,
+                             .only_rounded = place && place->only_rounded};
+    if (wanted && qt_is_arranged(out)) {
+        job->rounded = NULL;
+        r->wanted = wanted;
+        QT_TRY(qt_backend_floats(&job->rounded, be, out->n, out->k, err));
     }
-    QT_TRY(qt_backend_floats(&job.w, be, out->n, out->k, err));
-    QT_TRY(load_targets(job.w, &range, walk, be, factor, place, err));
+    QT_TRY(qt_backend_floats(&job->w, be, out->n, out->k, err));
+    QT_TRY(load_targets(job->w, &range, &r->walk, be, factor, place, err));
     targets.data = NULL;
     targets.dtype = QT_F32;
-    QT_TRY(quantize_prepare(walk, out, &targets, &(struct qt_copy){be, job.w}, &range, err));
-    QT_TRY(scale_on_backend(be, job.w, out->n * out->k, -out->scale_exp2, err));
-    job.exp2 = out->scale_exp2;
+    QT_TRY(quantize_prepare(&r->walk, out, &targets, &(struct qt_copy){be, job->w}, &range, err));
+    QT_TRY(scale_on_backend(be, job->w, out->n * out->k, -out->scale_exp2, err));
+    job->exp2 = out->scale_exp2;
     if (factor) {
-        job.h = factor->backend_h;
-        job.v = factor->backend_v;
-        job.order = factor->order;
-        job.group_at = factor->group;
-        job.descent_rounds = descent_rounds(&out->spec, place);
-        job.min_gain = QT_SOLVE_MIN_GAIN;
+        job->h = factor->backend_h;
+        job->v = factor->backend_v;
+        job->order = factor->order;
+        job->group_at = factor->group;
+        job->descent_rounds = descent_rounds(&out->spec, place);
+        job->min_gain = QT_SOLVE_MIN_GAIN;
     }
-    QT_TRY(out->spec.scheme->round_on(out, be, factor, &job, err));
-    if (arranged)
-        QT_TRY(qt_arrange_restore_on(be, wanted, job.rounded, out, err));
-    if (report)
-        *report = (struct qt_solve_report){job.before, job.after_compensation, job.after_descent};
+    QT_TRY(out->spec.scheme->round_begin(&r->state, out, factor, job, err));
 done:
-    if (arranged)
-        be->free(be, job.rounded);
-    be->free(be, job.w);
     return rc;
 }
 
@@ -479,49 +486,58 @@ done:
     return rc;
 }
 
-/* part may be NULL. */
-static int solve(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
-                 struct qt_factor *factor, const struct qt_place *place,
-                 const struct qt_packed_part *part, struct qt_solve_report *report,
-                 struct qt_err *err)
+static int end_on_backend(struct qt_rounding *r, struct qt_err *err)
 {
-    struct walk walk = {0};
-    struct qt_packed_part all = {0, w->n, NULL};
-    float *importance = NULL;
+    const struct qt_round *job = &r->job;
+    int rc = QT_OK;
+    if (r->wanted)
+        QT_TRY(qt_arrange_restore_on(r->be, r->wanted, job->rounded, r->out, err));
+    if (r->report) {
+        *r->report =
+            (struct qt_solve_report){job->before, job->after_compensation, job->after_descent};
+        report_unscale(r->report, r->out->scale_exp2);
+    }
+    r->done = true;
+done:
+    return rc;
+}
+
+/* part may be NULL. */
+static int round_on_host(struct qt_packed *out, struct walk *walk, const struct qt_factor *factor,
+                         const struct qt_place *place, const struct qt_packed_part *part,
+                         struct qt_solve_report *report, struct qt_err *err)
+{
+    const size_t n = walk->w->n;
+    struct qt_packed_part all = {0, n, NULL};
     int rc;
-    *out = (struct qt_packed){0};
     if (!part) {
-        QT_TRY(
-            qt_array_new(&all.panels, qt_ceil_div(w->n, QT_PANEL_ROWS), sizeof *all.panels, err));
+        QT_TRY(qt_array_new(&all.panels, qt_ceil_div(n, QT_PANEL_ROWS), sizeof *all.panels, err));
         part = &all;
     }
-    QT_TRY(fetch_factor(factor, spec, w, err));
-    QT_TRY(importance_new(&importance, factor, spec->scheme->conditional, err));
-    QT_TRY(quantize_begin(&walk, out, spec, w, importance, false, err));
-    QT_TRY(qt_packed_rounds_on(out, factor->backend)
-               ? round_on_backend(out, &walk, factor->backend, factor, place, report, err)
-               : solve_on_host(out, &walk, factor, place, part, report, err));
+    QT_TRY(solve_on_host(out, walk, factor, place, part, report, err));
     report_unscale(report, out->scale_exp2);
     for (size_t i = part->first / QT_PANEL_ROWS; i < qt_ceil_div(part->end, QT_PANEL_ROWS); i++)
         report_unscale(&part->panels[i], out->scale_exp2);
 done:
     qt_free(all.panels);
-    qt_free(importance);
-    quantize_end(&walk, out, rc);
     return rc;
 }
 
-static int quantize_on_backend(struct qt_packed *out, const struct qt_spec *spec,
-                               const struct qt_matrix *w, const float *importance,
-                               struct qt_backend *be, const struct qt_place *place,
-                               struct qt_err *err)
+/* Rounds the matrix of *r, if that is done on the host, under the factor. */
+static int solve_begin(struct qt_rounding *r, const struct qt_spec *spec, const struct qt_matrix *w,
+                       struct qt_factor *factor, const struct qt_place *place,
+                       const struct qt_packed_part *part, struct qt_err *err)
 {
-    struct walk walk;
     int rc;
-    QT_TRY(quantize_begin(&walk, out, spec, w, importance, false, err));
-    QT_TRY(round_on_backend(out, &walk, be, NULL, place, NULL, err));
+    QT_TRY(fetch_factor(factor, spec, w, err));
+    QT_TRY(importance_new(&r->importance, factor, spec->scheme->conditional, err));
+    QT_TRY(quantize_begin(&r->walk, r->out, spec, w, r->importance, false, err));
+    r->be = factor->backend;
+    if (qt_packed_rounds_on(r->out, r->be))
+        return begin_on_backend(r, factor, place, err);
+    QT_TRY(round_on_host(r->out, &r->walk, factor, place, part, r->report, err));
+    r->done = true;
 done:
-    quantize_end(&walk, out, rc);
     return rc;
 }
 
@@ -533,14 +549,98 @@ static bool quantizes_on(const struct qt_spec *spec, const struct qt_matrix *w,
     return qt_packed_describe(&p, spec, w->n, w->k, NULL) == QT_OK && qt_packed_rounds_on(&p, be);
 }
 
+/* The same without a factor. importance may be NULL. */
+static int plain_begin(struct qt_rounding *r, const struct qt_spec *spec, const struct qt_matrix *w,
+                       const float *importance, const struct qt_place *place, struct qt_err *err)
+{
+    int rc;
+    if (!quantizes_on(spec, w, r->be)) {
+        QT_TRY(quantize_on_host(r->out, spec, w, importance, NULL, err));
+        r->done = true;
+        return QT_OK;
+    }
+    QT_TRY(quantize_begin(&r->walk, r->out, spec, w, importance, false, err));
+    QT_TRY(begin_on_backend(r, NULL, place, err));
+done:
+    return rc;
+}
+
+int qt_rounding_new(struct qt_rounding **out, struct qt_packed *packed, const struct qt_spec *spec,
+                    const struct qt_matrix *w, struct qt_factor *factor, struct qt_backend *be,
+                    const struct qt_place *place, const struct qt_packed_part *part,
+                    struct qt_solve_report *report, struct qt_err *err)
+{
+    struct qt_rounding *r;
+    int rc;
+    *out = NULL;
+    *packed = (struct qt_packed){0};
+    QT_TRY(qt_array_new(&r, 1, sizeof *r, err));
+    *r = (struct qt_rounding){.out = packed, .be = be, .report = report};
+    *out = r;
+    QT_TRY(factor ? solve_begin(r, spec, w, factor, place, part, err)
+                  : plain_begin(r, spec, w, NULL, place, err));
+done:
+    return rc;
+}
+
+bool qt_rounding_done(const struct qt_rounding *r)
+{
+    return r->done;
+}
+
+int qt_rounding_run(struct qt_rounding *const *all, size_t n, struct qt_err *err)
+{
+    struct qt_backend *be = NULL;
+    struct qt_round **job = NULL;
+    size_t jobs = 0;
+    int rc;
+    QT_TRY(qt_array_new(&job, n, sizeof *job, err));
+    for (size_t i = 0; i < n; i++)
+        if (!all[i]->done) {
+            be = all[i]->be;
+            job[jobs++] = &all[i]->job;
+        }
+    if (jobs)
+        QT_TRY(be->round(be, job, jobs, err));
+    for (size_t i = 0; i < n; i++)
+        if (!all[i]->done)
+            QT_TRY(end_on_backend(all[i], err));
+done:
+    qt_free(job);
+    return rc;
+}
+
+static void rounding_end(struct qt_rounding *r)
+{
+    if (r->state)
+        r->out->spec.scheme->round_end(r->state, r->out, r->done);
+    if (r->wanted)
+        r->be->free(r->be, r->job.rounded);
+    if (r->be)
+        r->be->free(r->be, r->job.w);
+    quantize_end(&r->walk, r->out, r->done ? QT_OK : QT_E_INTERNAL);
+    qt_free(r->importance);
+}
+
+void qt_rounding_free(struct qt_rounding *r)
+{
+    if (!r)
+        return;
+    rounding_end(r);
+    qt_free(r);
+}
+
 int qt_packed_round(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,
                     struct qt_factor *factor, struct qt_backend *be, const struct qt_place *place,
                     const struct qt_packed_part *part, struct qt_solve_report *report,
                     struct qt_err *err)
 {
-    return factor                      ? solve(out, spec, w, factor, place, part, report, err)
-           : quantizes_on(spec, w, be) ? quantize_on_backend(out, spec, w, NULL, be, place, err)
-                                       : quantize_on_host(out, spec, w, NULL, NULL, err);
+    struct qt_rounding *r;
+    int rc = qt_rounding_new(&r, out, spec, w, factor, be, place, part, report, err);
+    if (rc == QT_OK)
+        rc = qt_rounding_run(&r, 1, err);
+    qt_rounding_free(r);
+    return rc;
 }
 
 int qt_packed_complete(struct qt_packed *p, const struct qt_matrix *w, struct qt_error *error,
@@ -574,17 +674,25 @@ int qt_packed_solve(struct qt_packed *out, const struct qt_spec *spec, const str
                     struct qt_factor *factor, struct qt_error *error,
                     struct qt_solve_report *report, struct qt_err *err)
 {
-    return complete(out, solve(out, spec, w, factor, NULL, NULL, report, err), w, error, err);
+    return complete(out,
+                    qt_packed_round(out, spec, w, factor, factor->backend, NULL, NULL, report, err),
+                    w, error, err);
 }
 
 int qt_packed_quantize_on(struct qt_backend *be, struct qt_packed *out, const struct qt_spec *spec,
                           const struct qt_matrix *w, const float *importance,
                           struct qt_error *error, struct qt_err *err)
 {
-    return quantizes_on(spec, w, be)
-               ? complete(out, quantize_on_backend(out, spec, w, importance, be, NULL, err), w,
-                          error, err)
-               : quantize_on_host(out, spec, w, importance, error, err);
+    struct qt_rounding r = {.out = out, .be = be}, *one = &r;
+    int rc;
+    if (!quantizes_on(spec, w, be))
+        return quantize_on_host(out, spec, w, importance, error, err);
+    *out = (struct qt_packed){0};
+    rc = plain_begin(&r, spec, w, importance, NULL, err);
+    if (rc == QT_OK)
+        rc = qt_rounding_run(&one, 1, err);
+    rounding_end(&r);
+    return complete(out, rc, w, error, err);
 }
 
 int qt_packed_quantize(struct qt_packed *out, const struct qt_spec *spec, const struct qt_matrix *w,

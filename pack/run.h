@@ -69,13 +69,17 @@ struct qt_run_hessian {
 };
 /* An item that is quantized, but not stored. */
 struct qt_run_item;
-/* Quantizes item i, or a part of it. arrange: NULL, or how a w4ax matrix is stored. place and part:
- * NULL, or as for qt_packed_round. The caller passes *out to qt_run_item_finish or to
- * qt_run_item_free. */
+/* Prepares item i, or a part of it. arrange: NULL, or how a w4ax matrix is stored. place and part:
+ * NULL, or as for qt_packed_round. The factor is valid until the item is rounded. The caller passes
+ * *out to qt_run_items_round and then to qt_run_item_finish, or to qt_run_item_free. */
 int qt_run_item_new(struct qt_run_item **out, struct qt_run *run, size_t i,
                     const struct qt_run_hessian *hessian, const struct qt_arrange *arrange,
                     const struct qt_place *place, const struct qt_packed_part *part,
                     struct qt_err *err);
+/* Rounds items, together if that is done on a backend. */
+int qt_run_items_round(struct qt_run_item *const *items, size_t n, struct qt_err *err);
+/* True if nothing is left to round: it was done on the host. */
+bool qt_run_item_is_rounded(const struct qt_run_item *item);
 /* The packed matrix, in which the caller completes what is missing of a part. */
 struct qt_packed *qt_run_item_packed(struct qt_run_item *item);
 /* Stores and journals the item. report: E of all parts; NULL: it was quantized in one part. kept:
@@ -110,6 +114,32 @@ int qt_run_read_unchecked(struct qt_packed *out, struct qt_run *run, size_t i, s
 /* The partly quantized model: finished matrices dequantized, source weights elsewhere, and
  * simulated quantization of activations. */
 struct qt_weights qt_run_weights(struct qt_run *run);
+
+/* ---- waiting.c ------------------------------------------------------------------------------ */
+
+/*
+ * Linears that a backend rounds together, because the rows of one may not keep it busy. They can
+ * have different inputs: at most QT_RUN_WAITING inputs are left between two calls of
+ * qt_run_round_waiting.
+ */
+enum { QT_RUN_WAITING = 32 };
+struct qt_run_waiting {
+    struct qt_factor current; /* of the linear input at hand; zeros: none yet */
+    struct qt_factor earlier[QT_RUN_WAITING];
+    size_t inputs; /* earlier ones */
+    struct qt_run_item *item[QT_RUN_WAITING];
+    struct qt_packed *kept[QT_RUN_WAITING]; /* as for qt_run_item_finish */
+    size_t n, rows;
+};
+/* Lets an item wait, or rounds all of them if others would wait in vain. Takes ownership of the
+ * item. */
+int qt_run_wait(struct qt_run_waiting *w, struct qt_run_item *item, struct qt_packed *kept,
+                struct qt_err *err);
+/* Rounds the items that wait, and finishes them in order. */
+int qt_run_round_waiting(struct qt_run_waiting *w, struct qt_err *err);
+/* Another input follows: its factor goes to w->current. */
+void qt_run_leave_input(struct qt_run_waiting *w);
+void qt_run_waiting_free(struct qt_run_waiting *w);
 
 /* ---- distribution.c ------------------------------------------------------------------------- */
 

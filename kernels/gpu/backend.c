@@ -600,9 +600,10 @@ static int cuda_mix24_extent(struct qt_backend *be, struct qt_mix24_extent *job,
     return gpu_mix24_find_extent(self(be)->gpu, job, err);
 }
 
-static int cuda_round(struct qt_backend *be, struct qt_round *job, struct qt_err *err)
+static int cuda_round(struct qt_backend *be, struct qt_round *const *jobs, size_t count,
+                      struct qt_err *err)
 {
-    return gpu_round(products(be), job, err);
+    return gpu_round(products(be), jobs, count, err);
 }
 
 static int cuda_group_range(struct qt_backend *be, float *largest, float *smallest, const float *w,

@@ -55,6 +55,8 @@ typedef int dsyrk_fn(void *handle, int uplo, int op_a, int n, int k, const doubl
 struct gpu_cublas {
     void *library, *handle;
     destroy_fn *destroy;
+    set_stream_fn *set_stream;
+    set_workspace_fn *set_workspace;
     gemm_fn *gemm;
     strided_fn *strided;
     batched_fn *batched;
@@ -81,19 +83,24 @@ static bool find(void *out, void *library, const char *name)
     return symbol != NULL;
 }
 
+/* A new stream makes cuBLAS forget the workspace. */
+int gpu_cublas_move(struct gpu_cublas *c, void *stream, void *workspace, size_t bytes)
+{
+    const int status = c->set_stream(c->handle, stream);
+    return status ? status : c->set_workspace(c->handle, workspace, bytes);
+}
+
 /* Creates the handle. Returns NULL or what failed. The workspace is set because cuBLAS would
  * otherwise allocate one during graph capture. */
 static const char *connect(struct gpu_cublas *c, int *version, void *stream, void *workspace,
                            size_t bytes)
 {
     create_fn *create;
-    set_stream_fn *set_stream;
-    set_workspace_fn *set_workspace;
     version_fn *get_version;
     if (!find(&create, c->library, "cublasCreate_v2") ||
         !find(&c->destroy, c->library, "cublasDestroy_v2") ||
-        !find(&set_stream, c->library, "cublasSetStream_v2") ||
-        !find(&set_workspace, c->library, "cublasSetWorkspace_v2") ||
+        !find(&c->set_stream, c->library, "cublasSetStream_v2") ||
+        !find(&c->set_workspace, c->library, "cublasSetWorkspace_v2") ||
         !find(&get_version, c->library, "cublasGetVersion_v2") ||
         !find(&c->gemm, c->library, "cublasGemmEx") ||
         !find(&c->strided, c->library, "cublasGemmStridedBatchedEx") ||
@@ -105,8 +112,7 @@ static const char *connect(struct gpu_cublas *c, int *version, void *stream, voi
         return "libcublas.so lacks a required function";
     if (create(&c->handle) != 0)
         return "cublasCreate failed";
-    if (set_stream(c->handle, stream) != 0 || set_workspace(c->handle, workspace, bytes) != 0 ||
-        get_version(c->handle, version) != 0)
+    if (gpu_cublas_move(c, stream, workspace, bytes) != 0 || get_version(c->handle, version) != 0)
         return "setting its stream or workspace failed";
     return NULL;
 }

@@ -17,11 +17,19 @@ enum {
     REPLAYS = 15,
 };
 
+struct lane {
+    cudaStream_t stream;
+    cudaEvent_t reached;
+    void *workspace; /* of cuBLAS */
+};
+
 struct gpu {
     struct qt_gpu gpu;
-    cudaStream_t stream;
+    cudaStream_t stream; /* that of the lane in use */
+    struct lane lane[GPU_LANES];
+    size_t lanes;       /* that run */
     cudaMemPool_t pool; /* NULL: the device has none */
-    void *sink, *workspace;
+    void *sink;
     struct gpu_staging *staging;
     struct gpu_cublas *cublas;
     struct gpu_energy *energy;
@@ -50,6 +58,71 @@ struct gpu_cublas *gpu_cublas_of(struct qt_gpu *gpu)
 void *gpu_stream_of(struct qt_gpu *gpu)
 {
     return self(gpu)->stream;
+}
+
+/* ---- lanes ---------------------------------------------------------------------------------- */
+
+static int gpu_alloc(struct qt_gpu *gpu, void **out, size_t bytes, struct qt_err *err);
+
+static int open_lane(struct gpu *g, struct lane *lane, struct qt_err *err)
+{
+    int rc = QT_OK;
+    if (!lane->stream)
+        QT_TRY(
+            check(cudaStreamCreateWithFlags(&lane->stream, cudaStreamNonBlocking), "stream", err));
+    if (!lane->reached)
+        QT_TRY(
+            check(cudaEventCreateWithFlags(&lane->reached, cudaEventDisableTiming), "event", err));
+    if (!lane->workspace)
+        QT_TRY(gpu_alloc(&g->gpu, &lane->workspace, CUBLAS_WORKSPACE, err));
+done:
+    return rc;
+}
+
+/* What is enqueued on `later` from now on waits for what is enqueued on `first`. */
+static int follow(const struct lane *first, const struct lane *later, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(check(cudaEventRecord(first->reached, first->stream), "event", err));
+    QT_TRY(check(cudaStreamWaitEvent(later->stream, first->reached, 0), "event", err));
+done:
+    return rc;
+}
+
+int gpu_lane_use(struct qt_gpu *gpu, size_t i, struct qt_err *err)
+{
+    struct gpu *g = self(gpu);
+    const struct lane *lane = &g->lane[i % g->lanes];
+    if (g->stream == lane->stream)
+        return QT_OK;
+    g->stream = lane->stream;
+    return gpu_check_cublas(
+        gpu_cublas_move(g->cublas, lane->stream, lane->workspace, CUBLAS_WORKSPACE), err);
+}
+
+int gpu_lanes_begin(struct qt_gpu *gpu, size_t count, struct qt_err *err)
+{
+    struct gpu *g = self(gpu);
+    int rc = QT_OK;
+    for (size_t i = 1; i < qt_min_size(count, GPU_LANES); i++) {
+        QT_TRY(open_lane(g, &g->lane[i], err)); /* before the lane waits: its memory is lane 0's */
+        QT_TRY(follow(&g->lane[0], &g->lane[i], err));
+        g->lanes = i + 1;
+    }
+done:
+    return rc;
+}
+
+int gpu_lanes_end(struct qt_gpu *gpu, struct qt_err *err)
+{
+    struct gpu *g = self(gpu);
+    int rc = gpu_lane_use(gpu, 0, err);
+    for (size_t i = 1; i < g->lanes; i++) { /* all of them, also after a failure */
+        const int one = follow(&g->lane[i], &g->lane[0], rc < 0 ? NULL : err);
+        rc = rc < 0 ? rc : one;
+    }
+    g->lanes = 1;
+    return rc;
 }
 
 /* ---- memory --------------------------------------------------------------------------------- */
@@ -595,14 +668,19 @@ static void gpu_close(struct qt_gpu *gpu)
     gpu_cublas_close(g->cublas);
     gpu_energy_close(g->energy);
     gpu_staging_close(g->staging);
-    gpu_free(gpu, g->workspace);
+    for (size_t i = 0; i < GPU_LANES; i++)
+        gpu_free(gpu, g->lane[i].workspace);
     gpu_free(gpu, g->sink);
     if (g->stream)
         cudaStreamSynchronize(g->stream);
     if (g->pool)
         cudaMemPoolDestroy(g->pool);
-    if (g->stream)
-        cudaStreamDestroy(g->stream);
+    for (size_t i = 0; i < GPU_LANES; i++) {
+        if (g->lane[i].reached)
+            cudaEventDestroy(g->lane[i].reached);
+        if (g->lane[i].stream)
+            cudaStreamDestroy(g->lane[i].stream);
+    }
     qt_free(g);
 }
 
@@ -668,16 +746,17 @@ int qt_gpu_open(struct qt_gpu **out, int device, struct qt_err *err)
     g->gpu.device = device;
     QT_TRY(check(cudaSetDevice(device), "device", err));
     QT_TRY(fill_properties(&g->gpu, err));
-    QT_TRY(check(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), "stream", err));
     open_pool(g);
+    QT_TRY(open_lane(g, &g->lane[0], err));
+    g->stream = g->lane[0].stream;
+    g->lanes = 1;
     g->dependent = qtool_kernels_compute(device) == 90;
     if (cudaDeviceGetPCIBusId(pci, sizeof pci, device) == cudaSuccess)
         g->energy = gpu_energy_open(pci);
     g->staging = gpu_staging_open(g->stream);
     QT_TRY(gpu_alloc(&g->gpu, &g->sink, 256, err));
-    QT_TRY(gpu_alloc(&g->gpu, &g->workspace, CUBLAS_WORKSPACE, err));
-    g->cublas = gpu_cublas_open(g->gpu.cublas, sizeof g->gpu.cublas, g->stream, g->workspace,
-                                CUBLAS_WORKSPACE);
+    g->cublas = gpu_cublas_open(g->gpu.cublas, sizeof g->gpu.cublas, g->stream,
+                                g->lane[0].workspace, CUBLAS_WORKSPACE);
     g->gpu.has_cublas = g->cublas != NULL;
     if (g->cublas) {
         g->gpu.dense = dense_product;

@@ -40,6 +40,8 @@ struct gpu_cublas;
 struct gpu_cublas *gpu_cublas_open(char *text, size_t size, void *stream, void *workspace,
                                    size_t bytes);
 void gpu_cublas_close(struct gpu_cublas *c);
+/* Products are enqueued there from now on. */
+int gpu_cublas_move(struct gpu_cublas *c, void *stream, void *workspace, size_t bytes);
 /* y[m][n] = x[m][k] w[n][k]^T in FP16 or BF16; ldy: elements from one row of y to the next. */
 int gpu_cublas_gemm(struct gpu_cublas *c, void *y, int ldy, const void *x, const void *w, int m,
                     int n, int k, bool bf16);
@@ -116,6 +118,17 @@ int gpu_nccl_broadcast(struct gpu_nccl *c, void *data, size_t bytes, size_t from
 struct qt_gpu;
 struct gpu_cublas *gpu_cublas_of(struct qt_gpu *gpu);
 void *gpu_stream_of(struct qt_gpu *gpu);
+
+/* Lanes are streams whose work can run at the same time. Outside of gpu_lanes_begin and
+ * gpu_lanes_end, all work is enqueued on lane 0. begin: `count` lanes (at most GPU_LANES) wait for
+ * the work on lane 0. use: from now on kernels and products are enqueued on lane i, modulo the
+ * number of lanes. end: lane 0 waits for all lanes, and is used again; it is called after a failure,
+ * too. In between memory is neither allocated nor freed nor copied. These functions return an enum
+ * qt_status. */
+enum { GPU_LANES = 8 };
+int gpu_lanes_begin(struct qt_gpu *gpu, size_t count, struct qt_err *err);
+int gpu_lane_use(struct qt_gpu *gpu, size_t i, struct qt_err *err);
+int gpu_lanes_end(struct qt_gpu *gpu, struct qt_err *err);
 
 /* ---- act_kernels.cu ------------------------------------------------------------------------- */
 

@@ -136,11 +136,23 @@ int gpu_factor_again(struct gpu_products *g, float *h, float *v, bool *positive,
                      const size_t *order, size_t k, struct qt_err *err);
 int gpu_regress(struct gpu_products *g, float *s, double *explained, const float *c, const float *v,
                 const size_t *order, double scale, size_t m, size_t k, struct qt_err *err);
-/* round.c: the functions round, mix24_costs, mix24_extent and group_range of struct qt_backend. */
+/* Arrays in device memory that are freed together. out: where the pointer is stored. */
+struct gpu_arrays {
+    struct qt_gpu *gpu;
+    void *p[32];
+    size_t n;
+};
+int gpu_array_new(void *out, struct gpu_arrays *a, size_t count, size_t size, struct qt_err *err);
+int gpu_array_upload(void *out, struct gpu_arrays *a, const void *from, size_t count, size_t size,
+                     struct qt_err *err);
+void gpu_arrays_free(struct gpu_arrays *a);
+/* choices.c: the functions mix24_costs, mix24_extent and group_range of struct qt_backend. */
 int gpu_mix24_group_costs(struct qt_gpu *gpu, const struct qt_mix24_costs *job, struct qt_err *err);
 int gpu_mix24_find_extent(struct qt_gpu *gpu, struct qt_mix24_extent *job, struct qt_err *err);
-int gpu_round(struct gpu_products *g, struct qt_round *job, struct qt_err *err);
 int gpu_group_range(struct qt_gpu *gpu, float *largest, float *smallest, const float *w, size_t n,
                     size_t k, size_t group, struct qt_err *err);
+/* round.c: the function round. */
+int gpu_round(struct gpu_products *g, struct qt_round *const *jobs, size_t count,
+              struct qt_err *err);
 
 #endif

@@ -1,6 +1,6 @@
 /* The function `round` of the CUDA backend (round.h): passes over column blocks. The kernels round
- * a column block; a product spreads its errors to the sums of all others. Reference:
- * hessian/solve.c. */
+ * a column block; a product spreads its errors to the sums of all others. Several matrices pass
+ * together. Reference: hessian/solve.c. */
 #include "kernels/gpu/round.h"
 #include "kernels/gpu/product.h"
 
@@ -18,12 +18,12 @@ struct rounding {
     struct qt_gpu *gpu;
     struct qt_round *job;
     struct gpu_round r;
-    void *memory[32]; /* of r, and of the results */
-    size_t allocated;
+    struct gpu_arrays arrays;  /* of r, and of the results */
     uint32_t *host;            /* [3 k + 2 groups] the tables of r */
     struct row_values *values; /* host */
     double *sum, *error;       /* host [n]; [panels] */
     uint8_t *skip;             /* host [n] */
+    bool active;               /* the next pass runs */
     uint8_t *code, *zero;      /* device: results */
     float *scale;
     const float *weights; /* device, mix24: importance by position */
@@ -89,33 +89,9 @@ static void fill_tables(struct rounding *s)
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-static int device_new(void *out, struct rounding *s, size_t count, size_t size, struct qt_err *err)
-{
-    size_t bytes;
-    void *p;
-    if (qt_mul_overflow(&bytes, count, size))
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory");
-    int rc = s->gpu->alloc(s->gpu, &p, bytes, err);
-    if (rc < 0)
-        return rc;
-    s->memory[s->allocated++] = p;
-    memcpy(out, &p, sizeof p);
-    return QT_OK;
-}
-
-static int upload_new(void *out, struct rounding *s, const void *from, size_t count, size_t size,
-                      struct qt_err *err)
-{
-    void *p = NULL;
-    int rc = device_new(&p, s, count, size, err);
-    memcpy(out, &p, sizeof p);
-    return rc < 0 ? rc : s->gpu->upload(s->gpu, p, from, count * size, err);
-}
-
 static void rounding_free(struct rounding *s)
 {
-    for (size_t i = 0; i < s->allocated; i++)
-        s->gpu->free(s->gpu, s->memory[i]);
+    gpu_arrays_free(&s->arrays);
     qt_free(s->host);
     qt_free(s->values);
     qt_free(s->sum);
@@ -148,9 +124,10 @@ static int outliers_new(struct rounding *s, struct qt_err *err)
         at[i] = row * k + p;
         marks[row / STRIP * k + p] |= (uint16_t)(1u << row % STRIP);
     }
-    QT_TRY(upload_new(&s->r.mix24.outliers, s, marks, strips * k, sizeof *marks, err));
-    QT_TRY(upload_new(&s->outlier_at, s, at, job->outliers, sizeof *at, err));
-    QT_TRY(device_new(&s->outlier, s, job->outliers, sizeof *s->outlier, err));
+    QT_TRY(
+        gpu_array_upload(&s->r.mix24.outliers, &s->arrays, marks, strips * k, sizeof *marks, err));
+    QT_TRY(gpu_array_upload(&s->outlier_at, &s->arrays, at, job->outliers, sizeof *at, err));
+    QT_TRY(gpu_array_new(&s->outlier, &s->arrays, job->outliers, sizeof *s->outlier, err));
 done:
     qt_free(position);
     qt_free(marks);
@@ -168,7 +145,7 @@ static int weights_new(struct rounding *s, struct qt_err *err)
     QT_TRY(qt_array_new(&weights, k, sizeof *weights, err));
     for (size_t p = 0; p < k; p++)
         weights[p] = s->job->importance[s->host[p]];
-    QT_TRY(upload_new(&s->weights, s, weights, k, sizeof *weights, err));
+    QT_TRY(gpu_array_upload(&s->weights, &s->arrays, weights, k, sizeof *weights, err));
 done:
     qt_free(weights);
     return rc;
@@ -181,15 +158,16 @@ static int mix24_new(struct rounding *s, struct qt_err *err)
     struct gpu_mix24 *to = &s->r.mix24;
     int rc;
     to->halves = job->mix24->halves;
-    QT_TRY(upload_new(&to->bits, s, job->mix24->bits, groups, 1, err));
-    QT_TRY(device_new(&to->values, s, n * s->r.k, sizeof *to->values, err));
-    QT_TRY(device_new(&to->q, s, n * groups, 1, err));
-    QT_TRY(device_new(&to->u, s, 2 * strips * groups, sizeof *to->u, err));
-    QT_TRY(device_new(&s->q, s, groups * job->stride, 1, err));
+    QT_TRY(gpu_array_upload(&to->bits, &s->arrays, job->mix24->bits, groups, 1, err));
+    QT_TRY(gpu_array_new(&to->values, &s->arrays, n * s->r.k, sizeof *to->values, err));
+    QT_TRY(gpu_array_new(&to->q, &s->arrays, n * groups, 1, err));
+    QT_TRY(gpu_array_new(&to->u, &s->arrays, 2 * strips * groups, sizeof *to->u, err));
+    QT_TRY(gpu_array_new(&s->q, &s->arrays, groups * job->stride, 1, err));
     QT_TRY(outliers_new(s, err));
     QT_TRY(weights_new(s, err));
     if (job->h)
-        QT_TRY(device_new(&to->factor, s, groups * STRIP * STRIP, sizeof *to->factor, err));
+        QT_TRY(gpu_array_new(&to->factor, &s->arrays, groups * STRIP * STRIP, sizeof *to->factor,
+                             err));
 done:
     return rc;
 }
@@ -199,10 +177,10 @@ static int scales_new(struct rounding *s, struct qt_err *err)
 {
     const struct qt_round *job = s->job;
     int rc;
-    QT_TRY(device_new(&s->r.scale, s, s->r.n * s->r.groups, sizeof *s->r.scale, err));
-    QT_TRY(device_new(&s->scale, s, s->r.groups * job->stride, sizeof *s->scale, err));
+    QT_TRY(gpu_array_new(&s->r.scale, &s->arrays, s->r.n * s->r.groups, sizeof *s->r.scale, err));
+    QT_TRY(gpu_array_new(&s->scale, &s->arrays, s->r.groups * job->stride, sizeof *s->scale, err));
     if (job->h && is_one_group(s) && job->descent_rounds > 0)
-        QT_TRY(device_new(&s->r.hw, s, s->r.n * s->r.k, sizeof *s->r.hw, err));
+        QT_TRY(gpu_array_new(&s->r.hw, &s->arrays, s->r.n * s->r.k, sizeof *s->r.hw, err));
 done:
     return rc;
 }
@@ -229,23 +207,24 @@ static int rounding_new(struct rounding *s, struct qt_err *err)
     for (size_t i = 0; i < ROW_VALUES; i++)
         code[i] = job->values ? job->values->code[i] : (uint8_t)i;
     fill_tables(s);
-    QT_TRY(upload_new(&s->r.values, s, s->values, 1, sizeof *s->values, err));
-    QT_TRY(upload_new(&s->r.code, s, code, ROW_VALUES, 1, err));
-    QT_TRY(upload_new(&s->r.order, s, s->host, 3 * k + 2 * groups, sizeof *s->host, err));
+    QT_TRY(gpu_array_upload(&s->r.values, &s->arrays, s->values, 1, sizeof *s->values, err));
+    QT_TRY(gpu_array_upload(&s->r.code, &s->arrays, code, ROW_VALUES, 1, err));
+    QT_TRY(gpu_array_upload(&s->r.order, &s->arrays, s->host, 3 * k + 2 * groups, sizeof *s->host,
+                            err));
     s->r.group = s->r.order + k;
     s->r.end = s->r.group + k;
     s->r.first = s->r.end + k;
     s->r.length = s->r.first + groups;
-    QT_TRY(device_new(&s->r.w, s, cells, sizeof *s->r.w, err));
-    QT_TRY(device_new(&s->r.rank, s, cells, 1, err));
-    QT_TRY(device_new(&s->r.zero, s, n * groups, 1, err));
-    QT_TRY(device_new(&s->r.sum, s, n, sizeof *s->r.sum, err));
-    QT_TRY(device_new(&s->r.skip, s, n, 1, err));
+    QT_TRY(gpu_array_new(&s->r.w, &s->arrays, cells, sizeof *s->r.w, err));
+    QT_TRY(gpu_array_new(&s->r.rank, &s->arrays, cells, 1, err));
+    QT_TRY(gpu_array_new(&s->r.zero, &s->arrays, n * groups, 1, err));
+    QT_TRY(gpu_array_new(&s->r.sum, &s->arrays, n, sizeof *s->r.sum, err));
+    QT_TRY(gpu_array_new(&s->r.skip, &s->arrays, n, 1, err));
     if (job->h)
-        QT_TRY(device_new(&s->r.d, s, cells, sizeof *s->r.d, err));
+        QT_TRY(gpu_array_new(&s->r.d, &s->arrays, cells, sizeof *s->r.d, err));
     if (!job->only_rounded) {
-        QT_TRY(device_new(&s->code, s, k * job->stride, 1, err));
-        QT_TRY(device_new(&s->zero, s, groups * job->stride, 1, err));
+        QT_TRY(gpu_array_new(&s->code, &s->arrays, k * job->stride, 1, err));
+        QT_TRY(gpu_array_new(&s->zero, &s->arrays, groups * job->stride, 1, err));
     }
     QT_TRY(job->mix24 ? mix24_new(s, err) : scales_new(s, err));
 done:
@@ -417,21 +396,79 @@ done:
     return rc;
 }
 
-static int compensate(double *total, struct rounding *s, struct qt_err *err)
+/* ---- several matrices ----------------------------------------------------------------------- */
+
+/* Matrices that are rounded at the same time. */
+struct several {
+    struct rounding *s;
+    size_t n;
+};
+
+/* Runs a pass on all matrices that have not converged. A column block of one matrix waits for the
+ * one before, and its rows alone may not fill the GPU, so each matrix has a lane of its own. */
+static int pass_all(const struct several *all, bool descent, struct qt_err *err)
+{
+    struct qt_gpu *gpu = all->s->gpu;
+    size_t lane = 0, active = 0;
+    int rc, ended;
+    for (size_t i = 0; i < all->n; i++)
+        active += all->s[i].active;
+    rc = gpu_lanes_begin(gpu, active, err);
+    for (size_t i = 0; i < all->n && rc == QT_OK; i++) {
+        if (!all->s[i].active)
+            continue;
+        rc = gpu_lane_use(gpu, lane++, err);
+        if (rc == QT_OK)
+            rc = pass(&all->s[i], descent, err);
+    }
+    ended = gpu_lanes_end(gpu, rc < 0 ? NULL : err);
+    return rc < 0 ? rc : ended;
+}
+
+static int begin_compensation(struct rounding *s, struct qt_err *err)
 {
     int rc;
     QT_TRY(s->gpu->fill(s->gpu, s->r.g, 0, s->r.n * s->r.k * sizeof *s->r.g, err));
     QT_TRY(s->gpu->fill(s->gpu, s->r.sum, 0, s->r.n * sizeof *s->r.sum, err));
     if (is_one_group(s))
         QT_TRY(fit(s, s->job->v, true, err));
-    QT_TRY(pass(s, false, err));
-    QT_TRY(download_sums(total, s, err));
 done:
     return rc;
 }
 
-/* *total: the objective before and after. *active: some panels have not converged. */
-static int descend(bool *active, double *total, struct rounding *s, struct qt_err *err)
+static int compensate(const struct several *all, struct qt_err *err)
+{
+    int rc = QT_OK;
+    for (size_t i = 0; i < all->n; i++) {
+        QT_TRY(begin_compensation(&all->s[i], err));
+        all->s[i].active = true;
+    }
+    QT_TRY(pass_all(all, false, err));
+    for (size_t i = 0; i < all->n; i++) {
+        struct qt_round *job = all->s[i].job;
+        QT_TRY(download_sums(&job->after_compensation, &all->s[i], err));
+        job->after_descent = job->after_compensation;
+        all->s[i].active = job->descent_rounds > 0;
+    }
+done:
+    return rc;
+}
+
+static int begin_descent(struct rounding *s, struct qt_err *err)
+{
+    int rc;
+    QT_TRY(s->gpu->fill(s->gpu, s->r.skip, 0, s->r.n, err));
+    if (s->r.hw)
+        QT_TRY(times_h(s, s->r.hw, s->r.w, err));
+    if (s->job->mix24)
+        QT_TRY(launched(gpu_mix24_factor(&s->r, s->job->h, gpu_stream_of(s->gpu)), err));
+    QT_TRY(start_sums(&s->job->after_descent, s, err));
+done:
+    return rc;
+}
+
+/* Finds the panels that have converged in a round of descent. */
+static int end_round(struct rounding *s, struct qt_err *err)
 {
     void *stream = gpu_stream_of(s->gpu);
     const size_t n = s->r.n, panels = qt_ceil_div(n, PANEL);
@@ -439,15 +476,14 @@ static int descend(bool *active, double *total, struct rounding *s, struct qt_er
     int rc;
     QT_TRY(qt_array_new(&before, panels, sizeof *before, err));
     memcpy(before, s->error, panels * sizeof *before);
-    QT_TRY(pass(s, true, err));
     if (s->r.hw)
         QT_TRY(launched(gpu_round_rescale(&s->r, stream), err));
     QT_TRY(launched(gpu_round_objective(&s->r, stream), err));
-    QT_TRY(download_sums(total, s, err));
-    *active = false;
+    QT_TRY(download_sums(&s->job->after_descent, s, err));
+    s->active = false;
     for (size_t i = 0; i < panels; i++) {
         const bool gains = before[i] - s->error[i] > s->job->min_gain * before[i];
-        *active |= gains;
+        s->active |= gains;
         for (size_t row = i * PANEL; row < qt_min_size(n, (i + 1) * PANEL) && !gains; row++)
             s->skip[row] = 1;
     }
@@ -457,26 +493,42 @@ done:
     return rc;
 }
 
-static int solve(struct rounding *s, struct qt_err *err)
+/* *active: some matrices have not converged. */
+static int descend(bool *active, const struct several *all, int round, struct qt_err *err)
 {
-    struct qt_round *job = s->job;
-    bool active = true;
     int rc;
-    QT_TRY(measure_before(s, err));
-    QT_TRY(compensate(&job->after_compensation, s, err));
-    job->after_descent = job->after_compensation;
-    if (job->descent_rounds > 0) {
-        QT_TRY(s->gpu->fill(s->gpu, s->r.skip, 0, job->n, err));
-        if (s->r.hw)
-            QT_TRY(times_h(s, s->r.hw, s->r.w, err));
-        if (job->mix24)
-            QT_TRY(launched(gpu_mix24_factor(&s->r, job->h, gpu_stream_of(s->gpu)), err));
-        QT_TRY(start_sums(&job->after_descent, s, err));
+    for (size_t i = 0; i < all->n; i++) {
+        const struct qt_round_mix24 *mix24 = all->s[i].job->mix24;
+        all->s[i].r.mix24.search = mix24 && round < mix24->searches;
     }
-    for (int round = 0; round < job->descent_rounds && active; round++) {
+    QT_TRY(pass_all(all, true, err));
+    *active = false;
+    for (size_t i = 0; i < all->n; i++) {
+        struct rounding *s = &all->s[i];
+        if (s->active)
+            QT_TRY(end_round(s, err));
+        s->active &= round + 1 < s->job->descent_rounds;
+        *active |= s->active;
+    }
+done:
+    return rc;
+}
+
+static int solve(const struct several *all, struct qt_err *err)
+{
+    bool active = false;
+    int rc = QT_OK;
+    for (size_t i = 0; i < all->n; i++)
+        QT_TRY(measure_before(&all->s[i], err));
+    QT_TRY(compensate(all, err));
+    for (size_t i = 0; i < all->n; i++) {
+        if (all->s[i].active)
+            QT_TRY(begin_descent(&all->s[i], err));
+        active |= all->s[i].active;
+    }
+    for (int round = 0; active; round++) {
         QT_TRY(qt_stop_check(err));
-        s->r.mix24.search = job->mix24 && round < job->mix24->searches;
-        QT_TRY(descend(&active, &job->after_descent, s, err));
+        QT_TRY(descend(&active, all, round, err));
     }
 done:
     return rc;
@@ -491,7 +543,8 @@ static int round_groups(struct rounding *s, struct qt_err *err)
     if (s->job->mix24)
         return launched(gpu_mix24_assign(&s->r, s->weights, stream), err);
     if (s->job->importance)
-        QT_TRY(upload_new(&importance, s, s->job->importance, s->r.k, sizeof *importance, err));
+        QT_TRY(gpu_array_upload(&importance, &s->arrays, s->job->importance, s->r.k,
+                                sizeof *importance, err));
     QT_TRY(launched(gpu_round_fit(&s->r, importance, stream), err));
     QT_TRY(launched(gpu_round_assign(&s->r, stream), err));
 done:
@@ -543,114 +596,72 @@ done:
     return rc;
 }
 
-/* Downloads the sums over the rows of cost. sum: device, [groups]. */
-static int download_costs(double *out, struct qt_gpu *gpu, double *sum, const float *cost,
-                          const struct gpu_mix24_costs *c, struct qt_err *err)
+static int begin(struct rounding *s, struct gpu_products *products, struct qt_round *job,
+                 struct qt_err *err)
 {
     int rc;
-    QT_TRY(launched(gpu_mix24_sum_rows(sum, cost, c->n, c->groups, gpu_stream_of(gpu)), err));
-    QT_TRY(gpu->download(gpu, out, sum, c->groups * sizeof *sum, err));
-done:
-    return rc;
-}
-
-int gpu_mix24_group_costs(struct qt_gpu *gpu, const struct qt_mix24_costs *job, struct qt_err *err)
-{
-    const size_t n = job->n, groups = qt_ceil_div(job->k, job->group), cells = n * groups;
-    struct gpu_mix24_costs c = {
-        .n = n, .k = job->k, .group = job->group, .groups = groups, .w = job->w, .exp2 = job->exp2};
-    struct rounding s = {.gpu = gpu}; /* owns the memory */
-    double *sum = NULL;
-    int rc;
-    if (n == 0 || groups == 0)
-        return QT_OK;
-    if (job->importance)
-        QT_TRY(upload_new(&c.weights, &s, job->importance, job->k, sizeof *c.weights, err));
-    if (job->two) {
-        QT_TRY(device_new(&sum, &s, groups, sizeof *sum, err));
-        QT_TRY(device_new(&c.two, &s, cells, sizeof *c.two, err));
-        QT_TRY(device_new(&c.four, &s, cells, sizeof *c.four, err));
-    }
-    if (job->gain) {
-        QT_TRY(device_new(&c.gain, &s, 2 * cells, sizeof *c.gain, err));
-        QT_TRY(device_new(&c.channel, &s, 2 * cells, 1, err));
-    }
-    QT_TRY(launched(gpu_mix24_costs(&c, gpu_stream_of(gpu)), err));
-    if (job->two) {
-        QT_TRY(download_costs(job->two, gpu, sum, c.two, &c, err));
-        QT_TRY(download_costs(job->four, gpu, sum, c.four, &c, err));
-    }
-    if (job->gain) {
-        QT_TRY(gpu->download(gpu, job->gain, c.gain, 2 * cells * sizeof *c.gain, err));
-        QT_TRY(gpu->download(gpu, job->channel, c.channel, 2 * cells, err));
-    }
-done:
-    rounding_free(&s);
-    return rc;
-}
-
-int gpu_mix24_find_extent(struct qt_gpu *gpu, struct qt_mix24_extent *job, struct qt_err *err)
-{
-    const size_t n = job->n, groups = qt_ceil_div(job->k, job->group);
-    struct gpu_mix24_extent e = {
-        .n = n, .k = job->k, .group = job->group, .groups = groups, .w = job->w, .exp2 = job->exp2};
-    struct rounding s = {.gpu = gpu}; /* owns the memory */
-    uint32_t most[2] = {0};
-    int rc;
-    QT_TRY(upload_new(&e.most, &s, most, 2, sizeof *most, err));
-    QT_TRY(upload_new(&e.bits, &s, job->bits, groups, 1, err));
-    if (job->outliers)
-        QT_TRY(upload_new(&e.outliers, &s, job->outliers, n * groups, sizeof *e.outliers, err));
-    if (n && groups)
-        QT_TRY(launched(gpu_mix24_extent(&e, gpu_stream_of(gpu)), err));
-    QT_TRY(gpu->download(gpu, most, e.most, sizeof most, err));
-    job->scale = qt_bits_f32(most[0]);
-    job->outlier = qt_bits_f32(most[1]);
-done:
-    rounding_free(&s);
-    return rc;
-}
-
-int gpu_group_range(struct qt_gpu *gpu, float *largest, float *smallest, const float *w, size_t n,
-                    size_t k, size_t group, struct qt_err *err)
-{
-    uint32_t range[] = {0, 0x7f800000};
-    void *p = NULL;
-    int rc;
-    QT_TRY(gpu->alloc(gpu, &p, sizeof range, err));
-    QT_TRY(gpu->upload(gpu, p, range, sizeof range, err));
-    if (n && k)
-        QT_TRY(launched(gpu_round_range(p, w, n, k, group, gpu_stream_of(gpu)), err));
-    QT_TRY(gpu->download(gpu, range, p, sizeof range, err));
-    *largest = qt_bits_f32(range[0]);
-    *smallest = qt_bits_f32(range[1]);
-done:
-    gpu->free(gpu, p);
-    return rc;
-}
-
-int gpu_round(struct gpu_products *products, struct qt_round *job, struct qt_err *err)
-{
-    struct rounding s = {.products = products, .gpu = products->gpu, .job = job, .r.g = job->w};
-    int rc;
-    if (job->n == 0 || job->k == 0)
-        return QT_OK;
+    *s = (struct rounding){.products = products,
+                           .gpu = products->gpu,
+                           .job = job,
+                           .r.g = job->w,
+                           .arrays.gpu = products->gpu};
     if (job->n > INT32_MAX || job->k > INT32_MAX ||
         (job->group > GPU_ROUND_WIDEST && job->group < job->k))
         return qt_fail(err, QT_E_UNSUPPORTED, NULL, NULL,
                        "%zu x %zu in groups of %zu cannot be rounded on a GPU", job->n, job->k,
                        job->group);
-    QT_TRY(rounding_new(&s, err));
-    QT_TRY(launched(
-        gpu_math_order_columns(s.r.w, job->w, s.r.order, 1, job->n, job->k, gpu_stream_of(s.gpu)),
-        err));
-    QT_TRY(job->h ? solve(&s, err) : round_groups(&s, err));
+    QT_TRY(rounding_new(s, err));
+    QT_TRY(launched(gpu_math_order_columns(s->r.w, job->w, s->r.order, 1, job->n, job->k,
+                                           gpu_stream_of(s->gpu)),
+                    err));
+    if (!job->h)
+        QT_TRY(round_groups(s, err));
+done:
+    return rc;
+}
+
+static int end(struct rounding *s, struct qt_err *err)
+{
+    const struct qt_round *job = s->job;
+    int rc = QT_OK;
     if (job->rounded)
         QT_TRY(
-            launched(gpu_round_values(&s.r, job->rounded, job->exp2, gpu_stream_of(s.gpu)), err));
+            launched(gpu_round_values(&s->r, job->rounded, job->exp2, gpu_stream_of(s->gpu)), err));
     if (!job->only_rounded)
-        QT_TRY(store(&s, err));
+        QT_TRY(store(s, err));
 done:
-    rounding_free(&s);
+    return rc;
+}
+
+/* Moves those with a Hessian to the front. Returns their number. */
+static size_t with_hessian(struct rounding *s, size_t n)
+{
+    size_t front = 0;
+    for (size_t i = 0; i < n; i++)
+        if (s[i].job->h) {
+            const struct rounding first = s[i];
+            s[i] = s[front];
+            s[front++] = first;
+        }
+    return front;
+}
+
+int gpu_round(struct gpu_products *products, struct qt_round *const *jobs, size_t count,
+              struct qt_err *err)
+{
+    struct rounding *s = NULL;
+    size_t n = 0;
+    int rc;
+    QT_TRY(qt_array_new(&s, count, sizeof *s, err));
+    for (size_t i = 0; i < count; i++)
+        if (jobs[i]->n && jobs[i]->k)
+            QT_TRY(begin(&s[n++], products, jobs[i], err));
+    QT_TRY(solve(&(struct several){s, with_hessian(s, n)}, err));
+    for (size_t i = 0; i < n; i++)
+        QT_TRY(end(&s[i], err));
+done:
+    for (size_t i = 0; i < n; i++)
+        rounding_free(&s[i]);
+    qt_free(s);
     return rc;
 }

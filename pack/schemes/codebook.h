@@ -83,11 +83,12 @@ size_t qt_codebook_sections(const struct qt_codebook *cb);
 /* *out = rows [first, end) of p as a matrix with sections in those of p. first: a multiple of
  * 16. */
 void qt_codebook_rows(struct qt_packed *out, const struct qt_packed *p, size_t first, size_t end);
-/* scheme->pack and scheme->round_on. */
+/* scheme->pack, scheme->round_begin and scheme->round_end. */
 int qt_codebook_pack(struct qt_packed *p, const struct qt_codes *codes, struct qt_err *err);
 bool qt_codebook_rounds_on(const struct qt_packed *p);
-int qt_codebook_round_on(struct qt_packed *p, struct qt_backend *be, const struct qt_factor *f,
-                         struct qt_round *job, struct qt_err *err);
+int qt_codebook_round_begin(void **state, struct qt_packed *p, const struct qt_factor *f,
+                            struct qt_round *job, struct qt_err *err);
+void qt_codebook_round_end(void *state, struct qt_packed *p, bool done);
 
 /* The strip functions of struct qt_scheme. */
 size_t qt_codebook_scratch_bytes(const struct qt_packed *p);
@@ -98,7 +99,8 @@ bool qt_codebook_repack_equal(const struct qt_packed *p, const struct qt_strip *
 #define QT_CODEBOOK_STRIPS                                                                         \
     .scratch_bytes = qt_codebook_scratch_bytes, .quantize = qt_codebook_quantize,                  \
     .solve = qt_codebook_solve, .rounds_on = qt_codebook_rounds_on,                                \
-    .round_on = qt_codebook_round_on, .pack = qt_codebook_pack, .decode = qt_codebook_decode,      \
+    .round_begin = qt_codebook_round_begin, .round_end = qt_codebook_round_end,                    \
+    .pack = qt_codebook_pack, .decode = qt_codebook_decode,                                        \
     .repack_equal = qt_codebook_repack_equal
 int qt_codebook_check_values(const struct qt_packed *p, struct qt_err *err);
 /* Learns the scales, in stored order; zero-points stay. */

@@ -228,35 +228,55 @@ bool qt_codebook_rounds_on(const struct qt_packed *p)
     return !cb.multiples;
 }
 
-int qt_codebook_round_on(struct qt_packed *p, struct qt_backend *be, const struct qt_factor *f,
-                         struct qt_round *job, struct qt_err *err)
-{
+/* What belongs to a job: the backend reads `values` and fills `scale`. */
+struct backend_job {
     struct qt_round_values values;
-    struct qt_codebook cb;
-    float *scale = NULL;
+    float *scale; /* [params]; NULL: only the rounded weights are wanted */
+    size_t params;
+};
+
+static int codes_of_job_new(struct backend_job *s, struct qt_packed *p, struct qt_round *job,
+                            struct qt_err *err)
+{
     int rc;
-    (void)f;
-    p->spec.scheme->codebook(&cb, p);
-    qt_codebook_round_values(&values, &cb, job->h || job->importance);
-    job->group = cb.group;
-    job->values = &values;
-    if (job->only_rounded) {
-        rc = be->round(be, job, err);
-        goto done;
-    }
     QT_TRY(qt_codes_new(&p->codes, p, err));
     QT_TRY(qt_array_new(&p->codes->row_scale, p->codes->stride, sizeof *p->codes->row_scale, err));
-    const size_t params = qt_ceil_div(p->k, cb.group) * p->codes->stride;
-    QT_TRY(qt_array_new(&scale, params, sizeof *scale, err));
+    s->params = qt_ceil_div(p->k, job->group) * p->codes->stride;
+    QT_TRY(qt_array_new(&s->scale, s->params, sizeof *s->scale, err));
     job->stride = p->codes->stride;
     job->code = p->codes->code;
-    job->scale = scale;
+    job->scale = s->scale;
     job->zero = p->codes->zero;
-    rc = be->round(be, job, err);
-    for (size_t i = 0; i < params; i++)
-        p->codes->scale[i] = qt_f32_to_f16(scale[i]);
 done:
-    job->values = NULL;
-    qt_free(scale);
     return rc;
+}
+
+int qt_codebook_round_begin(void **state, struct qt_packed *p, const struct qt_factor *f,
+                            struct qt_round *job, struct qt_err *err)
+{
+    struct backend_job *s;
+    struct qt_codebook cb;
+    int rc;
+    (void)f;
+    QT_TRY(qt_array_new(&s, 1, sizeof *s, err));
+    *state = s;
+    p->spec.scheme->codebook(&cb, p);
+    qt_codebook_round_values(&s->values, &cb, job->h || job->importance);
+    job->group = cb.group;
+    job->values = &s->values;
+    if (!job->only_rounded)
+        QT_TRY(codes_of_job_new(s, p, job, err));
+done:
+    return rc;
+}
+
+void qt_codebook_round_end(void *state, struct qt_packed *p, bool done)
+{
+    struct backend_job *s = state;
+    if (!s)
+        return;
+    for (size_t i = 0; done && s->scale && i < s->params; i++)
+        p->codes->scale[i] = qt_f32_to_f16(s->scale[i]);
+    qt_free(s->scale);
+    qt_free(s);
 }

@@ -127,13 +127,16 @@ struct qt_scheme {
      * has no `before`. */
     int (*solve)(struct qt_solve_report *out, struct qt_packed *p, const float *w,
                  const struct qt_factor *f, const struct qt_solve_options *opt, struct qt_err *err);
-    /* True if round_on can be used. NULL: never. */
+    /* True if round_begin can be used. NULL: never. */
     bool (*rounds_on)(const struct qt_packed *p);
-    /* The same on a backend, with codes that are left in p->codes. The caller has set w, divided by
-     * 2^scale_exp2, and how it is rounded: the arguments of the job that do not depend on the
-     * scheme. f is NULL without a Hessian. */
-    int (*round_on)(struct qt_packed *p, struct qt_backend *be, const struct qt_factor *f,
-                    struct qt_round *job, struct qt_err *err);
+    /* The same on a backend, with codes that are left in p->codes, in two steps, between which the
+     * backend does the job. The caller has set w, divided by 2^scale_exp2, and how it is rounded:
+     * the arguments of the job that do not depend on the scheme. f is NULL without a Hessian.
+     * *state: what belongs to the job; the caller passes it to round_end, also on failure.
+     * round_end frees it, and takes the results over if the job is done. */
+    int (*round_begin)(void **state, struct qt_packed *p, const struct qt_factor *f,
+                       struct qt_round *job, struct qt_err *err);
+    void (*round_end)(void *state, struct qt_packed *p, bool done);
     /* Packs these codes into the sections of p. */
     int (*pack)(struct qt_packed *p, const struct qt_codes *codes, struct qt_err *err);
     /* packed bytes -> w[rows][k]. */

@@ -120,6 +120,60 @@ static void test_case(const char *text, size_t n, size_t k, enum kind kind)
     free(h), free(w);
 }
 
+static bool same_packed(const struct qt_packed *a, const struct qt_packed *b)
+{
+    bool same = a->nsections == b->nsections && a->scale_exp2 == b->scale_exp2;
+    for (size_t i = 0; i < a->nsections && same; i++)
+        same = memcmp(a->section[i].data, b->section[i].data, a->section[i].bytes) == 0;
+    return same;
+}
+
+/* More matrices than run at the same time have the bytes that each has alone. */
+static void test_together(size_t rows, size_t columns)
+{
+    enum { MATRICES = 11 };
+    static const char *const specs[] = {"nf4", "mix24", "fp6", "int4:g=32"};
+    struct qt_packed alone[MATRICES], together[MATRICES];
+    struct qt_solve_report one[MATRICES], many[MATRICES];
+    struct qt_factor f[MATRICES];
+    struct qt_rounding *r[MATRICES];
+    struct qt_matrix m[MATRICES];
+    struct qt_err err = {0};
+    bool same = true;
+    char what[100];
+    for (size_t i = 0; i < MATRICES; i++) {
+        const size_t n = 1 + random_below(rows), k = 100 + random_below(columns);
+        struct qt_spec spec;
+        double *h = random_hessian(k, PLAIN);
+        m[i] = (struct qt_matrix){random_weights(n, k, PLAIN), QT_F32, n, k, "test", "w"};
+        must(qt_spec_parse(&spec, specs[i % COUNT(specs)], &err), &err, "spec");
+        must(qt_packed_describe(&alone[i], &spec, n, k, &err), &err, "spec");
+        const struct qt_factor_options opt = {
+            .damp = 0.01, .group = qt_packed_group(&alone[i]), .backend = gpu};
+        must(qt_factor_new(&f[i], h, k, &opt, &err), &err, "factor");
+        must(qt_packed_round(&alone[i], &spec, &m[i], &f[i], gpu, NULL, NULL, &one[i], &err), &err,
+             "alone");
+        must(qt_rounding_new(&r[i], &together[i], &spec, &m[i], &f[i], gpu, NULL, NULL, &many[i],
+                             &err),
+             &err, "together");
+        free(h);
+    }
+    must(qt_rounding_run(r, MATRICES, &err), &err, "together");
+    for (size_t i = 0; i < MATRICES; i++) {
+        qt_rounding_free(r[i]);
+        must(qt_packed_complete(&alone[i], &m[i], NULL, &err), &err, "packing");
+        must(qt_packed_complete(&together[i], &m[i], NULL, &err), &err, "packing");
+        same = same && same_packed(&alone[i], &together[i]) &&
+               memcmp(&one[i], &many[i], sizeof *one) == 0;
+        qt_packed_free(&alone[i]);
+        qt_packed_free(&together[i]);
+        qt_factor_free(&f[i]);
+        free((void *)(uintptr_t)m[i].data);
+    }
+    snprintf(what, sizeof what, "%d matrices of up to %zu rows together", MATRICES, rows);
+    result(same, what);
+}
+
 /* Products of factors that are rounded to FP16; `size` may be beyond its range. */
 static void test_half(size_t m, size_t n, size_t k, float size)
 {
@@ -194,6 +248,8 @@ int main(int argc, char **argv)
     test_case("lut3", 40, 300, PLAIN);
     test_case("mix24", quick ? 20 : 130, quick ? 150 : 1030, PLAIN);
     test_case("nf4", quick ? 9 : 260, 1030, PLAIN); /* the last product is narrow */
+    test_together(quick ? 20 : 500, quick ? 60 : 900);
+    test_together(quick ? 20 : 100, quick ? 60 : 600);
     test_half(256, 256, 256, 1);
     test_half(300, 260, 1000, 1e9f);
     test_half(257, 300, 515, 1e-9f);

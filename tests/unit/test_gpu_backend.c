@@ -102,6 +102,35 @@ void *gpu_stream_of(struct qt_gpu *gpu)
     return NULL;
 }
 
+static _Thread_local size_t lanes = 1, lane, most_lanes;
+
+int gpu_lanes_begin(struct qt_gpu *gpu, size_t count, struct qt_err *err)
+{
+    (void)gpu;
+    (void)err;
+    assert_true(lanes == 1 && lane == 0);
+    lanes = count > GPU_LANES ? GPU_LANES : count > 1 ? count : 1;
+    most_lanes = lanes > most_lanes ? lanes : most_lanes;
+    return QT_OK;
+}
+
+int gpu_lane_use(struct qt_gpu *gpu, size_t i, struct qt_err *err)
+{
+    (void)gpu;
+    (void)err;
+    lane = i % lanes;
+    return QT_OK;
+}
+
+int gpu_lanes_end(struct qt_gpu *gpu, struct qt_err *err)
+{
+    (void)gpu;
+    (void)err;
+    lanes = 1;
+    lane = 0;
+    return QT_OK;
+}
+
 int gpu_cublas_product(struct gpu_cublas *c, const struct gpu_product *p)
 {
     (void)c;
@@ -1087,6 +1116,63 @@ static void rounding(void **state)
     round_case("mix24:polish=1", 9, 130, TINY_VALUES);
 }
 
+static void expect_same_packed(const struct qt_packed *a, const struct qt_packed *b)
+{
+    assert_true(a->nsections == b->nsections && a->scale_exp2 == b->scale_exp2);
+    for (size_t i = 0; i < a->nsections; i++)
+        assert_memory_equal(a->section[i].data, b->section[i].data, a->section[i].bytes);
+}
+
+/* Matrices that are rounded together, more than there are lanes, have the bytes that each has
+ * alone. One of them has no Hessian. */
+static void several_matrices(void **state)
+{
+    enum { MATRICES = GPU_LANES + 3, PLAIN_ONE = 4 };
+    static const char *const specs[] = {"nf4", "int4:g=32", "mix24", "fp6", "nf3:g=32"};
+    struct qt_backend *be = open_simulated();
+    struct qt_factor factor[MATRICES] = {0};
+    struct qt_packed alone[MATRICES], together[MATRICES];
+    struct qt_solve_report one[MATRICES], many[MATRICES];
+    struct qt_rounding *r[MATRICES];
+    struct qt_matrix m[MATRICES];
+    struct qt_err err = {0};
+    (void)state;
+    for (size_t i = 0; i < MATRICES; i++) {
+        const size_t n = random_size(1, 40), k = random_size(100, 700);
+        struct qt_factor *f = i == PLAIN_ONE ? NULL : &factor[i];
+        struct qt_spec spec;
+        double *h = random_hessian(k, PLAIN);
+        m[i] = (struct qt_matrix){random_weights(n, k, PLAIN), QT_F32, n, k, "test", "w"};
+        assert_int_equal(qt_spec_parse(&spec, specs[i % 5], &err), QT_OK);
+        assert_int_equal(qt_packed_describe(&alone[i], &spec, n, k, &err), QT_OK);
+        const struct qt_factor_options opt = {
+            .damp = 0.01, .group = qt_packed_group(&alone[i]), .backend = be};
+        assert_int_equal(qt_factor_new(&factor[i], h, k, &opt, &err), QT_OK);
+        assert_int_equal(qt_packed_round(&alone[i], &spec, &m[i], f, be, NULL, NULL, &one[i], &err),
+                         QT_OK);
+        assert_int_equal(
+            qt_rounding_new(&r[i], &together[i], &spec, &m[i], f, be, NULL, NULL, &many[i], &err),
+            QT_OK);
+        qt_free(h);
+    }
+    most_lanes = 0;
+    assert_int_equal(qt_rounding_run(r, MATRICES, &err), QT_OK);
+    assert_int_equal(most_lanes, GPU_LANES);
+    for (size_t i = 0; i < MATRICES; i++) {
+        qt_rounding_free(r[i]);
+        assert_memory_equal(&one[i], &many[i], sizeof *one);
+        assert_int_equal(qt_packed_complete(&alone[i], &m[i], NULL, &err), QT_OK);
+        assert_int_equal(qt_packed_complete(&together[i], &m[i], NULL, &err), QT_OK);
+        expect_same_packed(&alone[i], &together[i]);
+        qt_packed_free(&alone[i]);
+        qt_packed_free(&together[i]);
+        qt_factor_free(&factor[i]);
+        qt_free((void *)(uintptr_t)m[i].data);
+    }
+    qt_rounding_free(NULL);
+    be->close(be);
+}
+
 /* ---- quantized activations ------------------------------------------------------------------ */
 
 static struct qt_act act_of(const struct gpu_input *a)
@@ -1266,10 +1352,11 @@ static int apart_regress(struct qt_backend *be, float *s, double *explained, con
     return cuda->regress(cuda, s, explained, c, v, order, scale, m, k, err);
 }
 
-static int apart_round(struct qt_backend *be, struct qt_round *job, struct qt_err *err)
+static int apart_round(struct qt_backend *be, struct qt_round *const *jobs, size_t count,
+                       struct qt_err *err)
 {
     (void)be;
-    return cuda->round(cuda, job, err);
+    return cuda->round(cuda, jobs, count, err);
 }
 
 static int apart_group_range(struct qt_backend *be, float *largest, float *smallest, const float *w,
@@ -1346,7 +1433,7 @@ static size_t apart_room(struct qt_backend *be)
 }
 
 struct rank_run {
-    const char *scheme;
+    const char *model, *scheme;
     char out[300];
     uint32_t ids[RANK_SAMPLES * RANK_SEQLEN];
 };
@@ -1376,7 +1463,7 @@ static int quantize_as_rank(struct qt_comm *c, void *ctx, struct qt_err *err)
                                             .backend = &apart,
                                             .comm = c,
                                             .out_dir = r->out};
-    QT_TRY(qt_ckpt_open(&ckpt, "tests/golden/models/llama", err));
+    QT_TRY(qt_ckpt_open(&ckpt, r->model, err));
     QT_TRY(qt_quantize(&report, ckpt, &opt, err));
 done:
     rc = qt_comm_meet(c, rc, err);
@@ -1404,10 +1491,16 @@ static void expect_same_checksums(const char *dir, const char *a, const char *b)
 }
 
 /* Ranks whose GPUs are connected, or not, make the bytes of one process. fit=minmax is rounded on
- * the host, so that packed matrices are sent; the scales of learn=1 are in backend memory. */
+ * the host, so that packed matrices are sent; the scales of learn=1 are in backend memory. One
+ * process rounds matrices of several experts together, ranks do not. */
 static void ranks_share_calibration(void **state)
 {
-    static const char *const schemes[] = {"nf4:g=32", "mix24:fit=minmax", "nf4:g=32,learn=1"};
+    static const struct {
+        const char *model, *scheme;
+    } runs[] = {{"tests/golden/models/llama", "nf4:g=32"},
+                {"tests/golden/models/llama", "mix24:fit=minmax"},
+                {"tests/golden/models/llama", "nf4:g=32,learn=1"},
+                {"tests/golden/models/qwen3_moe", "nf4:g=32"}};
     struct rank_run *r = calloc(1, sizeof *r);
     char *dir = fixture_dir();
     struct world w;
@@ -1416,12 +1509,16 @@ static void ranks_share_calibration(void **state)
     with_cublas = true;
     for (size_t i = 0; i < RANK_SAMPLES * RANK_SEQLEN; i++)
         r->ids[i] = (uint32_t)(uniform() * 97);
-    for (size_t s = 0; s < sizeof schemes / sizeof *schemes; s++) {
+    for (size_t s = 0; s < sizeof runs / sizeof *runs; s++) {
         struct qt_err err;
-        r->scheme = schemes[s];
+        r->model = runs[s].model;
+        r->scheme = runs[s].scheme;
         snprintf(r->out, sizeof r->out, "%s/one", dir);
-        times_tuned = 0;
+        times_tuned = most_lanes = 0;
         expect_ok("one", quantize_as_rank(NULL, r, &err), &err);
+        assert_true(most_lanes >= (strstr(r->model, "moe")      ? 4
+                                   : strstr(r->scheme, "mix24") ? 0
+                                                                : 3));
         assert_int_equal(times_tuned > 0, strstr(r->scheme, "learn") != NULL);
         for (int starts = 0; starts < 2; starts++) {
             nccl_starts = starts;
@@ -1535,20 +1632,14 @@ static void without_cublas(void **state)
 int main(void)
 {
     seed_init();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(products),
-                                       cmocka_unit_test(halves),
-                                       cmocka_unit_test(shared_factors),
-                                       cmocka_unit_test(panels),
-                                       cmocka_unit_test(factorization),
-                                       cmocka_unit_test(gram_matrices),
-                                       cmocka_unit_test(attention),
-                                       cmocka_unit_test(biased_attention),
-                                       cmocka_unit_test(rounding),
-                                       cmocka_unit_test(round_inputs),
-                                       cmocka_unit_test(block_grams),
-                                       cmocka_unit_test(input_errors),
-                                       cmocka_unit_test(ranks_share_calibration),
-                                       cmocka_unit_test(activation_plans),
-                                       cmocka_unit_test(without_cublas)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products),         cmocka_unit_test(halves),
+        cmocka_unit_test(shared_factors),   cmocka_unit_test(panels),
+        cmocka_unit_test(factorization),    cmocka_unit_test(gram_matrices),
+        cmocka_unit_test(attention),        cmocka_unit_test(biased_attention),
+        cmocka_unit_test(rounding),         cmocka_unit_test(several_matrices),
+        cmocka_unit_test(round_inputs),     cmocka_unit_test(block_grams),
+        cmocka_unit_test(input_errors),     cmocka_unit_test(ranks_share_calibration),
+        cmocka_unit_test(activation_plans), cmocka_unit_test(without_cublas)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

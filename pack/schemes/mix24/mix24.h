@@ -145,10 +145,11 @@ int qt_mix24_solve(struct qt_solve_report *out, struct qt_packed *p, const float
                    const struct qt_factor *f, const struct qt_solve_options *opt,
                    struct qt_err *err);
 
-/* scheme->rounds_on, scheme->round_on and scheme->pack. */
+/* scheme->rounds_on, scheme->round_begin, scheme->round_end and scheme->pack. */
 bool qt_mix24_rounds_on(const struct qt_packed *p);
-int qt_mix24_round_on(struct qt_packed *p, struct qt_backend *be, const struct qt_factor *f,
-                      struct qt_round *job, struct qt_err *err);
+int qt_mix24_round_begin(void **state, struct qt_packed *p, const struct qt_factor *f,
+                         struct qt_round *job, struct qt_err *err);
+void qt_mix24_round_end(void *state, struct qt_packed *p, bool done);
 int qt_mix24_pack_codes(struct qt_packed *p, const struct qt_codes *codes, struct qt_err *err);
 
 extern const struct qt_learnable qt_mix24_learnable;

@@ -391,6 +391,7 @@ struct backend_job {
     uint8_t *q;        /* [groups][stride] */
     uint32_t *row, *col;
     float *outlier;
+    struct qt_factor ordered; /* with the columns in the order of the job */
 };
 
 /* Lists the outliers in the order of the CSR matrix. */
@@ -438,46 +439,55 @@ done:
     return rc;
 }
 
-static void backend_job_free(struct backend_job *s)
+/* The scheme rounds the columns in an order of its own. */
+static int order_job(struct backend_job *s, const struct qt_packed *p, const struct qt_factor *f,
+                     struct qt_round *job, struct qt_err *err)
 {
+    const enum qt_mix24_order order = qt_mix24_recipe(&p->spec).order;
+    const int rc = order_new(&s->ordered, &s->m, s->slot_of, order, f, err);
+    job->h = s->ordered.backend_h;
+    job->v = s->ordered.backend_v;
+    job->order = s->ordered.order;
+    job->group_at = s->ordered.group;
+    return rc;
+}
+
+int qt_mix24_round_begin(void **state, struct qt_packed *p, const struct qt_factor *f,
+                         struct qt_round *job, struct qt_err *err)
+{
+    struct backend_job *s;
+    int rc;
+    QT_TRY(qt_array_new(&s, 1, sizeof *s, err));
+    *state = s;
+    QT_TRY(backend_job_new(s, p, err));
+    if (f)
+        QT_TRY(order_job(s, p, f, job, err));
+    job->group = s->m.g;
+    job->mix24 = &s->mix24;
+    job->stride = p->codes->stride;
+    job->code = p->codes->code;
+    job->zero = p->codes->zero;
+done:
+    return rc;
+}
+
+void qt_mix24_round_end(void *state, struct qt_packed *p, bool done)
+{
+    struct backend_job *s = state;
+    if (!s)
+        return;
+    for (size_t i = 0; done && i < s->m.groups * p->codes->stride; i++)
+        p->codes->scale[i] = s->q[i];
+    for (size_t i = 0; done && i < s->mix24.outliers; i++)
+        s->m.csr_val[i] = qt_f32_to_f16(s->outlier[i]);
+    qt_factor_free(&s->ordered);
     qt_free(s->slot_of);
     qt_free(s->bits);
     qt_free(s->q);
     qt_free(s->row);
     qt_free(s->col);
     qt_free(s->outlier);
-}
-
-int qt_mix24_round_on(struct qt_packed *p, struct qt_backend *be, const struct qt_factor *f,
-                      struct qt_round *job, struct qt_err *err)
-{
-    struct backend_job s = {0};
-    struct qt_factor ordered = {0};
-    int rc;
-    QT_TRY(backend_job_new(&s, p, err));
-    if (f) {
-        const enum qt_mix24_order order = qt_mix24_recipe(&p->spec).order;
-        QT_TRY(order_new(&ordered, &s.m, s.slot_of, order, f, err));
-        job->h = ordered.backend_h;
-        job->v = ordered.backend_v;
-        job->order = ordered.order;
-        job->group_at = ordered.group;
-    }
-    job->group = s.m.g;
-    job->mix24 = &s.mix24;
-    job->stride = p->codes->stride;
-    job->code = p->codes->code;
-    job->zero = p->codes->zero;
-    rc = be->round(be, job, err);
-    job->mix24 = NULL;
-    for (size_t i = 0; i < s.m.groups * p->codes->stride; i++)
-        p->codes->scale[i] = s.q[i];
-    for (size_t i = 0; i < s.mix24.outliers; i++)
-        s.m.csr_val[i] = qt_f32_to_f16(s.outlier[i]);
-done:
-    qt_factor_free(&ordered);
-    backend_job_free(&s);
-    return rc;
+    qt_free(s);
 }
 
 struct packing {
