@@ -22,7 +22,7 @@ struct qt_sequential {
     struct moe {
         size_t experts;          /* 0: not a mixture; the rest is unused */
         bool routed;             /* routing_weight is up to date */
-        float *routing_weight;   /* [all_tokens][experts] */
+        float *routing_weight;   /* [experts][all_tokens] */
         struct qt_tokens all;    /* tokens of the expert, in all ranks */
         struct qt_tokens tokens; /* tokens of the expert in the chunk, numbered from its start */
     } moe;
@@ -48,6 +48,7 @@ struct qt_sequential {
         size_t reference_tokens, quantized_tokens; /* tokens of the chunk so far */
         float *weighted; /* backend, [chunk][k]: inputs of an expert times routing weights; else
                           * NULL */
+        float *states;   /* backend, [chunk][width]: in front of an expert of the MLP; else NULL */
         /* Backend, [chunk][k]: inputs as `act` arranges them, times token_factor; NULL: neither. */
         float *arranged;
         float *token_factor; /* [chunk], of outputs that are added to hidden states; else NULL */
@@ -159,10 +160,11 @@ static void sums_release(struct qt_sequential *s)
 {
     s->be->free(s->be, s->sums.gram);
     s->be->free(s->be, s->sums.weighted);
+    s->be->free(s->be, s->sums.states);
     qt_backend_channels_free(&s->sums.inputs, s->be);
     s->be->free(s->be, s->sums.arranged);
     s->sums.gram = NULL;
-    s->sums.weighted = s->sums.arranged = NULL;
+    s->sums.weighted = s->sums.states = s->sums.arranged = NULL;
     errors_release(&s->sums.errors, s->be);
 }
 
@@ -438,7 +440,9 @@ static int sums_new(struct qt_sequential *s, const struct qt_linear *linear,
     QT_TRY(qt_backend_channels(&u->inputs, s->be, k, err));
     QT_TRY(errors_new(&u->errors, s, k, err));
     if (qt_model_expert(s->model, s->layer, linear->input) >= 0)
-        QT_TRY(s->be->alloc(s->be, &u->weighted, chunk_tokens(s) * k * sizeof *u->weighted, err));
+        QT_TRY(qt_backend_floats(&u->weighted, s->be, chunk_tokens(s), k, err));
+    if (u->weighted && linear->input >= qt_model_mlp_input(s->model, s->layer))
+        QT_TRY(qt_backend_floats(&u->states, s->be, chunk_tokens(s), s->width, err));
     if (u->errors.state && s->reference_done)
         QT_TRY(qt_array_new(&u->token_factor, chunk_tokens(s), sizeof *u->token_factor, err));
     if (act || u->token_factor)
@@ -538,21 +542,39 @@ static size_t first_token(const struct qt_sequential *s)
     return block_start(s, s->first_block);
 }
 
+struct by_expert {
+    float *to; /* [experts][tokens] */
+    const float *from;
+    size_t tokens, experts;
+};
+
+static void gather_expert(void *ctx, size_t expert)
+{
+    const struct by_expert *t = ctx;
+    for (size_t i = 0; i < t->tokens; i++)
+        t->to[expert * t->tokens + i] = t->from[i * t->experts + expert];
+}
+
 static int route(struct qt_sequential *s, struct qt_err *err)
 {
     const size_t step = chunk_tokens(s), experts = s->moe.experts;
+    float *weights = NULL; /* [all_tokens][experts] */
     int rc = QT_OK;
     if (s->moe.routed)
         return QT_OK;
+    QT_TRY(qt_array_new(&weights, s->all_tokens, experts * sizeof *weights, err));
     for (size_t at = 0; at < s->tokens; at += step)
-        QT_TRY(qt_layer_route(s->moe.routing_weight + (first_token(s) + at) * experts,
-                              s->quantized_layer, s->sums.input_index, s->hidden + at * s->width,
+        QT_TRY(qt_layer_route(weights + (first_token(s) + at) * experts, s->quantized_layer,
+                              s->sums.input_index, s->hidden + at * s->width,
                               qt_min_size(step, s->tokens - at), s->data->seqlen, err));
     /* All ranks choose the same tokens for an expert. */
-    QT_TRY(qt_sums_join_rows(s->moe.routing_weight, experts * sizeof *s->moe.routing_weight,
-                             s->blocks, step, s->all_tokens, s->comm, err));
+    QT_TRY(qt_sums_join_rows(weights, experts * sizeof *weights, s->blocks, step, s->all_tokens,
+                             s->comm, err));
+    qt_parallel_for(experts, gather_expert,
+                    &(struct by_expert){s->moe.routing_weight, weights, s->all_tokens, experts});
     s->moe.routed = true;
 done:
+    qt_free(weights);
     return rc;
 }
 
@@ -564,7 +586,7 @@ static int list_tokens(struct qt_sequential *s, size_t expert, struct qt_err *er
     if (rc < 0)
         return rc;
     s->sums.routed_tokens =
-        qt_tokens_of_expert(t, s->moe.routing_weight, s->all_tokens, s->moe.experts, expert,
+        qt_tokens_of_expert(t, s->moe.routing_weight + expert * s->all_tokens, s->all_tokens, 1, 0,
                             QT_MIN_TOKENS_PER_CHANNEL * s->sums.k);
     for (size_t i = 0; i < t->count; i++) {
         const double square = (double)t->weight[i] * (double)t->weight[i];
@@ -572,6 +594,30 @@ static int list_tokens(struct qt_sequential *s, size_t expert, struct qt_err *er
         s->sums.fourth += square * square;
     }
     return QT_OK;
+}
+
+/* Runs a layer to an input of an expert. Only the expert's tokens of the chunk pass the norm in front
+ * of an MLP, as sequences of one token each. */
+static int run_to_expert(struct qt_layer *layer, const struct qt_sequential *s, int input,
+                         float *hidden, size_t m, const struct qt_hook *hook, struct qt_err *err)
+{
+    const struct qt_tokens *t = &s->moe.tokens;
+    float *states = s->sums.states;
+    uint32_t *all = NULL;
+    int rc = QT_OK;
+    if (!states)
+        return qt_layer_run_to(layer, input, hidden, m, s->data->seqlen, t, hook, err);
+    if (t->count == 0)
+        return QT_OK;
+    QT_TRY(qt_array_new(&all, t->count, sizeof *all, err));
+    for (size_t i = 0; i < t->count; i++)
+        all[i] = (uint32_t)i;
+    QT_TRY(s->be->gather_rows(s->be, states, hidden, t->row, NULL, t->count, s->width, err));
+    QT_TRY(qt_layer_run_to(layer, input, states, t->count, 1,
+                           &(struct qt_tokens){t->count, all, t->weight}, hook, err));
+done:
+    qt_free(all);
+    return rc;
 }
 
 /* Observes tokens [at, at + m). For the last input of a sublayer the reference runs to the end of
@@ -587,19 +633,21 @@ static int observe_chunk(struct qt_sequential *s, int input, size_t at, size_t m
     const struct qt_hook quantized_hook = {&hook_state, hook_quantized};
     const size_t seqlen = s->data->seqlen;
     struct sums *u = &s->sums;
-    const struct qt_tokens *tokens = u->weighted ? &s->moe.tokens : NULL;
     int rc;
     u->reference_tokens = u->quantized_tokens = 0;
-    if (tokens)
+    if (u->weighted) {
         qt_tokens_slice(&s->moe.tokens, &s->moe.all, first_token(s) + at, m);
+        QT_TRY(run_to_expert(s->reference_layer, s, input, reference, m, &reference_hook, err));
+        return run_to_expert(s->quantized_layer, s, input, hidden, m, &quantized_hook, err);
+    }
     if (u->errors.state)
         QT_TRY(s->be->copy(s->be, u->errors.state, reference, m * s->width * sizeof *hidden, err));
     QT_TRY(s->reference_done ? qt_layer_run_sublayer(s->reference_layer, input, reference, m,
                                                      seqlen, &reference_hook, err)
                              : qt_layer_run_to(s->reference_layer, input, reference, m, seqlen,
-                                               tokens, &reference_hook, err));
-    QT_TRY(qt_layer_run_to(s->quantized_layer, input, hidden, m, seqlen, tokens, &quantized_hook,
-                           err));
+                                               NULL, &reference_hook, err));
+    QT_TRY(
+        qt_layer_run_to(s->quantized_layer, input, hidden, m, seqlen, NULL, &quantized_hook, err));
 done:
     return rc;
 }
