@@ -154,8 +154,8 @@ done:
     return rc;
 }
 
-/* Prepares this rank's rows of a linear, and rounds them if none of the others can be rounded at the
- * same time. */
+/* Prepares this rank's rows of a linear, and rounds them if none of the others can be rounded at
+ * the same time. */
 static int quantize_linear(struct shared *s, struct layer_run *l, const struct qt_observed *seen,
                            struct qt_err *err)
 {
@@ -334,8 +334,8 @@ static size_t width_of(const struct layer_run *l, int input)
     return l->linear[i].k;
 }
 
-/* Quantizes the linears with this input, shared among the ranks of l->comm. Some may then wait to be
- * rounded, unless others share them. */
+/* Quantizes the linears with this input, shared among the ranks of l->comm. Some may then wait to
+ * be rounded, unless others share them. */
 static int quantize_linears(struct layer_run *l, int input, const struct qt_observed *seen,
                             struct qt_err *err)
 {

@@ -302,9 +302,9 @@ int qt_packed_complete(struct qt_packed *p, const struct qt_matrix *w, struct qt
 /*
  * qt_packed_round in steps, for several matrices that the backend can round at the same time: each
  * has the result that it has alone. new prepares one, or rounds it on the host; run rounds those
- * that are left, all with the same backend; free, which accepts NULL, releases everything but *packed,
- * and also that unless it is rounded. The arguments of `new`, but for spec, place and part, are
- * valid until free, which is called after a failure, too.
+ * that are left, all with the same backend; free, which accepts NULL, releases everything but
+ * *packed, and also that unless it is rounded. The arguments of `new`, but for spec, place and
+ * part, are valid until free, which is called after a failure, too.
  */
 struct qt_rounding;
 int qt_rounding_new(struct qt_rounding **out, struct qt_packed *packed, const struct qt_spec *spec,

@@ -596,8 +596,8 @@ static int list_tokens(struct qt_sequential *s, size_t expert, struct qt_err *er
     return QT_OK;
 }
 
-/* Runs a layer to an input of an expert. Only the expert's tokens of the chunk pass the norm in front
- * of an MLP, as sequences of one token each. */
+/* Runs a layer to an input of an expert. Only the expert's tokens of the chunk pass the norm in
+ * front of an MLP, as sequences of one token each. */
 static int run_to_expert(struct qt_layer *layer, const struct qt_sequential *s, int input,
                          float *hidden, size_t m, const struct qt_hook *hook, struct qt_err *err)
 {

@@ -55,9 +55,9 @@ struct qt_observed {
 const struct qt_linear *qt_sequential_linear_of_errors(const struct qt_model *model, size_t layer,
                                                        int input);
 /* Observes a linear input of the sublayer that the hidden states are in front of. Inputs are
- * observed in order of use (experts have no order), each at most once. act: x is brought to this order, scale and rotation first;
- * NULL: to none. on_backend: h and cross stay in backend memory. *out is valid until the next
- * call. */
+ * observed in order of use (experts have no order), each at most once. act: x is brought to this
+ * order, scale and rotation first; NULL: to none. on_backend: h and cross stay in backend memory.
+ * *out is valid until the next call. */
 int qt_sequential_observe(struct qt_observed *out, struct qt_sequential *s, int input,
                           const struct qt_act *act, bool on_backend, struct qt_err *err);
 /* observed.c: factor[m] (host memory) = 1 / RMS of each row of the hidden states [m][n] behind a

@@ -1,5 +1,5 @@
-/* What choices before rounding depend on: the functions mix24_costs, mix24_extent and group_range of
- * the CUDA backend. Also the arrays of rounding in device memory. */
+/* What choices before rounding depend on: the functions mix24_costs, mix24_extent and group_range
+ * of the CUDA backend. Also the arrays of rounding in device memory. */
 #include "kernels/gpu/product.h"
 #include "kernels/gpu/round.h"
 

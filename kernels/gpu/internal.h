@@ -122,9 +122,9 @@ void *gpu_stream_of(struct qt_gpu *gpu);
 /* Lanes are streams whose work can run at the same time. Outside of gpu_lanes_begin and
  * gpu_lanes_end, all work is enqueued on lane 0. begin: `count` lanes (at most GPU_LANES) wait for
  * the work on lane 0. use: from now on kernels and products are enqueued on lane i, modulo the
- * number of lanes. end: lane 0 waits for all lanes, and is used again; it is called after a failure,
- * too. In between memory is neither allocated nor freed nor copied. These functions return an enum
- * qt_status. */
+ * number of lanes. end: lane 0 waits for all lanes, and is used again; to be called after a
+ * failure, too. In between memory is neither allocated nor freed nor copied. These functions return
+ * an enum qt_status. */
 enum { GPU_LANES = 8 };
 int gpu_lanes_begin(struct qt_gpu *gpu, size_t count, struct qt_err *err);
 int gpu_lane_use(struct qt_gpu *gpu, size_t i, struct qt_err *err);

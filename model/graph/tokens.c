@@ -27,9 +27,10 @@ static const float SMALLEST = 0x1p-10f;
  * chose the expert. */
 static const float OF_LAYER = 0.25f;
 
-/* The n-th largest of the weights that the tokens which did not choose the expert would have (or the
- * last, if there are fewer). *ties: how many of the first n have this weight. The bits of numbers
- * that are not negative are in the order of the numbers, so they are found some at a time. */
+/* The n-th largest of the weights that the tokens which did not choose the expert would have (or
+ * the last, if there are fewer). *ties: how many of the first n have this weight. The bits of
+ * numbers that are not negative are in the order of the numbers, so they are found some at a
+ * time. */
 static float nth_weight(size_t *ties, const float *weights, size_t m, size_t n)
 {
     enum { LEVELS = 3, MOST = 1 << 11 };
