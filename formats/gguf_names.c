@@ -224,6 +224,21 @@ static const struct qt_gguf_part seed_oss_parts[] = {
     {"post_attention_layernorm", "post_attention_norm", 0},
     {0},
 };
+static const struct qt_gguf_part llama4_parts[] = {
+    LLAMA_QKV(0),
+    LLAMA_NORMS,
+    {"feed_forward.gate_proj", "ffn_gate", 0},
+    {"feed_forward.up_proj", "ffn_up", 0},
+    {"feed_forward.down_proj", "ffn_down", 0},
+    {"feed_forward.router", "ffn_gate_inp", EXACT},
+    {"feed_forward.experts.#.gate_proj", "ffn_gate_exps", 0},
+    {"feed_forward.experts.#.up_proj", "ffn_up_exps", 0},
+    {"feed_forward.experts.#.down_proj", "ffn_down_exps", 0},
+    {"feed_forward.shared_expert.gate_proj", "ffn_gate_shexp", 0},
+    {"feed_forward.shared_expert.up_proj", "ffn_up_shexp", 0},
+    {"feed_forward.shared_expert.down_proj", "ffn_down_shexp", 0},
+    {0},
+};
 static const struct qt_gguf_part granitemoe_parts[] = {
     LLAMA_QKV(BIAS),
     LLAMA_NORMS,
@@ -264,6 +279,7 @@ static const struct qt_gguf_family families[] = {
     {"glm4_moe_lite", "deepseek2", NULL, deepseek2_parts, false, false},
     {"ernie4_5_moe", "ernie4_5-moe", NULL, ernie4_5_moe_parts, false, false},
     {"minimax_m2", "minimax-m2", NULL, minimax_m2_parts, false, false},
+    {"llama4_text", "llama4", NULL, llama4_parts, false, false},
     {"hunyuan_v1_dense", "hunyuan-dense", NULL, hunyuan_dense_parts, false, false},
     {"hunyuan_v1_moe", "hunyuan-moe", NULL, hunyuan_moe_parts, false, false},
     {"qwen3_next", "qwen3next", NULL, qwen3_next_parts, false, true},

@@ -250,6 +250,13 @@ struct qt_model_details {
     /* Queries are multiplied by 1 + query_beta ln(1 + floor(position / query_step)). */
     float query_beta;
     size_t query_step;
+    /* Llama 4: attention within chunks of so many tokens ([layers]; NULL, 0: none); norms of
+     * queries and keys without weights; in layers without rotary embedding, factors
+     * 1 + floor_beta ln(1 + floor((position + 1) / floor_step)) of queries. */
+    const size_t *chunks;
+    bool bare_norms;
+    float floor_beta;
+    size_t floor_step;
     enum qt_act_kind act;
     bool tied; /* the head is the embedding */
     /* The names of the decoder's tensors begin with `prefix` ("model."), and `head` is the head's

@@ -12,6 +12,7 @@
  *     gguf_blocks.c      types of tensors: blocks of 32 weights
  *     gguf_keys.c        a growing list of keys
  *     gguf_arch.c        the table of architectures: keys, what is refused
+ *     gguf_rope.c        the same for the rotary embedding
  *     gguf_tokenizer.c   tokenizer.json -> keys: tokens, chat template (gguf_tokens.h)
  *     gguf_bpe.c         keys of byte-level BPE: merges, the splitting of text
  *     gguf_pieces.c      keys of SentencePiece's BPE: scores

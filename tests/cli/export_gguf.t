@@ -136,6 +136,15 @@ $ sed -i 's/"mscale": *1.0/"mscale": 0.5/' m/config.json && qtool quantize m -o 
 ? 4
 2 llama\.cpp computes 'deepseek2' with YaRN whose mscale and mscale_all_dim are equal
 
+# Llama 4: attention within chunks, whose sizes llama.cpp has in its code.
+$ rm -rf m; cp -r "$MODELS/llama4_wide" m && cp gpt/tokenizer.json m && qtool quantize m -o c --scheme none --tensor feed_forward=int8:g=32 --force -q >/dev/null && qtool export c -o g --format gguf --force -q >/dev/null && sha256sum <g/model.gguf
+> ^865015cb8b4f0c78ec45138aff946868470ea21d4f8c39b3683eab875224e68b 
+$ for e in 's/"floor_scale": 8192/"floor_scale": 4096/' 's/"attention_chunk_size": 8192/"attention_chunk_size": 4096/' 's/"use_qk_norm": true/"use_qk_norm": false/'; do cp "$MODELS/llama4_wide/config.json" m && sed -i "$e" m/config.json && rm -rf c && qtool quantize m -o c --scheme none --tensor layers.0.self_attn.v_proj=int8 --force -q >/dev/null && qtool export c --format gguf --dry-run; done 2>&1
+? 4
+> computes 'llama4' with attn_scale 0\.1 and floor_scale 8192$
+> computes 'llama4' with attention within chunks of 8192 tokens$
+> computes 'llama4' with norms of queries and keys$
+
 # EXAONE 4: llama.cpp has windows in models of 64 layers. Seed-OSS: no bias but of queries, keys, values.
 $ sh ./back exaone4
 ? 4

@@ -39,10 +39,11 @@ ARCHS = {
         n_routed_experts=6, n_shared_experts=1, num_experts_per_tok=2, first_k_dense_replace=1,
         norm_topk_prob=True, routed_scaling_factor=1.5, n_group=1, topk_group=1,
         **rope(rope_type="default", partial_rotary_factor=0.5))),
-    "olmoe": ("olmoe", dict(num_key_value_heads=4, intermediate_size=96, num_experts=6, num_experts_per_tok=2,
-                            norm_topk_prob=False)),
+    "olmoe": ("olmoe", dict(num_key_value_heads=4, intermediate_size=96, num_experts=6,
+                            num_experts_per_tok=2, norm_topk_prob=False)),
     "dots1": ("dots1", dict(
-        num_key_value_heads=4, head_dim=32, moe_intermediate_size=96, n_routed_experts=6, n_shared_experts=2,
+        num_key_value_heads=4, head_dim=32, moe_intermediate_size=96, n_routed_experts=6,
+        n_shared_experts=2,
         num_experts_per_tok=2, first_k_dense_replace=1, norm_topk_prob=True,
         routed_scaling_factor=1.5, n_group=1, topk_group=1, max_window_layers=4)),
     "deepseek_v3": ("deepseek_v3", dict(
@@ -67,6 +68,11 @@ ARCHS = {
     "minimax_m2": ("minimax_m2", dict(
         head_dim=64, intermediate_size=96, num_local_experts=6, num_experts_per_tok=2,
         rotary_dim=32, **rope(rope_type="default", partial_rotary_factor=0.5))),
+    "llama4": ("llama4_text", dict(
+        head_dim=32, intermediate_size=96, intermediate_size_mlp=256, num_local_experts=6,
+        num_experts_per_tok=1, interleave_moe_layer_step=2, num_hidden_layers=8, **rope(
+            rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+            original_max_position_embeddings=128))),
     "hunyuan_dense": ("hunyuan_v1_dense", dict(head_dim=64, attention_bias=False, **rope(
         rope_type="dynamic", alpha=100.0, factor=1.0))),
     "hunyuan_moe": ("hunyuan_v1_moe", dict(
@@ -121,7 +127,8 @@ ARCHS = {
     "glm4": ("glm4", dict(head_dim=32, attention_bias=True)),
 }
 # qtool does not read these files.
-WRITTEN_ONLY = {"deepseek_v2", "deepseek_v3", "glm4_moe_lite", "olmoe", "dots1", "ernie4_5_moe", "minimax_m2", "hunyuan_dense", "hunyuan_moe", "qwen3_next", "qwen3_5",
+WRITTEN_ONLY = {"deepseek_v2", "deepseek_v3", "glm4_moe_lite", "olmoe", "dots1", "ernie4_5_moe",
+                "minimax_m2", "hunyuan_dense", "hunyuan_moe", "llama4", "qwen3_next", "qwen3_5",
                 "qwen3_5_moe"}
 
 

@@ -611,6 +611,11 @@ MODELS |= {
             "partial_rotary_factor": 0.5, "rope_scaling": {
                 "type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [1.5, 4.0]},
             "original_max_position_embeddings": 16}),
+    # What llama.cpp computes, wide enough for the blocks of 32 of GGUF.
+    "llama4_wide": ("llama4_text", TINY | dict(
+        hidden_size=32, head_dim=8, num_hidden_layers=4, intermediate_size=64,
+        intermediate_size_mlp=32, num_local_experts=4, num_experts_per_tok=1,
+        interleave_moe_layer_step=2, rope_parameters=LLAMA3 | {"rope_theta": 500.0}), {}),
     "llama4_chunks": ("llama4_text", TINY | dict(
         head_dim=6, intermediate_size=8, intermediate_size_mlp=24, num_hidden_layers=3,
         num_local_experts=4, num_experts_per_tok=1, moe_layers=[1], attention_chunk_size=16,
