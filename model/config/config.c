@@ -284,7 +284,9 @@ static int read_flags(struct config *cfg, const struct source *src, struct qt_er
     cfg->clip_qkv = (float)clip;
     if (config_given(src->json, QT_QUANTIZATION_KEY) ||
         config_given(src->root, QT_QUANTIZATION_KEY))
-        rc = config_unsupported(src, QT_QUANTIZATION_KEY, "an already quantized checkpoint", err);
+        rc = qt_fail(err, QT_E_UNSUPPORTED, src->path, NULL,
+                     "the checkpoint is already quantized (" QT_QUANTIZATION_KEY
+                     "): give the FP16, BF16 or FP32 checkpoint that it was made from");
 done:
     return rc;
 }

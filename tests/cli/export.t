@@ -156,7 +156,7 @@ $ qtool quantize "$NANO" -o nv --scheme nvfp4 -q >/dev/null && qtool export nv -
 # Containers say in config.json that other programs cannot read them, and the manifest agrees.
 $ sed -i 's/"format_version": 1/"format_version": 2/' all/config.json && rm all/SHA256SUMS && qtool eval all --data "$NANO/eval.txt" --windows 1 -q
 ? 4
-2 'quantization_config': an already quantized checkpoint is not supported
+2 config\.json: the checkpoint is already quantized \(quantization_config\): give the FP16, BF16 or FP32 checkpoint that it was made from
 
 # Usage.
 $ qtool export all --format gtpq
