@@ -75,10 +75,24 @@ static size_t count_chosen(float *mean_square, const float *weights, size_t m)
     return chose;
 }
 
+/* Lists the tokens that chose the expert; no others stand in. */
+static size_t list_chosen(struct qt_tokens *out, const float *weights, size_t m, size_t experts)
+{
+    out->count = 0;
+    for (size_t i = 0; i < m; i++)
+        if (weights[i * experts] > 0) {
+            out->row[out->count] = (uint32_t)i;
+            out->weight[out->count++] = weights[i * experts];
+        }
+    return out->count;
+}
+
 size_t qt_tokens_of_expert(struct qt_tokens *out, const float *weights, size_t m, size_t experts,
                            size_t expert, size_t least)
 {
     float last = INFINITY, square, *own_weights = out->weight; /* which the list overwrites */
+    if (least == 0)
+        return list_chosen(out, weights + expert, m, experts);
     for (size_t i = 0; i < m; i++)
         own_weights[i] = weights[i * experts + expert];
     const size_t chose = count_chosen(&square, own_weights, m);
