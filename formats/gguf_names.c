@@ -239,6 +239,26 @@ static const struct qt_gguf_part llama4_parts[] = {
     {"feed_forward.shared_expert.down_proj", "ffn_down_shexp", 0},
     {0},
 };
+#define LFM2                                                                                       \
+    {"self_attn.q_proj", "attn_q", 0}, {"self_attn.k_proj", "attn_k", 0},                          \
+        {"self_attn.v_proj", "attn_v", 0}, {"self_attn.out_proj", "attn_output", 0},               \
+        {"self_attn.q_layernorm", "attn_q_norm", 0}, {"self_attn.k_layernorm", "attn_k_norm", 0},  \
+        {"conv.in_proj", "shortconv.in_proj", 0}, {"conv.conv", "shortconv.conv", EXACT},          \
+        {"conv.out_proj", "shortconv.out_proj", 0}, {"operator_norm", "attn_norm", 0},             \
+        {"ffn_norm", "ffn_norm", 0}, {"feed_forward.w1", "ffn_gate", 0},                           \
+        {"feed_forward.w3", "ffn_up", 0},                                                          \
+    {                                                                                              \
+        "feed_forward.w2", "ffn_down", 0                                                           \
+    }
+static const struct qt_gguf_part lfm2_parts[] = {
+    LFM2,
+    {"feed_forward.gate", "ffn_gate_inp", EXACT},
+    {"feed_forward.expert_bias", "exp_probs_b.bias", BARE},
+    {"feed_forward.experts.#.w1", "ffn_gate_exps", 0},
+    {"feed_forward.experts.#.w3", "ffn_up_exps", 0},
+    {"feed_forward.experts.#.w2", "ffn_down_exps", 0},
+    {0},
+};
 static const struct qt_gguf_part granitemoe_parts[] = {
     LLAMA_QKV(BIAS),
     LLAMA_NORMS,
@@ -279,6 +299,8 @@ static const struct qt_gguf_family families[] = {
     {"glm4_moe_lite", "deepseek2", NULL, deepseek2_parts, false, false},
     {"ernie4_5_moe", "ernie4_5-moe", NULL, ernie4_5_moe_parts, false, false},
     {"minimax_m2", "minimax-m2", NULL, minimax_m2_parts, false, false},
+    {"lfm2", "lfm2", NULL, lfm2_parts, false, false},
+    {"lfm2_moe", "lfm2moe", NULL, lfm2_parts, false, false},
     {"llama4_text", "llama4", NULL, llama4_parts, false, false},
     {"hunyuan_v1_dense", "hunyuan-dense", NULL, hunyuan_dense_parts, false, false},
     {"hunyuan_v1_moe", "hunyuan-moe", NULL, hunyuan_moe_parts, false, false},
@@ -380,10 +402,12 @@ static bool place_part(struct qt_gguf_place *out, const struct qt_gguf_family *f
     return false;
 }
 
-enum { GLOBALS = 3 };
-static const char *const globals[GLOBALS][2] = {{"embed_tokens.weight", "token_embd.weight"},
-                                                {"norm.weight", "output_norm.weight"},
-                                                {"lm_head.weight", "output.weight"}};
+enum { GLOBALS = 4 };
+static const char *const globals[GLOBALS][2] = {
+    {"embed_tokens.weight", "token_embd.weight"},
+    {"norm.weight", "output_norm.weight"},
+    {"lm_head.weight", "output.weight"},
+    {"embedding_norm.weight", "token_embd_norm.weight"}};
 
 bool qt_gguf_place(struct qt_gguf_place *out, const struct qt_gguf_family *f, const char *tensor,
                    bool tied)

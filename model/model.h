@@ -246,7 +246,8 @@ struct qt_model_details {
     /* Latent attention: ranks of the latent states, channels of a head without and with rotary
      * embedding, and of its values. kv_rank 0: another attention; q_rank 0: queries have none. */
     size_t q_rank, kv_rank, nope, rope, value_dim;
-    bool interleaved; /* the rotary embedding pairs channels 2i and 2i + 1 */
+    bool interleaved;    /* the rotary embedding pairs channels 2i and 2i + 1 */
+    size_t short_kernel; /* tokens of short convolutions; 0: no layer has them */
     /* Queries are multiplied by 1 + query_beta ln(1 + floor(position / query_step)). */
     float query_beta;
     size_t query_step;

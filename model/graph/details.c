@@ -42,6 +42,7 @@ void qt_model_details(struct qt_model_details *out, const struct qt_model *model
         .interleaved = cfg->interleaved,
         .query_beta = cfg->query_beta,
         .query_step = cfg->query_step,
+        .short_kernel = cfg->short_kernel,
         .chunks = cfg->chunks,
         .bare_norms = cfg->bare_norms,
         .floor_beta = cfg->floor_beta,

@@ -29,6 +29,8 @@ static const struct qt_gguf_arch table[] = {
     {.family = "ernie4_5_moe", .routed = true, .theta = 5e5},
     {.family = "minimax_m2", .routed = true, .head = HEAD_OWN, .theta = 5e6},
     {.family = "hunyuan_v1_dense"},
+    {.family = "lfm2", .square = true, .short_conv = true, .theta = 1e6},
+    {.family = "lfm2_moe", .square = true, .short_conv = true, .routed = true, .theta = 1e6},
     {.family = "llama4_text",
      .chunked = true,
      .skips_rope = true,
@@ -136,6 +138,22 @@ static void write_latent(const struct writer *w)
     u32(w, "attention.value_length_mla", d->value_dim);
 }
 
+/* Layers without attention have 0. */
+static void write_kv_heads(const struct writer *w)
+{
+    char name[64];
+    u32(w, "shortconv.l_cache", w->details.short_kernel);
+    snprintf(name, sizeof name, "%sattention.head_count_kv", w->prefix);
+    qt_gguf_array(w->b, name, QT_GGUF_I32, w->info->layers);
+    for (size_t i = 0; i < w->info->layers; i++) {
+        const struct qt_linear *linears;
+        int32_t heads = (int32_t)w->info->kv_heads;
+        if (qt_model_linears(&linears, w->model, i) > 0 && strstr(linears[0].weight, ".conv."))
+            heads = 0;
+        qt_gguf_raw(w->b, &heads, sizeof heads);
+    }
+}
+
 static int write_sizes(const struct writer *w)
 {
     const struct qt_model_info *info = w->info;
@@ -159,7 +177,10 @@ static int write_sizes(const struct writer *w)
     if (w->arch->latent) {
         write_latent(w);
     } else {
-        u32(w, "attention.head_count_kv", info->kv_heads);
+        if (w->arch->short_conv)
+            write_kv_heads(w);
+        else
+            u32(w, "attention.head_count_kv", info->kv_heads);
         u32(w, "attention.key_length", info->head_dim);
         u32(w, "attention.value_length", info->head_dim);
     }
@@ -185,6 +206,8 @@ static int write_routing(const struct writer *w)
     for (size_t i = first; i < w->info->layers && d->dense; i++)
         if (d->dense[i])
             return qt_gguf_differs(w, "experts in all layers after the first ones");
+    if (w->arch->short_conv && !(d->normalize_routing && near((double)d->routing_scale, 1)))
+        return qt_gguf_differs(w, "routing weights whose sum is 1");
     u32(w, "leading_dense_block_count", first);
     u32(w, "interleave_moe_layer_step", 1);
     u32(w, "expert_shared_count", d->shared_width / d->expert_width);
@@ -343,6 +366,7 @@ int qt_gguf_arch_keys(struct qt_gguf_bytes *b, struct qt_gguf_factors *factors,
     struct writer w = {.b = b,
                        .arch = arch,
                        .names = qt_gguf_family_find(arch->family),
+                       .model = model,
                        .info = qt_model_info(model),
                        .x = x,
                        .config = json_object_get(x->config, "text_config"),

@@ -21,6 +21,7 @@ struct qt_gguf_arch {
     bool normalized;  /* routing weights of the chosen experts sum to 1 */
     bool routed;      /* reads how experts are chosen, and how many layers have none */
     bool delta;       /* layers with gated DeltaNet */
+    bool short_conv;  /* layers with short convolutions, which have no keys and values */
     bool chunked;     /* Llama 4: attention within chunks, experts in every n-th layer */
     bool latent;      /* latent attention; experts may be in groups */
     bool steps;       /* queries may be multiplied by steps of the position */
@@ -43,6 +44,7 @@ struct writer {
     struct qt_gguf_bytes *b;
     const struct qt_gguf_arch *arch;
     const struct qt_gguf_family *names;
+    const struct qt_model *model;
     const struct qt_model_info *info;
     struct qt_model_details details;
     const struct qt_export *x;

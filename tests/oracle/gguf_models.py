@@ -68,6 +68,11 @@ ARCHS = {
     "minimax_m2": ("minimax_m2", dict(
         head_dim=64, intermediate_size=96, num_local_experts=6, num_experts_per_tok=2,
         rotary_dim=32, **rope(rope_type="default", partial_rotary_factor=0.5))),
+    "lfm2": ("lfm2", dict(num_hidden_layers=6, full_attn_idxs=[2, 4], block_multiple_of=32)),
+    "lfm2_moe": ("lfm2_moe", dict(
+        num_hidden_layers=6, layer_types=["conv", "conv", "full_attention"] * 2,
+        moe_intermediate_size=96, num_experts=6, num_experts_per_tok=2, num_dense_layers=2,
+        routed_scaling_factor=1.0)),
     "llama4": ("llama4_text", dict(
         head_dim=32, intermediate_size=96, intermediate_size_mlp=256, num_local_experts=6,
         num_experts_per_tok=1, interleave_moe_layer_step=2, num_hidden_layers=8, **rope(
@@ -128,8 +133,8 @@ ARCHS = {
 }
 # qtool does not read these files.
 WRITTEN_ONLY = {"deepseek_v2", "deepseek_v3", "glm4_moe_lite", "olmoe", "dots1", "ernie4_5_moe",
-                "minimax_m2", "hunyuan_dense", "hunyuan_moe", "llama4", "qwen3_next", "qwen3_5",
-                "qwen3_5_moe"}
+                "minimax_m2", "hunyuan_dense", "hunyuan_moe", "llama4", "lfm2", "lfm2_moe", "qwen3_next",
+                "qwen3_5", "qwen3_5_moe"}
 
 
 def scale_of(name, kind, shape):
