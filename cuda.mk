@@ -15,12 +15,12 @@ CUDA_ARCH ?= -gencode arch=compute_80,code=[sm_80,compute_80] \
 # The other four are one compilation each, as nvcc needs two seconds per file before the first
 # kernel.
 CUDA_HOPPER := matmul/tile_group moe/wide matmul/tile_fpx w4ax/hopper mix24/hopper matmul/skinny \
-               matmul/gated moe/w4ax_wide moe/mix24_wide matmul/many
+               matmul/gated moe/few moe/w4ax_wide moe/mix24_wide matmul/many
 CUDA_older  := matmul/stream matmul/mma_tile w4ax/stream_sm80
 CUDA_seldom := matmul/int4_zero matmul/dequantize mix24/dequantize
 CUDA_rare   := decoder/rare
-CUDA_LONG   := moe/product moe/w4ax_few moe/w4ax_quantize
-CUDA_OLD    := moe/many moe/w4ax_many
+CUDA_LONG   := moe/w4ax_few moe/w4ax_quantize
+CUDA_OLD    := moe/product moe/many moe/w4ax_many
 CUDA_either := $(filter-out $(CUDA_HOPPER) $(CUDA_older) $(CUDA_seldom) $(CUDA_rare) $(CUDA_LONG) \
                  $(CUDA_OLD),$(sort $(patsubst kernels/cuda/%.cu,%,$(wildcard kernels/cuda/*/*.cu))))
 CUDA_FIRST  := $(firstword $(CUDA_HOPPER))

@@ -68,6 +68,15 @@ PTX void ptx_copy_bulk(uint32_t dst, const void *src, uint32_t bytes, uint32_t b
 #endif
 }
 
+/* Arrives when all cp.async of this thread before it have completed; the count of the mbarrier must
+ * include it. */
+PTX void ptx_barrier_arrive_copied(uint32_t bar)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory");
+#endif
+}
+
 /* Prefetches a cache line to L2. */
 PTX void ptx_prefetch_l2(const void *p)
 {

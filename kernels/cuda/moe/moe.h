@@ -28,6 +28,8 @@ static_assert(QT_MOE_MATRICES * sizeof(struct qt_moe_matrix) == QTOOL_MOE_TABLE_
  * a stage's header. Kernels by number of tokens of an expert: FEW tokens share a tile of 16, MANY
  * a tile of 64; with wgmma (wide.cuh) one of up to 256. */
 enum { QT_MOE_WARPS = 8, QT_MOE_STRIPS = 2, QT_MOE_STAGES = 6, QT_MOE_HEADER = 128 };
+/* Threads of the kernel for few tokens on 9.0: two further warps copy. */
+enum { QT_MOE_FEW_THREADS = (QT_MOE_WARPS + 2) * 32 };
 enum { QT_MOE_FEW, QT_MOE_MANY, QT_MOE_KINDS };
 enum { QT_MOE_FEW_TOKENS = 16, QT_MOE_MANY_TOKENS = 64, QT_MOE_WIDE_TOKENS = 256 };
 /* The kernel by wgmma: threads; tokens of a TMA box of X; bytes of what the epilogue of a unit
@@ -146,7 +148,8 @@ struct qt_moe_gather_args {
 const void *qt_moe_route_instance(void);
 const void *qt_moe_gather_instance(void);
 const void *qt_moe_combine_instance(void);
-const void *qt_moe_few_instance(enum qt_format format);
+const void *qt_moe_few_instance(enum qt_format format);      /* for 9.0a */
+const void *qt_moe_few_sm80_instance(enum qt_format format); /* for 8.0 */
 /* NULL if the format has no such kernel. */
 const void *qt_moe_many_instance(enum qt_format format); /* for 8.0 */
 const void *qt_moe_wide_instance(enum qt_format format); /* for 9.0a */

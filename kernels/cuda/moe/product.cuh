@@ -30,9 +30,6 @@
 #include "kernels/cuda/matmul/decode.cuh"
 #include "kernels/cuda/moe/unit.cuh"
 
-/* Named barriers; 0 is __syncthreads. */
-enum { MOE_TABLES = 1, MOE_BARRIERS };
-
 struct moe_header {
     int first, rows, tile; /* positions of the item; tile of rows */
     float factor[QT_MOE_STRIPS];
@@ -339,8 +336,9 @@ template <int MT> struct moe_sums {
     }
 };
 
-/* The products of the warp's 128 columns of a stage. */
-template <class Format, int MT>
+/* The products of the warp's 128 columns of a stage and its first MT * 8 tokens. ROOM: tiles of 8
+ * tokens for which a stage has room. */
+template <class Format, int MT, int ROOM>
 static __device__ __forceinline__ void moe_multiply(const qt_moe_product_args &a,
                                                     moe_sums<MT> *sums, const unsigned char *stage,
                                                     int slot, const moe_tables<Format> &tables)
@@ -351,8 +349,8 @@ static __device__ __forceinline__ void moe_multiply(const qt_moe_product_args &a
     if (block >= a.blocks)
         return;
     const uint32_t x_at =
-        ptx_shared(stage) + (wk * MT * 16 + lane % 8) * 128 + (lane / 8 ^ lane % 8) * 16;
-    const unsigned char *weights = stage + (MT * 2048 << a.log2_wk) + warp * a.warp_bytes;
+        ptx_shared(stage) + (wk * ROOM * 16 + lane % 8) * 128 + (lane / 8 ^ lane % 8) * 16;
+    const unsigned char *weights = stage + (ROOM * 2048 << a.log2_wk) + warp * a.warp_bytes;
     const unsigned char *scale = weights + QT_MOE_STRIPS * moe_strip_bytes<Format>();
     const unsigned char *zero = scale + QT_MOE_STRIPS * a.slot_groups * 32;
     const unsigned char *const scales[QT_MOE_STRIPS] = {scale + lane / 4 * 4,
@@ -391,7 +389,7 @@ static __device__ __forceinline__ void moe_multiply(const qt_moe_product_args &a
             uint32_t x[MT][4];
 #pragma unroll
             for (int t = 0; t < MT; t++)
-                ptx_ldmatrix_x4(x[t], (x_at ^ half * 64) + (b * MT + t) * 1024);
+                ptx_ldmatrix_x4(x[t], (x_at ^ half * 64) + (b * ROOM + t) * 1024);
 #pragma unroll
             for (int s = 0; s < 2; s++)
 #pragma unroll
@@ -412,6 +410,44 @@ static __device__ __forceinline__ void moe_multiply(const qt_moe_product_args &a
     if (flush)
         qt_accumulators_flush<MT, QT_MOE_STRIPS>(&sums->total, to, scales,
                                                  32 * (a.slot_groups - 1));
+}
+
+template <int MT> static __device__ __forceinline__ void moe_sums_start(moe_sums<MT> *sums)
+{
+    sums->total = {};
+    sums->unit[0] = sums->unit[1] = make_float2(1, 1);
+}
+
+/* Begins a unit: reads the header of its first stage. */
+template <class Format>
+static __device__ __forceinline__ void moe_begin(const moe_header *h, moe_header *header,
+                                                 moe_tables<Format> *tables)
+{
+    header->first = h->first;
+    header->rows = h->rows;
+    header->tile = h->tile;
+    header->factor[0] = h->factor[0];
+    header->factor[1] = h->factor[1];
+    header->bias[0] = h->bias[0];
+    header->bias[1] = h->bias[1];
+    tables->start(h);
+}
+
+/* Ends a unit. alone: see moe_add_warps. */
+template <class Format, int MT>
+static __device__ __forceinline__ void
+moe_end(const qt_moe_product_args &a, const moe_header &header, moe_sums<MT> *sums, bool alone)
+{
+    if (moe_sums<MT>::UNITS || !Format::GROUPED)
+#pragma unroll
+        for (int u = 0; u < QT_MOE_STRIPS; u++)
+#pragma unroll
+            for (int t = 0; t < MT; t++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    sums->total.v[u][t][i] *= i < 2 ? sums->unit[u].x : sums->unit[u].y;
+    if (moe_add_warps(a, sums->total.v, alone))
+        moe_store<MT>(a, header, sums->total);
 }
 
 template <class Format, int MT>
@@ -437,36 +473,18 @@ __global__ void __launch_bounds__(MOE_THREADS, MT <= 2 ? 2 : 1)
             }))
             continue;
         if (slot == 0) {
-            const moe_header *h =
-                (const moe_header *)(ring + stages.get + (MT * 2048 << a.log2_wk) +
-                                     QT_MOE_WARPS * a.warp_bytes);
-            header.first = h->first;
-            header.rows = h->rows;
-            header.tile = h->tile;
-            header.factor[0] = h->factor[0];
-            header.factor[1] = h->factor[1];
-            header.bias[0] = h->bias[0];
-            header.bias[1] = h->bias[1];
-            tables.start(h);
-            sums.total = {};
-            sums.unit[0] = sums.unit[1] = make_float2(1, 1);
+            moe_begin<Format>((const moe_header *)(ring + stages.get + (MT * 2048 << a.log2_wk) +
+                                                   QT_MOE_WARPS * a.warp_bytes),
+                              &header, &tables);
+            moe_sums_start(&sums);
         }
-        moe_multiply<Format, MT>(a, &sums, ring + stages.get, slot, tables);
+        moe_multiply<Format, MT, MT>(a, &sums, ring + stages.get, slot, tables);
         stages.get = stages.next(a, stages.get);
         if (++slot < a.slots)
             continue;
         slot = 0;
         at += (int)gridDim.x;
-        if (moe_sums<MT>::UNITS || !Format::GROUPED)
-#pragma unroll
-            for (int u = 0; u < QT_MOE_STRIPS; u++)
-#pragma unroll
-                for (int t = 0; t < MT; t++)
-#pragma unroll
-                    for (int i = 0; i < 4; i++)
-                        sums.total.v[u][t][i] *= i < 2 ? sums.unit[u].x : sums.unit[u].y;
-        if (moe_add_warps(a, sums.total.v))
-            moe_store<MT>(a, header, sums.total);
+        moe_end<Format, MT>(a, header, &sums, true);
     }
 }
 

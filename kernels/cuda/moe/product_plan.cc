@@ -125,9 +125,9 @@ static int tile_tokens(int kind, int wide)
 
 static const void *instance(enum qt_format format, int kind, int wide)
 {
-    return kind == QT_MOE_FEW ? qt_moe_few_instance(format)
-           : wide             ? qt_moe_wide_instance(format)
-                              : qt_moe_many_instance(format);
+    if (wide)
+        return kind == QT_MOE_FEW ? qt_moe_few_instance(format) : qt_moe_wide_instance(format);
+    return kind == QT_MOE_FEW ? qt_moe_few_sm80_instance(format) : qt_moe_many_instance(format);
 }
 
 static int row_tiles(const struct product *p, int log2_wk)
@@ -187,7 +187,8 @@ static size_t layout(struct qt_moe_wide_args *a, const struct product *p, int ki
         (size_t)((tokens * 256 << log2_wk) + QT_MOE_WARPS * a->warp_bytes + QT_MOE_HEADER), 128);
     a->sums_at = a->ring_at + stages * a->stage_bytes;
     const int sums = log2_wk ? QT_MOE_WARPS * QT_MOE_STRIPS * tokens / 8 * 512 : 0;
-    return (size_t)(a->sums_at + sums);
+    a->barriers_at = a->sums_at + sums;
+    return (size_t)(a->barriers_at + QT_PIPELINE_BARRIER_BYTES);
 }
 
 /* A product whose kernels are chosen. */
@@ -377,6 +378,14 @@ static bool set_positions(struct qt_moe_wide_args *a, const struct qtool_moe_pla
 
 /* ---- run ------------------------------------------------------------------------------------ */
 
+/* wide: as state.wide. */
+static int threads_of(int kind, int wide)
+{
+    if (!wide)
+        return QT_MOE_WARPS * 32;
+    return kind == QT_MOE_FEW ? (int)QT_MOE_FEW_THREADS : (int)QT_MOE_WIDE_THREADS;
+}
+
 static int run_product(const struct qtool_moe_plan *p, int matrix,
                        const struct qt_moe_half_space *s, const struct qt_moe_input *x,
                        struct qt_moe_run *r)
@@ -398,9 +407,8 @@ static int run_product(const struct qtool_moe_plan *p, int matrix,
         a.decode.zeros = product->zeros;
         if (wide && !set_positions(&a, p, r))
             return QTOOL_FAILED;
-        rc =
-            qt_moe_half_launch(p, product->kind[kind].kernel, config->grid,
-                               wide ? QT_MOE_WIDE_THREADS : QT_MOE_WARPS * 32, config->smem, &a, r);
+        rc = qt_moe_half_launch(p, product->kind[kind].kernel, config->grid,
+                                threads_of(kind, state->wide), config->smem, &a, r);
     }
     return rc;
 }

@@ -10,11 +10,20 @@
 
 enum { MOE_THREADS = QT_MOE_WARPS * 32 };
 
-/* The strip of the warp's fragment u: of gate and up the same, of one matrix two neighbors. */
+/* Named barriers; 0 is __syncthreads. */
+enum { MOE_TABLES = 1, MOE_BARRIERS };
+
+/* The strip of a warp's fragment u: of gate and up the same, of one matrix two neighbors. */
+static __device__ __forceinline__ int moe_strip_of(const qt_moe_unit_args &a, int tile, int warp,
+                                                   int u)
+{
+    const int wn = warp >> a.log2_wk, warps_n = QT_MOE_WARPS >> a.log2_wk;
+    return a.gated ? tile * warps_n + wn : (tile * warps_n + wn) * QT_MOE_STRIPS + u;
+}
+
 static __device__ __forceinline__ int moe_strip(const qt_moe_unit_args &a, int tile, int u)
 {
-    const int wn = (int)threadIdx.x / 32 >> a.log2_wk, warps_n = QT_MOE_WARPS >> a.log2_wk;
-    return a.gated ? tile * warps_n + wn : (tile * warps_n + wn) * QT_MOE_STRIPS + u;
+    return moe_strip_of(a, tile, (int)threadIdx.x / 32, u);
 }
 
 /* The number of work items. */
@@ -145,10 +154,10 @@ static __device__ __forceinline__ void moe_produce(const qt_moe_unit_args &a, qt
 }
 
 /* Adds the sums of the warps along k to those of the first, in order: float or int. Returns whether
- * the warp is the first. */
+ * the warp is the first. alone: the thread block has no other warps. */
 template <class T, int MT>
-static __device__ __forceinline__ bool moe_add_warps(const qt_moe_unit_args &a,
-                                                     T (&sums)[QT_MOE_STRIPS][MT][4])
+static __device__ __forceinline__ bool
+moe_add_warps(const qt_moe_unit_args &a, T (&sums)[QT_MOE_STRIPS][MT][4], bool alone = true)
 {
     const int quads = QT_MOE_STRIPS * MT, lane = (int)threadIdx.x % 32;
     const int warp = (int)threadIdx.x / 32, wk = warp & ((1 << a.log2_wk) - 1);
@@ -159,7 +168,10 @@ static __device__ __forceinline__ bool moe_add_warps(const qt_moe_unit_args &a,
 #pragma unroll
         for (int i = 0; i < quads; i++)
             room[(warp * quads + i) * 32] = *(const int4 *)sums[i / MT][i % MT];
-    __syncthreads();
+    if (alone)
+        __syncthreads();
+    else
+        ptx_named_barrier(MOE_BARRIERS, MOE_THREADS);
     if (wk)
         return false;
 #pragma unroll 1
