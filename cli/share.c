@@ -2,6 +2,7 @@
 #include "cli/cli.h"
 
 #include <math.h>
+#include <string.h>
 
 const char *text_share(char buf[TEXT_SIZE], const struct qt_share *share)
 {
@@ -13,6 +14,20 @@ const char *text_share(char buf[TEXT_SIZE], const struct qt_share *share)
     return buf;
 }
 
+/* The bytes that are left for the reason of left[i], linears or not; 0: listed before i. */
+static uint64_t bytes_left(const struct qt_left *left, size_t n, size_t i)
+{
+    uint64_t bytes = 0;
+    for (size_t k = 0; k < n; k++) {
+        if (strcmp(left[k].why, left[i].why) != 0)
+            continue;
+        if (k < i)
+            return 0;
+        bytes += left[k].bytes;
+    }
+    return bytes;
+}
+
 void share_rows(struct table *t, const struct qt_share *share, const struct qt_left *left, size_t n)
 {
     char text[1024] = "", bytes[TEXT_SIZE], ratio[TEXT_SIZE];
@@ -21,8 +36,9 @@ void share_rows(struct table *t, const struct qt_share *share, const struct qt_l
         table_row(t, "linears\t%s of %s quantized", text_share(ratio, share),
                   text_bytes(bytes, share->linear));
     for (size_t i = 0; i < n && at < sizeof text; i++)
-        at += (size_t)snprintf(text + at, sizeof text - at, "%s%s %s", i ? ", " : "",
-                               text_bytes(bytes, left[i].bytes), left[i].why);
+        if (bytes_left(left, n, i))
+            at += (size_t)snprintf(text + at, sizeof text - at, "%s%s %s", at ? ", " : "",
+                                   text_bytes(bytes, bytes_left(left, n, i)), left[i].why);
     if (n)
         table_row(t, "copied\t%s", text);
 }

@@ -16,6 +16,10 @@ $ qtool plan "$NANO" --scheme nf4:g=64 --tensor 'down_proj=fp6' --tensor 'layers
 > ^memory +[0-9.]+ MiB at the peak, without calibration$
 2-
 
+# Linears and others that are copied for one reason are one item.
+$ qtool plan "$NANO" --scheme nf4 --tensor '.*=none'
+> ^copied +3\.88 MiB scheme none, 3\.50 KiB vector$
+
 # plan and quantize agree.
 $ qtool plan "$NANO" --scheme fp5 --json >plan.json && qtool quantize "$NANO" -o fp5 --scheme fp5 --json -q >made.json
 $ grep '^  "bpw"' made.json >a && grep '^  "bpw"' plan.json >b && cmp a b
