@@ -544,7 +544,8 @@ void qt_model_expert_parts(struct qt_part out[3], const struct qt_model *model, 
 /* The parts outside decoder layers, and what all layers share. */
 struct qt_outer {
     struct qt_part embed, positions, embed_norm, final_norm;
-    struct qt_part head; /* the embedding if tied */
+    struct qt_part project_in, project_out; /* between embedding or head and hidden states */
+    struct qt_part head;                    /* the embedding if tied */
     /* Inputs of single layers (graph/per_layer.c): table, projection, norm; weight NULL: none.
      * Tokens behind the end of the table have the first row. */
     struct qt_part inputs, inputs_project, inputs_norm;
@@ -572,9 +573,10 @@ size_t qt_model_rope(float *cos_out, float *sin_out, const struct qt_model *mode
 /* What `unit` of a part says. */
 void qt_model_unit_rows(float *w, size_t rows, size_t columns);
 
-/* slopes[heads]: that of head h times the position of a key is added to the score (ALiBi). False:
- * the model has none. */
-bool qt_model_slopes(float *slopes, const struct qt_model *model);
+/* slopes[heads]: that of head h times the position of a key is added to the score (ALiBi). If
+ * *factor is not 0, the product is rounded to BF16 and multiplied by it. False: the model has no
+ * ALiBi. */
+bool qt_model_slopes(float *slopes, float *factor, const struct qt_model *model);
 
 /* ---- backward ------------------------------------------------------------------------------- */
 

@@ -144,6 +144,14 @@ static inline void ref_heads(const struct qtool_decoder_heads *a)
     free(row);
 }
 
+static inline double ref_slope_term(const struct qtool_decoder_attention *a, size_t head, size_t j)
+{
+    const float term = a->slopes ? a->slopes[head] * (float)j : 0;
+    return a->slope_factor != 0
+               ? (double)a->slope_factor * (double)qt_bf16_to_f32(qt_f32_to_bf16(term))
+               : (double)term;
+}
+
 static inline void ref_attend(const struct qtool_decoder_attention *a, size_t t, size_t head,
                               double *p, double *out)
 {
@@ -159,7 +167,7 @@ static inline void ref_attend(const struct qtool_decoder_attention *a, size_t t,
             dot += ref_half(a->q, (t * a->heads + head) * dim + i) *
                    ref_half(a->k, base + j * dim + i);
         dot *= (double)a->scale;
-        p[j] = (cap > 0 ? cap * tanh(dot / cap) : dot) + ref_at(a->slopes, head) * (double)j;
+        p[j] = (cap > 0 ? cap * tanh(dot / cap) : dot) + ref_slope_term(a, head, j);
         top = fmax(top, p[j]);
     }
     sum = a->sinks ? exp((double)a->sinks[head] - top) : 0;

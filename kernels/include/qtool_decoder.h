@@ -137,6 +137,8 @@ struct qtool_decoder_attention {
     size_t window;
     int batch_invariant; /* not 0: the order of sums does not depend on `sequences` either */
     const float *slopes; /* [heads]: slopes[h] * j is added to the score (ALiBi); NULL: none */
+    float
+        slope_factor; /* not 0: slopes[h] * j is rounded to BF16 and multiplied by this (Falcon) */
 };
 
 enum qtool_decoder_act {

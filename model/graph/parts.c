@@ -37,6 +37,8 @@ int qt_model_outer(struct qt_outer *out, const struct qt_model *model, struct qt
     const struct config *cfg = &model->cfg;
     *out = (struct qt_outer){.embed = outer_part(&model->embed),
                              .positions = outer_part(&model->positions),
+                             .project_in = outer_part(&model->project_in),
+                             .project_out = outer_part(&model->project_out),
                              .embed_norm = outer_part(&model->embed_norm),
                              .final_norm = outer_part(&model->final_norm),
                              .head = outer_part(model->head.weight ? &model->head : &model->embed),
@@ -54,8 +56,8 @@ int qt_model_outer(struct qt_outer *out, const struct qt_model *model, struct qt
     out->final_norm.eps = out->embed_norm.eps = cfg->eps;
     if (part)
         return refuse(part, err);
-    if (model->project_in.weight)
-        return refuse("a projection of the embedding", err);
+    if (model->project_in.weight && !model->positions.weight)
+        return refuse("a projection of the embedding, but no positions", err);
     if (out->norm_all_heads && out->norm_last)
         return refuse("a norm of all heads after the rotary embedding", err);
     if (out->norm_all_heads && out->clip > 0)
@@ -147,8 +149,6 @@ int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t la
     const struct config *cfg = &model->cfg;
     const struct layer_def *def = &model->layers[layer];
     *out = (struct qt_block){0};
-    if (cfg->alibi && cfg->arch->alibi_scaled)
-        return refuse("biases of attention scores (ALiBi) in BF16", err);
     if (cfg->bare_norms)
         return refuse("norms without weights", err);
     if (cfg->floor_beta > 0)
@@ -189,12 +189,16 @@ int qt_model_block(struct qt_block *out, const struct qt_model *model, size_t la
     return def->experts ? mixture_of(&out->mixture, model, layer, err) : QT_OK;
 }
 
-bool qt_model_slopes(float *slopes, const struct qt_model *model)
+bool qt_model_slopes(float *slopes, float *factor, const struct qt_model *model)
 {
-    const size_t heads = model->cfg.info.heads;
-    for (size_t i = 0; model->cfg.alibi && i < heads; i++)
-        slopes[i] = layer_slope(i, heads);
-    return model->cfg.alibi;
+    const struct config *cfg = &model->cfg;
+    const size_t heads = cfg->info.heads;
+    for (size_t i = 0; cfg->alibi && i < heads; i++) {
+        const float slope = layer_slope(i, heads);
+        slopes[i] = cfg->arch->alibi_scaled ? qt_bf16_to_f32(qt_f32_to_bf16(slope)) : slope;
+    }
+    *factor = cfg->arch->alibi_scaled ? cfg->attn_scale : 0;
+    return cfg->alibi;
 }
 
 void rope_fill(float *cos_out, float *sin_out, const struct config *cfg,

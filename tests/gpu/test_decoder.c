@@ -307,6 +307,7 @@ static void test_attention(void)
         .window = random_below(3) ? 0 : 1 + random_below(past + queries + 10),
         .batch_invariant = random_below(3) == 0,
         .slopes = maybe(dim <= 128 && random_below(3) == 0, heads, .1f),
+        .slope_factor = coin() ? 0 : .3f,
     };
     /* What no query sees is not read. */
     for (size_t i = 0; i < sequences * kv; i++)

@@ -459,8 +459,7 @@ static double golden_error(const char *name)
 static bool has_refused_option(const char *name)
 {
     static const char *const names[] = {"exaone_moe", "glm4_moe_groups", "solar_open", /* groups */
-                                        "gpt_oss_moe",     /* biases of FP16 experts */
-                                        "opt_norm_after"}; /* a projection of the embedding */
+                                        "gpt_oss_moe"}; /* biases of FP16 experts */
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0)
             return true;
@@ -663,6 +662,37 @@ static void write_falcon(const char *dir)
                      "\"layer_norm_epsilon\": 1e-5}");
 }
 
+/* Falcon RW: ALiBi whose products are rounded to BF16. */
+static void write_falcon_rw(const char *dir)
+{
+    static const struct {
+        const char *name;
+        size_t n, k;
+        float value;
+    } parts[] = {{"self_attention.query_key_value.weight", 3 * LARGE_HIDDEN, LARGE_HIDDEN, 0},
+                 {"self_attention.query_key_value.bias", 3 * LARGE_HIDDEN, 0, .125f},
+                 {"self_attention.dense.weight", LARGE_HIDDEN, LARGE_HIDDEN, 0},
+                 {"self_attention.dense.bias", LARGE_HIDDEN, 0, .25f},
+                 {"input_layernorm.weight", LARGE_HIDDEN, 0, 1},
+                 {"input_layernorm.bias", LARGE_HIDDEN, 0, .125f},
+                 {"post_attention_layernorm.weight", LARGE_HIDDEN, 0, .5f},
+                 {"post_attention_layernorm.bias", LARGE_HIDDEN, 0, .125f},
+                 {"mlp.dense_h_to_4h.weight", 4 * LARGE_HIDDEN, LARGE_HIDDEN, 0},
+                 {"mlp.dense_h_to_4h.bias", 4 * LARGE_HIDDEN, 0, .25f},
+                 {"mlp.dense_4h_to_h.weight", LARGE_HIDDEN, 4 * LARGE_HIDDEN, 0},
+                 {"mlp.dense_4h_to_h.bias", LARGE_HIDDEN, 0, 0}};
+    large_add("", "transformer.word_embeddings.weight", LARGE_VOCAB, LARGE_HIDDEN, 0);
+    large_add("", "transformer.ln_f.weight", LARGE_HIDDEN, 0, 1);
+    large_add("", "transformer.ln_f.bias", LARGE_HIDDEN, 0, 0);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        large_add("transformer.h.0.", parts[i].name, parts[i].n, parts[i].k, parts[i].value);
+    large_write(dir, "{\"model_type\": \"falcon\", \"hidden_size\": 64, "
+                     "\"num_attention_heads\": 4, \"num_hidden_layers\": 1, \"vocab_size\": 32, "
+                     "\"new_decoder_architecture\": false, \"parallel_attn\": false, "
+                     "\"bias\": true, \"alibi\": true, \"multi_query\": false, "
+                     "\"tie_word_embeddings\": true, \"layer_norm_epsilon\": 1e-5}");
+}
+
 /* MPT: ALiBi and clipped queries, keys and values. */
 static void write_mpt(const char *dir)
 {
@@ -690,18 +720,19 @@ static void test_families(void **state)
     } families[] = {{write_internlm2, true, 4},
                     {write_gemma4, false, 2 * 7 + 2 * 7},
                     {write_falcon, true, 4},
+                    {write_falcon_rw, true, 4},
                     {write_mpt, false, 4}};
     static const char *const schemes[] = {"nf4:g=32", "int4:g=32", "lut3:g=32", "fp6", "mix24"};
     (void)state;
     for (size_t i = 0; i < sizeof families / sizeof *families; i++)
         for (size_t j = 0; j < sizeof schemes / sizeof *schemes; j++) {
-            char *dir = fixture_dir();
-            const char *path = fixture_path(dir, "out");
             const bool mix24 = strcmp(schemes[j], "mix24") == 0;
-            struct fake f;
-            struct qt_err err = {0};
             if (mix24 && !families[i].grouped) /* not computed by the simulated device */
                 continue;
+            char *dir = fixture_dir();
+            const char *path = fixture_path(dir, "out");
+            struct fake f;
+            struct qt_err err = {0};
             fake_init(&f);
             families[i].write(dir);
             expect_ok(schemes[j], runtime_quantize(path, dir, schemes[j], NULL, 0, NULL, &err),

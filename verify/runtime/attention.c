@@ -158,6 +158,7 @@ static int append_attention(struct rt_program *p, struct qt_runtime *rt, const s
         .window = l->window >= rt->opt.capacity ? 0 : l->window,
         .batch_invariant = rt->opt.batch_invariant,
         .slopes = rt->slopes,
+        .slope_factor = rt->slope_factor,
     };
     return rt_append_kernel(p, QT_RUNTIME_ATTENTION, &op, err);
 }

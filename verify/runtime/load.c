@@ -561,9 +561,17 @@ static int load_slopes(struct rt_loader *l, const struct qt_model *model, struct
 {
     const size_t n = l->rt->config.heads;
     int rc = qt_array_grow(&l->values, &l->values_capacity, n, sizeof *l->values, err);
-    if (rc < 0 || !qt_model_slopes(l->values, model))
+    if (rc < 0 || !qt_model_slopes(l->values, &l->rt->slope_factor, model))
         return rc;
     return upload_values(&l->rt->slopes, l, n, err);
+}
+
+/* A matrix outside decoder layers, in FP16. */
+static int load_outer(struct rt_linear *out, struct rt_loader *l, const struct qt_part *part,
+                      struct qt_err *err)
+{
+    *out = (struct rt_linear){.n = part->n, .k = part->k};
+    return rt_load_table(&out->dense, l, part, err);
 }
 
 static int load_all(struct rt_loader *l, const struct qt_model *model, struct qt_err *err)
@@ -579,6 +587,8 @@ static int load_all(struct rt_loader *l, const struct qt_model *model, struct qt
         QT_TRY(qt_model_block(&block, model, i, err));
     QT_TRY(rt_load_table(&rt->embed, l, &outer.embed, err));
     QT_TRY(rt_load_table(&rt->positions, l, &outer.positions, err));
+    QT_TRY(load_outer(&rt->project_in, l, &outer.project_in, err));
+    QT_TRY(load_outer(&rt->project_out, l, &outer.project_out, err));
     QT_TRY(load_head(l, &outer, err));
     QT_TRY(rt_load_norm(&rt->embed_norm, l, &outer.embed_norm, outer.norm, NULL, err));
     QT_TRY(rt_load_norm(&rt->final_norm, l, &outer.final_norm, outer.norm, NULL, err));

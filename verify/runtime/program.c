@@ -158,6 +158,38 @@ done:
     return rc;
 }
 
+/* hidden = positions, to which the projection of the embedding in rt->o is added later. */
+static int append_projected(struct rt_program *p, struct qt_runtime *rt, const struct rt_batch *b,
+                            struct qt_err *err)
+{
+    const size_t m = b->sequences * b->tokens, hidden = rt->config.hidden;
+    struct qtool_decoder_op embed = {.kind = QTOOL_DECODER_EMBED}, places = embed;
+    struct qtool_decoder_op round = {.kind = QTOOL_DECODER_ADD_NORM};
+    int rc;
+    embed.embed = (struct qtool_decoder_embed){.m = m,
+                                               .n = rt->project_in.k,
+                                               .hidden = rt->input_sum,
+                                               .table = rt->embed,
+                                               .ids = b->ids,
+                                               .factor = rt->config.embed_scale};
+    places.embed = (struct qtool_decoder_embed){.m = m,
+                                                .n = hidden,
+                                                .hidden = rt->hidden,
+                                                .table = (const char *)rt->positions +
+                                                         rt->config.position_offset * hidden * 2,
+                                                .ids = b->position,
+                                                .factor = 1};
+    round.add_norm = (struct qtool_decoder_add_norm){
+        .m = m, .n = rt->project_in.k, .step = 1, .hidden = rt->input_sum, .out = rt->layer_inputs};
+    QT_TRY(rt_append_kernel(p, QT_RUNTIME_OTHER, &embed, err));
+    QT_TRY(rt_append_kernel(p, QT_RUNTIME_NORMS, &round, err));
+    QT_TRY(rt_append_product(p, rt, &rt->project_in, rt->o, rt->layer_inputs, m,
+                             QT_RUNTIME_PRODUCTS, err));
+    QT_TRY(rt_append_kernel(p, QT_RUNTIME_OTHER, &places, err));
+done:
+    return rc;
+}
+
 static int append_embed(struct rt_program *p, struct qt_runtime *rt, const struct rt_batch *b,
                         struct qt_err *err)
 {
@@ -174,7 +206,12 @@ static int append_embed(struct rt_program *p, struct qt_runtime *rt, const struc
                                             .position = b->position,
                                             .position_offset = (int)rt->config.position_offset,
                                             .factor = rt->config.embed_scale};
-    QT_TRY(rt_append_kernel(p, QT_RUNTIME_OTHER, &op, err));
+    if (rt->project_in.n) {
+        QT_TRY(append_projected(p, rt, b, err));
+        first.add[0].x = rt->o;
+    } else {
+        QT_TRY(rt_append_kernel(p, QT_RUNTIME_OTHER, &op, err));
+    }
     if (rt->inputs)
         QT_TRY(append_inputs(p, rt, b, err));
     first.after = rt->embed_norm;
@@ -207,6 +244,10 @@ int rt_add_head(struct rt_program *p, struct qt_runtime *rt, float *logits, size
     const bool dense = rt->head.dense != NULL;
     struct qtool_decoder_op op = {.kind = QTOOL_DECODER_NEXT};
     int rc;
+    if (rt->project_out.n) {
+        QT_TRY(rt_append_product(p, rt, &rt->project_out, rt->o, x, m, QT_RUNTIME_HEAD, err));
+        x = rt->o;
+    }
     QT_TRY(dense ? append_dense_head(p, rt, logits, x, m, err)
                  : rt_append_product(p, rt, &rt->head, rt->head_out, x, m, QT_RUNTIME_HEAD, err));
     if (!dense || c->logit_scale != 1 || rt->head_bias || softcap > 0) {

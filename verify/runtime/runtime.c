@@ -116,6 +116,8 @@ static int new_activations(struct qt_runtime *rt, struct qt_err *err)
 {
     const struct rt_config *c = &rt->config;
     const size_t rows = rt->rows, inputs = c->layers * c->inputs;
+    const size_t sum = qt_max_size(inputs, rt->project_in.k);
+    const size_t out = qt_max_size(c->hidden, rt->project_out.n);
     size_t q = 0, kv = 0, qkv = 0, gate_up = inputs, width = c->inputs, router = 0, top_k = 0,
            shared = 0;
     int rc;
@@ -137,12 +139,12 @@ static int new_activations(struct qt_runtime *rt, struct qt_err *err)
     QT_TRY(rt_alloc(rt, &rt->qkv, rows, qkv * 2, err));
     QT_TRY(rt_alloc(rt, &rt->q, rows, q * 2, err));
     QT_TRY(rt_alloc(rt, &rt->attended, rows, q * 2, err));
-    QT_TRY(rt_alloc(rt, &rt->o, rows, c->hidden * 2, err));
+    QT_TRY(rt_alloc(rt, &rt->o, rows, out * 2, err));
     QT_TRY(rt_alloc(rt, &rt->gate_up, rows, gate_up * 2, err));
     QT_TRY(rt_alloc(rt, &rt->act, rows, width * 2, err));
     QT_TRY(rt_alloc(rt, &rt->down, rows, c->hidden * 2, err));
-    QT_TRY(rt_alloc(rt, &rt->input_sum, rows, inputs * sizeof *rt->input_sum, err));
-    QT_TRY(rt_alloc(rt, &rt->layer_inputs, rows, inputs * 2, err));
+    QT_TRY(rt_alloc(rt, &rt->input_sum, rows, sum * sizeof *rt->input_sum, err));
+    QT_TRY(rt_alloc(rt, &rt->layer_inputs, rows, sum * 2, err));
     QT_TRY(rt_alloc(rt, &rt->shared, rows, shared * 2, err));
     QT_TRY(rt_alloc(rt, &rt->router, rows, router * sizeof *rt->router, err));
     QT_TRY(rt_alloc(rt, &rt->expert, rows, top_k * sizeof *rt->expert, err));

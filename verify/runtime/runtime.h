@@ -165,9 +165,11 @@ struct qt_runtime {
     size_t original;
     struct rt_rope rope[QT_ROPES], query_rope; /* query_rope: for QT_ROPE_FULL, if it differs */
     const float *slopes;                       /* [heads], ALiBi; NULL: none */
-    const void *embed, *positions;             /* F16 */
-    const void *inputs;                        /* F16 [vocab][layers * inputs]; NULL: none */
+    float slope_factor;
+    const void *embed, *positions; /* F16 */
+    const void *inputs;            /* F16 [vocab][layers * inputs]; NULL: none */
     struct rt_linear inputs_project;
+    struct rt_linear project_in, project_out; /* FP16; n 0: none */
     struct qtool_decoder_norm inputs_norm;
     struct rt_linear head; /* not w4ax */
     const float *head_bias;
@@ -178,7 +180,7 @@ struct qt_runtime {
     /* Activations of `rows` tokens. */
     float *hidden;
     void *x, *qkv, *q, *attended, *o, *gate_up, *act, *down, *row_k, *row_v;
-    float *input_sum;              /* inputs of all layers */
+    float *input_sum;              /* inputs of all layers; or an embedding to be projected */
     void *layer_inputs;            /* F16, the same */
     void *shared;                  /* output of the shared expert; `down` is that of the others */
     float *router, *expert_weight; /* logits; weights of the chosen experts */

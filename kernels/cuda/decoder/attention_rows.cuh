@@ -138,7 +138,7 @@ static __global__ void __launch_bounds__(ROWS_THREADS) attention_rows_kernel(row
             if (a.softcap > 0)
                 dot = a.softcap * tanhf(dot / a.softcap);
             if constexpr (SLOPES)
-                dot += a.slopes[head] * (float)key;
+                dot += slope_term(a, a.slopes[head], key);
             score[u] = key < end ? dot : -INFINITY;
             most = fmaxf(most, score[u]);
         }

@@ -143,7 +143,7 @@ static __global__ void __launch_bounds__(tile_of<D>::THREADS) attention_tile_ker
                 if (a.softcap > 0)
                     x = a.softcap * 1.4426950408889634f * tanhf(s[i][j] * a.scale / a.softcap);
                 if constexpr (SLOPES)
-                    x += a.slopes[head] * 1.4426950408889634f * (float)key;
+                    x += 1.4426950408889634f * slope_term(a, a.slopes[head], key);
                 if (masked && (key > row || (window && key <= row - window)))
                     x = -INFINITY;
                 s[i][j] = x;

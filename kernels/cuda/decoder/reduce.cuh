@@ -58,4 +58,15 @@ static __device__ __forceinline__ __half to_half(float v)
     return __float2half_rn(v > 65504 ? 65504 : v < -65504 ? -65504 : v);
 }
 
+/* The term of ALiBi in the score of key j. */
+static __device__ __forceinline__ float slope_term(const qtool_decoder_attention &a, float slope,
+                                                   int j)
+{
+    const float term = slope * (float)j;
+    if (a.slope_factor == 0)
+        return term;
+    const uint32_t bits = __float_as_uint(term);
+    return a.slope_factor * __uint_as_float((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000);
+}
+
 #endif
