@@ -145,8 +145,7 @@ struct qt_arrange {
 /* ---- KV caches of 4 bits -------------------------------------------------------------------- */
 
 /*
- * Keys and values are rounded as in base/kv4.h. A scale, and a minimum or a zero-point, are shared
- * by
+ * Keys and values are rounded as in base/kv4.h. A scale and a zero-point are shared by
  *
  *     values                QT_KV_CHANNELS adjacent channels of a token and KV head
  *     keys, channel         the tokens of a KV group (qt_kv4_group), for each KV head and channel.
@@ -171,7 +170,7 @@ struct qt_kv {
     const struct qt_container *container;
 };
 /* Mean bits per number (one channel of a key or value) of a cache for heads of head_dim channels:
- * codes, and scales, minima and zero-points that the cache holds. */
+ * codes, and scales and zero-points that the cache holds. */
 double qt_kv_bits(enum qt_kv_keys keys, size_t head_dim);
 /* The same with the FP16 keys below, for a sequence of `tokens` tokens. */
 double qt_kv_sequence_bits(enum qt_kv_keys keys, size_t head_dim, size_t tokens);

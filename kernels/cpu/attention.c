@@ -114,10 +114,13 @@ static void group_add(struct group *g, const float *key)
         if (t == 0 || x < g->low[d] || x > g->high[d]) {
             g->low[d] = t == 0 || x < g->low[d] ? x : g->low[d];
             g->high[d] = t == 0 || x > g->high[d] ? x : g->high[d];
-            g->grid[d] = qt_kv4_grid(g->low[d], g->high[d]);
+            g->grid[d] = qt_kv4_key_grid(qt_kv4_key_param(g->low[d], g->high[d]));
             from = 0;
         }
-        cpu_kv4_round(rounded + from, exact + from, g->grid[d], t + 1 - from);
+        if (g->first == 0) /* token 0 */
+            rounded[0] = x;
+        else
+            cpu_kv4_round(rounded + from, exact + from, g->grid[d], t + 1 - from);
     }
 }
 

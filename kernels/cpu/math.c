@@ -286,11 +286,11 @@ void cpu_kv4_round(float *y, const float *x, struct qt_kv4_grid grid, size_t n)
 {
     const float inverse = 1 / grid.scale;
     for (size_t i = 0; i < n; i++) {
-        float q = (x[i] - grid.minimum) * inverse;
+        float q = x[i] * inverse + grid.zero;
         q = q < 0.0f ? 0.0f : q;
         q = q > 15.0f ? 15.0f : q;
         q = (q + 0x1.8p+23f) - 0x1.8p+23f; /* rint */
-        y[i] = q * grid.scale + grid.minimum;
+        y[i] = (q - grid.zero) * grid.scale;
     }
 }
 

@@ -282,9 +282,29 @@ static __host__ __device__ size_t kv_group_of(size_t token)
     return token ? token / KV_GROUP + 1 : 0;
 }
 
-static __device__ unsigned char kv_code(float x, float scale, float minimum)
+static __device__ int kv_key_zero(float middle, int scale)
 {
-    return (unsigned char)fminf(fmaxf(rintf(__fmul_rn(x - minimum, __frcp_rn(scale))), 0), 15);
+    const float per = __frcp_rn(__half2float(__ushort_as_half((unsigned short)scale)));
+    return (int)fminf(fmaxf(rintf(__fsub_rn(7.5f, __fmul_rn(middle, per))), -63), 63);
+}
+
+/* Scale and zero-point of keys from low to high. */
+static __device__ float2 kv_key_grid(float low, float high)
+{
+    const float middle = (low + high) / 2;
+    const float range = fmaxf(high - low, __fmul_rn(fabsf(middle), 9.f / 32));
+    const int want = max(__half_as_ushort(__float2half_rn(__fdiv_rn(range, 15))), 96);
+    int zero = kv_key_zero(middle, want);
+    const int base = (want + 32 - abs(zero)) & ~63;
+    zero = kv_key_zero(middle, base + abs(zero));
+    const unsigned short scale = (unsigned short)(base + abs(zero));
+    return make_float2(__half2float(__ushort_as_half(scale)), (float)zero);
+}
+
+static __device__ unsigned char kv_code(float x, float2 grid)
+{
+    const float q = __fadd_rn(__fmul_rn(x, __frcp_rn(grid.x)), grid.y);
+    return (unsigned char)fminf(fmaxf(rintf(q), 0), 15);
 }
 
 /*
@@ -294,9 +314,9 @@ static __device__ unsigned char kv_code(float x, float scale, float minimum)
  */
 static __global__ void own_scores_kernel(const gpu_own_scores a)
 {
-    extern __shared__ float
-        kv_grid[]; /* scales and minima [dim][2], then codes [KV_GROUP][pitch] */
-    unsigned char *codes = (unsigned char *)(kv_grid + 2 * a.dim);
+    extern __shared__ float2
+        kv_grid[]; /* scales and zero-points [dim], then codes [KV_GROUP][pitch] */
+    unsigned char *codes = (unsigned char *)(kv_grid + a.dim);
     const size_t pitch = a.dim + 4, group = kv_group_of(a.r0) + blockIdx.x, head = blockIdx.y;
     const size_t first = group > 1 ? (group - 1) * KV_GROUP : group;
     const size_t end = min(group ? group * KV_GROUP : 1, a.r0 + a.rows);
@@ -313,14 +333,14 @@ static __global__ void own_scores_kernel(const gpu_own_scores a)
             if (i == first || x < low[c] || x > high[c]) {
                 low[c] = i == first ? x : fminf(low[c], x);
                 high[c] = i == first ? x : fmaxf(high[c], x);
-                const float scale = __half2float(__float2half_rn(__fdiv_rn(high[c] - low[c], 15)));
-                kv_grid[2 * d] = scale == 0 ? 1 : scale;
-                kv_grid[2 * d + 1] = __half2float(__float2half_rn(low[c]));
+                kv_grid[d] = kv_key_grid(low[c], high[c]);
                 from = first;
             }
+            if (group == 0) /* token 0 is exact: code 1 */
+                kv_grid[d] = make_float2(x, 0);
             for (size_t j = from; j <= i; j++)
                 codes[(j - first) * pitch + d] =
-                    kv_code(exact[j * a.ldk + d], kv_grid[2 * d], kv_grid[2 * d + 1]);
+                    group == 0 ? 1 : kv_code(exact[j * a.ldk + d], kv_grid[d]);
         }
         __syncthreads();
         const size_t from = max(first, a.lo), n = i + 1 - from;
@@ -330,7 +350,7 @@ static __global__ void own_scores_kernel(const gpu_own_scores a)
             const unsigned char *code = codes + (j - first) * pitch;
             float sum = 0;
             for (size_t d = 0; d < a.dim; d++)
-                sum += q[d] * __fadd_rn(__fmul_rn(code[d], kv_grid[2 * d]), kv_grid[2 * d + 1]);
+                sum += q[d] * __fmul_rn(code[d] - kv_grid[d].y, kv_grid[d].x);
             const size_t plane = head * a.group + g;
             a.s[(plane * a.rows + i - a.r0) * a.keys + j - a.lo] = sum * a.scale;
         }

@@ -26,7 +26,7 @@ enum qtool_kv_format {
 
 /* INT4: tokens of a KV group. KV group g of a sequence is the tokens 64 g to 64 g + 63, without
  * token 0; the last one may be partial. For each KV head and channel its keys share a scale and a
- * minimum. */
+ * zero-point. */
 enum { QTOOL_KV_GROUP = 64 };
 /* INT4: adjacent channels of a value that share a scale and a zero-point. */
 enum { QTOOL_KV_CHANNELS = 16 };
@@ -38,10 +38,11 @@ enum { QTOOL_KV_CHANNELS = 16 };
  *
  * INT4 dequantizes channel d of a token and KV head to
  *
- *     key[d]   = key_code[d] * k_param[0][d] + k_param[1][d]     k_param: of the token's KV group
+ *     key[d]   = (key_code[d] - zero) * |k_param[d]|        k_param: of the token's KV group
  *     value[d] = (value_code[d] - zero) * v_param           v_param: of the token and of d / 16
  *
- * where the low six bits of the FP16 number v_param are 4 * zero.
+ * where the low six bits of the FP16 number k_param are |zero|, and its sign is the sign of zero;
+ * the low six bits of v_param are 4 * zero.
  *
  * The keys of token 0 of a sequence are an exception: k_first holds them in FP16, and their codes
  * are not used. In most models they differ strongly from all other keys.
@@ -62,7 +63,7 @@ struct qtool_kv_cache {
      * [head_dim]. pages * heads * page_tokens must be below 2^32. The caller owns all arrays; k, v,
      * k_param, v_param, k_first and k_tail are 16-byte aligned. */
     void *k, *v;
-    void *k_param; /* INT4: F16 [pages][heads][page_tokens / 64][2][head_dim], scales and minima */
+    void *k_param; /* INT4: F16 [pages][heads][page_tokens / 64][head_dim] */
     /* INT4: F16 [pages][heads][page_tokens / 8][4][head_dim / 16][2]: token 8 a + b + 4 c of a page
      * and channel d are at [a][b][d / 16][c]. */
     void *v_param;
@@ -81,12 +82,17 @@ struct qtool_kv_cache {
  * its first new position is L, or, to replace tokens, any position from the start of its last KV
  * group, 64 * floor((L - 1) / 64), to L - 1.
  *
- * INT4 computes the following in FP32. Keys have one scale and minimum per KV head, channel and KV
- * group, over the tokens of the group that are in the cache.
+ * INT4 computes the following in FP32. Keys have one k_param per KV head, channel and KV group. low
+ * and high are the smallest and the largest of its keys x that are in the cache, middle = (low +
+ * high) / 2.
  *
- *     minimum = F16(min over x)
- *     scale   = F16((max over x - min over x) / 15), or 1 if that is 0
- *     code    = clamp(rint((x - minimum) * (1 / scale)), 0, 15)
+ *     want    = F16(max(high - low, |middle| * 9 / 32) / 15), at least 96 * 2^-24
+ *     z(s)    = clamp(rint(7.5 - middle * (1 / s)), -63, 63)
+ *     near    = the FP16 number nearest to want whose low six bits are |z(want)|, the larger of two
+ *               at equal distance
+ *     zero    = z(near)
+ *     k_param = near with |zero| as its low six bits and the sign of zero
+ *     code    = clamp(rint(x * (1 / |k_param|) + zero), 0, 15)
  *
  * Values have one v_param per token, KV head and 16 channels. low is the smallest of the numbers x
  * of these channels and 0, high the largest.

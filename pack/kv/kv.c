@@ -19,15 +19,15 @@ struct job {
     size_t m, width;
 };
 
-/* Rounds n values at distance `stride` that share a scale. */
-static void round_group(float *x, size_t n, size_t stride)
+/* Rounds n keys at distance `stride` that share a scale. */
+static void round_keys(float *x, size_t n, size_t stride)
 {
     float low = INFINITY, high = -INFINITY;
     for (size_t i = 0; i < n; i++) {
         low = fminf(low, qt_kv4_clamp(x[i * stride]));
         high = fmaxf(high, qt_kv4_clamp(x[i * stride]));
     }
-    const struct qt_kv4_grid grid = qt_kv4_grid(low, high);
+    const struct qt_kv4_grid grid = qt_kv4_key_grid(qt_kv4_key_param(low, high));
     for (size_t i = 0; i < n; i++)
         x[i * stride] = qt_kv4_round(qt_kv4_clamp(x[i * stride]), grid);
 }
@@ -43,9 +43,9 @@ static void round_value(float *x, size_t dim)
             low = fminf(low, x[i]);
             high = fmaxf(high, x[i]);
         }
-        const uint16_t param = qt_kv4_value_param(low, high);
+        const struct qt_kv4_grid grid = qt_kv4_value_grid(qt_kv4_value_param(low, high));
         for (size_t i = first; i < end; i++)
-            x[i] = qt_kv4_round_value(x[i], param);
+            x[i] = qt_kv4_round(x[i], grid);
     }
 }
 
@@ -69,7 +69,7 @@ static void tokens_item(void *ctx, size_t item)
     for (size_t i = first; i < end && job->factor; i++)
         job->v[i] *= job->factor[i % width];
     for (size_t i = first; i < end && keys == QT_KV_KEYS_TOKEN; i += dim)
-        round_group(job->k + i, dim, 1);
+        round_keys(job->k + i, dim, 1);
     for (size_t i = first; i < end && keys == QT_KV_KEYS_STATIC; i += width)
         for (size_t c = 0; c < width; c++)
             job->k[i + c] = qt_kv_static(job->k[i + c], job->scale[c], job->zero[c]);
@@ -77,17 +77,18 @@ static void tokens_item(void *ctx, size_t item)
         job->exact[i] = job->k[i] = qt_f16_to_f32(qt_f32_to_f16(qt_kv4_clamp(job->k[i])));
 }
 
-/* Rounds the exact keys of a sequence; each channel has a scale per group of tokens. */
+/* Rounds the exact keys of a sequence, but not those of token 0; each channel has a scale per group
+ * of tokens. */
 static void channels_item(void *ctx, size_t item)
 {
     const struct job *job = ctx;
     size_t seqlen = job->a->seqlen, width = job->width;
     float *k = job->k + item * seqlen * width;
-    for (size_t first = 0, end; first < seqlen; first = end) {
+    for (size_t first = 1, end; first < seqlen; first = end) {
         for (end = first + 1; end < seqlen && qt_kv4_group(end) == first;)
             end++;
         for (size_t c = 0; c < width; c++)
-            round_group(k + first * width + c, end - first, width);
+            round_keys(k + first * width + c, end - first, width);
     }
 }
 
@@ -147,10 +148,9 @@ done:
 
 double qt_kv_bits(enum qt_kv_keys keys, size_t head_dim)
 {
-    const double grid = 32; /* bits of a scale and a minimum */
     const double groups = (double)qt_ceil_div(head_dim, QT_KV_CHANNELS);
-    const double key = keys == QT_KV_KEYS_CHANNEL ? 4 + grid / QT_KV_GROUP
-                       : keys == QT_KV_KEYS_TOKEN ? 4 + grid / (double)head_dim
+    const double key = keys == QT_KV_KEYS_CHANNEL ? 4 + 16. / QT_KV_GROUP
+                       : keys == QT_KV_KEYS_TOKEN ? 4 + 16 / (double)head_dim
                                                   : 4;
     return (key + 4 + groups * 16 / (double)head_dim) / 2;
 }

@@ -17,15 +17,15 @@ $ test ! -e q && test ! -e q.partial
 # Scales that the cache makes itself need no data and store nothing.
 $ qtool quantize "$NANO" -o c --scheme fp6 --kv 4 -q && qtool quantize "$NANO" -o plain --scheme fp6 -q && cmp c/model.safetensors plain/model.safetensors
 $ qtool inspect c
-> ^kv cache +4 bits: key scales per channel and 64 tokens, value scales per token and 16 channels; 4\.75 bits with scales$
+> ^kv cache +4 bits: key scales per channel and 64 tokens, value scales per token and 16 channels; 4\.625 bits with scales$
 >! sqnr
 $ qtool inspect c --json
 > "keys": "channel",
 > "sqnr_db": null
 $ qtool eval c --data "$NANO/eval.txt" --windows 1 --seqlen 130 --kv 4 -q
-> ^kv cache .*; 4\.75 bits with scales, 8\.75 with the FP16 keys of 130 tokens$
+> ^kv cache .*; 4\.625 bits with scales, 8\.625 with the FP16 keys of 130 tokens$
 $ qtool eval c --data "$NANO/eval.txt" --windows 1 --seqlen 130 --kv 4 --json -q
-> "kv_bits": 8\.75
+> "kv_bits": 8\.625
 $ qtool verify c --source "$NANO" -q && qtool quantize "$NANO" -o c --scheme fp6 --kv 4 -q --resume
 $ qtool quantize "$NANO" -o c --scheme fp6 -q --resume
 ? 8
@@ -34,10 +34,10 @@ $ cp -r c odd && chmod -R u+w odd && sed -i 's/"group": 64/"group": 32/' odd/qto
 >! ^[01245678]
 2 odd: 'kv\.keys' and 'kv\.values' describe no cache that this version knows
 $ qtool plan "$NANO" --scheme fp6 --kv 4
-> ^kv cache +4 bits: key scales per channel and 64 tokens, value scales per token and 16 channels; 4\.75 bits with scales$
+> ^kv cache +4 bits: key scales per channel and 64 tokens, value scales per token and 16 channels; 4\.625 bits with scales$
 >! ^needs
 $ qtool plan "$NANO" --scheme fp6 --kv 4 --json >planned && qtool inspect c --json | grep -q "$(sed -n 's/^  \("bytes": [0-9]*\),$/\1/p' planned)" && grep -A 9 '"kv": {' planned | tr -d ' \n'
-> "kv":\{"bits":4,"keys":"channel","layers":3,"kv_heads":2,"head_dim":64,"bytes":0,"bits_per_number":4\.75,"tail_bytes":49920\}
+> "kv":\{"bits":4,"keys":"channel","layers":3,"kv_heads":2,"head_dim":64,"bytes":0,"bits_per_number":4\.625,"tail_bytes":49920\}
 
 # Static scales.
 $ qtool quantize "$NANO" -o q --scheme fp6 --kv 4 --kv-keys static --data "$NANO/calib.txt" --samples 4 --seqlen 128 --progress plain

@@ -65,7 +65,7 @@ static void sizes_of(size_t bytes[ARRAYS], const struct sequences *s)
 {
     const size_t rows = s->pages * s->kv_heads * s->page_tokens, heads = s->count * s->kv_heads;
     bytes[0] = bytes[1] = rows * s->dim / 2;
-    bytes[2] = rows / QTOOL_KV_GROUP * 4 * s->dim;
+    bytes[2] = rows / QTOOL_KV_GROUP * 2 * s->dim;
     bytes[3] = rows * s->dim / 8;
     bytes[4] = heads * 2 * s->dim;
     bytes[5] = heads * QTOOL_KV_GROUP * 2 * s->dim;

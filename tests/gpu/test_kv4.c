@@ -174,7 +174,7 @@ static void cache_new(struct cache *c, const struct test_case *t)
     make_values(c, t);
     size_t rows = c->pages * t->heads * c->c.page_tokens;
     size_t bytes = rows * t->dim * 2 / (t->format == QTOOL_KV_INT4 ? 4 : 1);
-    size_t k_param = rows / QTOOL_KV_GROUP * t->dim * 4;
+    size_t k_param = rows / QTOOL_KV_GROUP * t->dim * 2;
     c->c.k = poisoned(bytes);
     c->c.v = poisoned(bytes);
     c->c.v_param = poisoned(rows * t->dim / 8);
@@ -246,8 +246,14 @@ static float key_number(uint16_t x, int bf16)
     return qt_f16_to_f32(qt_f32_to_f16(clamped(to_float(x, bf16))));
 }
 
-/* Scale and minimum of n keys at distance `stride`. */
-static void key_param_of(uint16_t param[2], const uint16_t *x, size_t n, size_t stride, int bf16)
+/* The zero-point of keys around `middle` with a scale. */
+static int key_zero(float middle, uint16_t scale)
+{
+    return (int)fminf(fmaxf(rintf(7.5f - middle * (1 / qt_f16_to_f32(scale))), -63), 63);
+}
+
+/* The parameter of n keys at distance `stride`. */
+static uint16_t key_param_of(const uint16_t *x, size_t n, size_t stride, int bf16)
 {
     float low = INFINITY, high = -INFINITY;
     for (size_t i = 0; i < n; i++) {
@@ -255,16 +261,30 @@ static void key_param_of(uint16_t param[2], const uint16_t *x, size_t n, size_t 
         low = fminf(low, v);
         high = fmaxf(high, v);
     }
-    param[0] = qt_f32_to_f16((high - low) / 15);
-    if (qt_f16_to_f32(param[0]) == 0)
-        param[0] = qt_f32_to_f16(1);
-    param[1] = qt_f32_to_f16(low);
+    const float middle = (low + high) / 2, least = fabsf(middle) * (9.f / 32);
+    uint16_t want = qt_f32_to_f16((high - low > least ? high - low : least) / 15);
+    want = want < 96 ? 96 : want;
+    const int zero = abs(key_zero(middle, want));
+    int base = 0; /* the nearest of the three next to want */
+    for (int b = want / 64 * 64 - 64; b <= want / 64 * 64 + 64; b += 64)
+        base = abs(b + zero - want) <= abs(base + zero - want) ? b : base;
+    const int end = key_zero(middle, (uint16_t)(base + zero));
+    return (uint16_t)(base + abs(end) + (end < 0 ? 0x8000 : 0));
 }
 
-static unsigned key_code(const uint16_t param[2], uint16_t x, int bf16)
+static float key_scale(uint16_t param)
 {
-    float per = 1 / qt_f16_to_f32(param[0]);
-    return code_of((key_number(x, bf16) - qt_f16_to_f32(param[1])) * per);
+    return fabsf(qt_f16_to_f32(param));
+}
+
+static float key_zero_of(uint16_t param)
+{
+    return copysignf((float)(param % 64), qt_f16_to_f32(param));
+}
+
+static unsigned key_code(uint16_t param, uint16_t x, int bf16)
+{
+    return code_of(key_number(x, bf16) * (1 / key_scale(param)) + key_zero_of(param));
 }
 
 /* The parameter of 16 channels: of all FP16 numbers that end in the zero-point, the nearest one. */
@@ -307,10 +327,8 @@ static size_t count_wrong_keys(const struct cache *c, const struct test_case *t,
         return wrong;
     for (size_t d = 0; d < t->dim; d++) {
         const uint16_t *first = c->k + (i - (position - begin)) * width + h * t->dim + d;
-        const uint16_t *got = c->got_k_param + at / 64 * 2 * t->dim + d;
-        uint16_t param[2];
-        key_param_of(param, first, n, width, t->bf16);
-        wrong += param[0] != got[0] || param[1] != got[t->dim];
+        const uint16_t param = key_param_of(first, n, width, t->bf16);
+        wrong += param != c->got_k_param[at / 64 * t->dim + d];
         wrong += key_nibble(c->got_k, at * t->dim + d) !=
                  key_code(param, first[(position - begin) * width], t->bf16);
     }
@@ -354,11 +372,11 @@ static double decoded(const struct cache *c, const struct test_case *t, const ui
         return qt_f16_to_f32(((const uint16_t *)(key ? c->got_k : c->got_v))[at * t->dim + d]);
     if (first)
         return qt_f16_to_f32(first[d]);
-    const uint16_t *p = c->got_k_param + at / 64 * 2 * t->dim + d;
+    const uint16_t param =
+        key ? c->got_k_param[at / 64 * t->dim + d] : c->got_v_param[value_param(t->dim, at, d)];
     if (key)
-        return key_nibble(c->got_k, at * t->dim + d) * (double)qt_f16_to_f32(p[0]) +
-               qt_f16_to_f32(p[t->dim]);
-    const uint16_t param = c->got_v_param[value_param(t->dim, at, d)];
+        return (key_nibble(c->got_k, at * t->dim + d) - (double)key_zero_of(param)) *
+               key_scale(param);
     const unsigned code = value_nibble(c->got_v + at * t->dim / 2, t->dim, d);
     return (code - param % 64 / 4.0) * qt_f16_to_f32(param);
 }

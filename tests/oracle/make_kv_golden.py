@@ -17,21 +17,40 @@ def codes(q):
     return np.clip(np.rint(q), 0, 15).astype(F32)
 
 
-def with_minimum(x):
-    """Numbers that share a scale and a minimum."""
+def scale_of(bits):
+    return F32(np.uint16(bits).view(F16))
+
+
+def nearest(want, low_bits):
+    """Bits of the FP16 number nearest to one, of those that end in low_bits."""
+    return min(range(low_bits, 0x7C00, 64), key=lambda b: (abs(b - want), -b))
+
+
+def keys_round(x):
+    """Keys that share an FP16 number: the magnitude is the scale, whose low six bits are the
+    magnitude of the zero-point, and the sign is that of the zero-point."""
     low, high = x.min(), x.max()
-    s = F32(F16((high - low) / F32(15))) or F32(1)
-    minimum = F32(F16(low))
-    return codes((x - minimum) * (F32(1) / s)) * s + minimum
+    middle = (low + high) / F32(2)
+
+    def zero(bits):
+        return int(np.clip(np.rint(F32(7.5) - middle * (F32(1) / scale_of(bits))), -63, 63))
+
+    least = abs(middle) * F32(9 / 32)
+    want = max(int(F16(max(high - low, least) / F32(15)).view(np.uint16)), 96)
+    first = abs(zero(want))
+    base = nearest(want, first) - first
+    z = zero(base + first)
+    s = scale_of(base + abs(z))
+    return (codes(x * (F32(1) / s) + F32(z)) - F32(z)) * s
 
 
-def with_zero(x):
-    """Numbers that share an FP16 number, the scale, whose low six bits are 4 * zero-point."""
+def values_round(x):
+    """Values that share an FP16 number, the scale, whose low six bits are 4 * zero-point."""
     low, high = min(x.min(), F32(0)), max(x.max(), F32(0))
     zero = int(np.rint(low * F32(-60) / (high - low))) if high > low else 0
     want = int(F16((high - low) / F32(15)).view(np.uint16))
-    bits = min(range(zero, 0x7C00, 64), key=lambda b: (abs(b - want), -b)) or 0x3C00
-    s, z = F32(np.uint16(bits).view(F16)), F32((bits & 63) / 4)
+    bits = nearest(want, zero) or 0x3C00
+    s, z = scale_of(bits), F32((bits & 63) / 4)
     return (codes(x * (F32(1) / s) + z) - z) * s
 
 
@@ -59,11 +78,11 @@ def main():
     for h in range(HEADS):
         for c in range(DIM):  # token 0 stays in FP16
             for first, end in ((1, 64), (64, TOKENS)):
-                channel[first:end, h, c] = with_minimum(k16[first:end, h, c])
+                channel[first:end, h, c] = keys_round(k16[first:end, h, c])
         for t in range(TOKENS):
-            token[t, h] = with_minimum(k[t, h])
+            token[t, h] = keys_round(k[t, h])
             for c in range(0, DIM, 16):
-                rounded[t, h, c : c + 16] = with_zero(v[t, h, c : c + 16])
+                rounded[t, h, c : c + 16] = values_round(v[t, h, c : c + 16])
     OUT.mkdir(parents=True, exist_ok=True)
     arrays = dict(keys=keys, values=values, channel=channel, token=token, rounded=rounded)
     for name, array in arrays.items():

@@ -46,7 +46,8 @@ static inline float cached_key(const float *exact, size_t ldk, size_t i, size_t 
         low = fminf(low, exact[t * ldk + d]);
         high = fmaxf(high, exact[t * ldk + d]);
     }
-    return qt_kv4_round(exact[j * ldk + d], qt_kv4_grid(low, high));
+    const struct qt_kv4_grid grid = qt_kv4_key_grid(qt_kv4_key_param(low, high));
+    return j == 0 ? exact[d] : qt_kv4_round(exact[j * ldk + d], grid);
 }
 
 /* One query of one head: q[head_dim] at position i of its sequence, whose first key is k. With

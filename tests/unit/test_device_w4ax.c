@@ -246,11 +246,10 @@ static void append_value(const struct qtool_kv_cache *c, const uint16_t *v, size
             high = fmaxf(high, from_bits(v[d], dtype));
         }
         *value_param(c, at, first) = qt_kv4_value_param(low, high);
-        const uint16_t param = *value_param(c, at, first);
+        const struct qt_kv4_grid grid = qt_kv4_value_grid(*value_param(c, at, first));
         for (size_t d = first; d < first + QTOOL_KV_CHANNELS; d++)
             put_nibble(c->v, value_code(c, at, d),
-                       from_bits(v[d], dtype) * (1 / qt_f16_to_f32(param)) +
-                           (float)(param & 63) / 4);
+                       from_bits(v[d], dtype) * (1 / grid.scale) + grid.zero);
     }
 }
 
@@ -260,23 +259,20 @@ static void quantize_keys(const struct qtool_kv_cache *c, size_t sequence, size_
 {
     const uint16_t *tail =
         (const uint16_t *)c->k_tail + (sequence * c->heads + head) * QTOOL_KV_GROUP * c->head_dim;
-    uint16_t *param = (uint16_t *)c->k_param +
-                      place(c, sequence, token, head) / QTOOL_KV_GROUP * 2 * c->head_dim + d;
+    uint16_t *param =
+        (uint16_t *)c->k_param + place(c, sequence, token, head) / QTOOL_KV_GROUP * c->head_dim + d;
     float low = INFINITY, high = -INFINITY;
     for (size_t i = from; i <= token; i++) {
         float x = qt_f16_to_f32(tail[i % QTOOL_KV_GROUP * c->head_dim + d]);
         low = fminf(low, x);
         high = fmaxf(high, x);
     }
-    param[0] = qt_f32_to_f16((high - low) / 15);
-    param[c->head_dim] = qt_f32_to_f16(low);
-    if (param[0] == 0)
-        param[0] = qt_f32_to_f16(1);
-    float minimum = qt_f16_to_f32(param[c->head_dim]), per = 1 / qt_f16_to_f32(param[0]);
+    *param = qt_kv4_key_param(low, high);
+    const struct qt_kv4_grid grid = qt_kv4_key_grid(*param);
     for (size_t i = from; i <= token; i++) {
         float x = qt_f16_to_f32(tail[i % QTOOL_KV_GROUP * c->head_dim + d]);
         put_nibble(c->k, place(c, sequence, i, head) * c->head_dim + key_code(d),
-                   (x - minimum) * per);
+                   x * (1 / grid.scale) + grid.zero);
     }
 }
 
@@ -339,21 +335,19 @@ static float cached_key(const struct qtool_kv_cache *c, size_t sequence, size_t 
                         size_t d)
 {
     const size_t at = place(c, sequence, token, head), i = at * c->head_dim + key_code(d);
-    const uint16_t *param =
-        (const uint16_t *)c->k_param + at / QTOOL_KV_GROUP * 2 * c->head_dim + d;
+    const uint16_t *param = (const uint16_t *)c->k_param + at / QTOOL_KV_GROUP * c->head_dim + d;
+    const struct qt_kv4_grid grid = qt_kv4_key_grid(*param);
     if (token == 0)
         return qt_f16_to_f32(
             ((const uint16_t *)c->k_first)[(sequence * c->heads + head) * c->head_dim + d]);
-    return (float)(((const uint8_t *)c->k)[i / 2] >> i % 2 * 4 & 15) * qt_f16_to_f32(param[0]) +
-           qt_f16_to_f32(param[c->head_dim]);
+    return ((float)(((const uint8_t *)c->k)[i / 2] >> i % 2 * 4 & 15) - grid.zero) * grid.scale;
 }
 
 static float cached_value(const struct qtool_kv_cache *c, size_t at, size_t d)
 {
     const size_t i = value_code(c, at, d);
-    const unsigned code = ((const uint8_t *)c->v)[i / 2] >> i % 2 * 4 & 15;
-    const uint16_t param = *value_param(c, at, d);
-    return ((float)code - (float)(param & 63) / 4) * qt_f16_to_f32(param);
+    const struct qt_kv4_grid grid = qt_kv4_value_grid(*value_param(c, at, d));
+    return ((float)(((const uint8_t *)c->v)[i / 2] >> i % 2 * 4 & 15) - grid.zero) * grid.scale;
 }
 
 static void attend(uint16_t *y, const struct qtool_kv_cache *c, const uint16_t *q, size_t sequence,
@@ -784,7 +778,7 @@ static void test_bench_caches(void **state)
         assert_int_equal(row->bytes, batch * shape->kv_heads *
                                          (f16 ? length * 4 * shape->head_dim
                                               : length * shape->head_dim * 9 / 8 +
-                                                    groups * 4 * shape->head_dim));
+                                                    groups * 2 * shape->head_dim));
         assert_true(row->us == 4 && row->floor_us == 2);
         assert_true(f16 ? isnan(row->f16_us) : row->f16_us == 4);
     }

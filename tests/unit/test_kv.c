@@ -45,7 +45,14 @@ static float code(float q)
     return fminf(fmaxf(rintf(q), 0), 15);
 }
 
-/* Returns x rounded with the scale of its group. */
+/* The zero-point of keys around `middle`. */
+static float key_zero(float middle, float scale)
+{
+    return fminf(fmaxf(rintf(7.5f - middle * (1 / scale)), -63), 63);
+}
+
+/* Returns a key rounded with the parameter of its group: the scale ends in the magnitude of the
+ * zero-point. */
 static float cached(float x, const float *group, size_t n)
 {
     float low = clamp_f16(group[0]), high = low;
@@ -53,10 +60,16 @@ static float cached(float x, const float *group, size_t n)
         low = fminf(low, clamp_f16(group[i]));
         high = fmaxf(high, clamp_f16(group[i]));
     }
-    float s = f16((high - low) / 15), inverse;
-    s = s == 0 ? 1 : s;
-    inverse = 1 / s;
-    return code((clamp_f16(x) - f16(low)) * inverse) * s + f16(low);
+    const float middle = (low + high) / 2;
+    const int want =
+        (int)fmaxf(qt_f32_to_f16(fmaxf(high - low, fabsf(middle) * (9.f / 32)) / 15), 96);
+    const int near = (int)fabsf(key_zero(middle, qt_f16_to_f32((uint16_t)want)));
+    int best = near;
+    for (int p = near; p < 0x7c00; p += 64)
+        best = abs(p - want) <= abs(best - want) ? p : best;
+    const float zero = key_zero(middle, qt_f16_to_f32((uint16_t)best));
+    const float s = qt_f16_to_f32((uint16_t)(best - near + (int)fabsf(zero)));
+    return (code(clamp_f16(x) * (1 / s) + zero) - zero) * s;
 }
 
 /* Returns a value rounded with the FP16 number of its n channels: of all that end in the
@@ -129,9 +142,7 @@ static void check_caches(struct qt_backend *be, const struct qt_kv *kv, size_t s
         for (size_t u = first; u < (t == 0 ? 1 : qt_min_size(t / 64 * 64 + 64, seqlen)); u++)
             group[n++] = f16(clamp_f16(k[i + u * WIDTH - t * WIDTH]));
         assert_true(exact[i] == group[t - first]);
-        assert_true(rk[i] == cached(group[t - first], group, n));
-        if (t == 0)
-            assert_true(rk[i] == exact[i]);
+        assert_true(rk[i] == (t == 0 ? exact[i] : cached(group[t - first], group, n)));
     }
 }
 
@@ -614,15 +625,15 @@ static void other_keys_need_no_data(void **state)
 static void sizes_count_everything(void **state)
 {
     (void)state;
-    /* Keys: 4 bits, and 32 for 64 tokens or a head; values: 4 bits and 16 for 16 channels. */
-    assert_true(qt_kv_bits(QT_KV_KEYS_CHANNEL, 128) == (4.5 + 5) / 2);
+    /* Keys: 4 bits, and 16 for 64 tokens or a head; values: 4 bits and 16 for 16 channels. */
+    assert_true(qt_kv_bits(QT_KV_KEYS_CHANNEL, 128) == (4.25 + 5) / 2);
     assert_true(qt_kv_bits(QT_KV_KEYS_STATIC, 64) == (4. + 5) / 2);
-    assert_true(qt_kv_bits(QT_KV_KEYS_TOKEN, 64) == (4.5 + 5) / 2);
+    assert_true(qt_kv_bits(QT_KV_KEYS_TOKEN, 64) == (4.25 + 5) / 2);
     assert_true(qt_kv_bits(QT_KV_KEYS_STATIC, 40) == (4 + 4 + 48. / 40) / 2);
     assert_int_equal(qt_kv_tail_bytes(QT_KV_KEYS_CHANNEL, 3, 8, 128), 3 * 8 * 128 * 65 * 2);
     assert_int_equal(qt_kv_tail_bytes(QT_KV_KEYS_STATIC, 3, 8, 128), 0);
-    assert_true(qt_kv_sequence_bits(QT_KV_KEYS_CHANNEL, 64, 520) == (4.5 + 5) / 2 + 1);
-    assert_true(qt_kv_sequence_bits(QT_KV_KEYS_TOKEN, 64, 520) == (4.5 + 5) / 2);
+    assert_true(qt_kv_sequence_bits(QT_KV_KEYS_CHANNEL, 64, 520) == (4.25 + 5) / 2 + 1);
+    assert_true(qt_kv_sequence_bits(QT_KV_KEYS_TOKEN, 64, 520) == (4.25 + 5) / 2);
 }
 
 static void needs_data(void **state)

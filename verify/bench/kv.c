@@ -40,7 +40,7 @@ static size_t key_param_bytes(const struct qt_bench_cache_row *row, size_t token
 {
     const struct qt_bench_cache *shape = row->shape;
     return row->format == QTOOL_KV_INT4
-               ? qt_ceil_div(tokens, QTOOL_KV_GROUP) * shape->kv_heads * shape->head_dim * 4
+               ? qt_ceil_div(tokens, QTOOL_KV_GROUP) * shape->kv_heads * shape->head_dim * 2
                : 0;
 }
 

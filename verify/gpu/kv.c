@@ -51,7 +51,7 @@ static size_t array_bytes(const struct check *c, int array)
 {
     switch (array) {
     case K_PARAM:
-        return c->rows / QTOOL_KV_GROUP * c->dim * 4;
+        return c->rows / QTOOL_KV_GROUP * c->dim * 2;
     case V_PARAM:
         return c->rows * (c->dim / QTOOL_KV_CHANNELS) * 2;
     case K_FIRST:
@@ -245,9 +245,14 @@ static float value_of(const struct check *c, size_t row, size_t channel)
     return (value_code_of(c, row, channel) - (float)(param & 63) / 4) * qt_f16_to_f32(param);
 }
 
-static float key_code_of(const unsigned char *codes, size_t i)
+static float key_of(const struct check *c, size_t row, size_t channel)
 {
-    return code_of(codes, i / 8 * 8 + i % 8 / 2 + i % 2 * 4);
+    const size_t i = row * c->dim + channel, at = row / QTOOL_KV_GROUP * c->dim + channel;
+    const float code = code_of(c->got[K], i / 8 * 8 + i % 8 / 2 + i % 2 * 4);
+    uint16_t param;
+    memcpy(&param, c->got[K_PARAM] + at * sizeof param, sizeof param);
+    const float zero = (float)(param & 63), scale = qt_f16_to_f32(param & 0x7fff);
+    return (param & 0x8000 ? code + zero : code - zero) * scale;
 }
 
 /* Counts the keys and values of one head of a token that differ from the expected ones. */
@@ -258,11 +263,8 @@ static size_t count_wrong(const struct check *c, size_t token, size_t head)
     const float *k = c->k + (token * c->heads + head) * c->dim;
     const float *v = c->v + (token * c->heads + head) * c->dim;
     for (size_t i = 0; i < c->dim; i++) {
-        size_t param = at / QTOOL_KV_GROUP * 2 * c->dim + i;
-        float key = key_code_of(c->got[K], at * c->dim + i) * half_at(c->got[K_PARAM], param) +
-                    half_at(c->got[K_PARAM], param + c->dim);
-        if (c->position[token] == 0)
-            key = half_at(c->got[K_FIRST], first + i);
+        const float key =
+            c->position[token] == 0 ? half_at(c->got[K_FIRST], first + i) : key_of(c, at, i);
         wrong += (size_t) !(key == k[i]) + (size_t) !(value_of(c, at, i) == v[i]);
     }
     c->used[at] = true;

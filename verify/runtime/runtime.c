@@ -71,7 +71,7 @@ static int new_int4_cache(struct qtool_kv_cache *out, struct qt_runtime *rt,
                                    .page_tokens = rt->page};
     QT_TRY(rt_alloc(rt, &out->k, tokens, l->head_dim / 2, err));
     QT_TRY(rt_alloc(rt, &out->v, tokens, l->head_dim / 2, err));
-    QT_TRY(rt_alloc(rt, &out->k_param, tokens / QTOOL_KV_GROUP, 4 * l->head_dim, err));
+    QT_TRY(rt_alloc(rt, &out->k_param, tokens / QTOOL_KV_GROUP, 2 * l->head_dim, err));
     QT_TRY(rt_alloc(rt, &out->v_param, tokens, l->head_dim / 8, err));
     QT_TRY(rt_alloc(rt, &out->k_first, heads, 2 * l->head_dim, err));
     QT_TRY(rt_alloc(rt, &out->k_tail, heads, QTOOL_KV_GROUP * 2 * l->head_dim, err));
@@ -466,7 +466,7 @@ static int repeat_sequences(struct qt_runtime *rt, size_t have, struct qt_err *e
         const size_t key = rt->opt.kv4 ? dim / 2 : dim * 2;
         QT_TRY(repeat(rt, c->k, tokens * key, have, count, err));
         QT_TRY(repeat(rt, c->v, tokens * key, have, count, err));
-        QT_TRY(repeat(rt, c->k_param, tokens / QTOOL_KV_GROUP * 4 * dim, have, count, err));
+        QT_TRY(repeat(rt, c->k_param, tokens / QTOOL_KV_GROUP * 2 * dim, have, count, err));
         QT_TRY(repeat(rt, c->v_param, tokens * dim / 8, have, count, err));
         QT_TRY(repeat(rt, c->k_first, heads * 2 * dim, have, count, err));
         QT_TRY(repeat(rt, c->k_tail, heads * QTOOL_KV_GROUP * 2 * dim, have, count, err));

@@ -70,13 +70,16 @@ template <bool NORM, int D> struct fresh_heads {
             append_value<D>(args.cache, place, rows[1]);
         __syncthreads();
     }
+    __device__ __forceinline__ __half key(int channel) const
+    {
+        return to_half(rows[0][channel]);
+    }
     __device__ __forceinline__ kv_keys keys(int, int channel) const
     {
         kv_keys k;
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            k.x[i] = __halves2half2(to_half(rows[0][channel + 2 * i]),
-                                    to_half(rows[0][channel + 2 * i + 1]));
+            k.x[i] = __halves2half2(key(channel + 2 * i), key(channel + 2 * i + 1));
         return k;
     }
 };

@@ -16,7 +16,7 @@
  *
  * Traffic    bytes per token and head: 4 * head_dim read, head_dim * 5/8 written (codes and
  *            parameters of values); per head and KV group with new tokens: up to 128 * head_dim
- *            read from k_tail, 36 * head_dim written (codes and parameters of keys); per head and
+ *            read from k_tail, 34 * head_dim written (codes and parameters of keys); per head and
  *            sequence: up to 128 * head_dim written to k_tail
  * Reference  the same arithmetic in plain C (tests/gpu/test_kv4.c), bit for bit
  * Used by    qtool_kv_append

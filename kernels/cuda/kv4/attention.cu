@@ -14,14 +14,15 @@ enum { STATIC_BYTES = 256 };
 struct kv_instance {
     enum qtool_kv_format format;
     size_t dim, heads; /* head_dim; query heads per thread block */
-    int warps, stages, stage_bytes, first_bytes;
+    int warps, stages, stage_bytes;
+    int other_bytes; /* of shared memory, besides the stages */
     void (*kernel)(kv_args);
 };
 
 #define INSTANCE(format, F, hq, depth)                                                             \
     {                                                                                              \
-        format, F::DIM, 4 * hq, F::warps(hq), depth, kv_stage<F>::BYTES, F::FIRST,                 \
-            kv_attention_kernel<F, hq, depth>                                                      \
+        format, F::DIM, 4 * hq, F::warps(hq), depth, kv_stage<F>::BYTES,                           \
+            F::FIRST + (F::GRID ? kv_queries<F, hq>::BYTES : 0), kv_attention_kernel<F, hq, depth> \
     }
 #define INT4(dim, depth)                                                                           \
     INSTANCE(QTOOL_KV_INT4, kv_int4<dim>, 1, depth),                                               \
@@ -40,7 +41,7 @@ static const kv_instance instances[] = {INT4(64, 3),  INT4(64, 4),
 /* Dynamic shared memory of a kernel: the pipelines, or the partial results that replace them. */
 static size_t smem_bytes(const kv_instance *in)
 {
-    size_t pipelines = (size_t)in->warps * in->stages * in->stage_bytes + in->first_bytes;
+    size_t pipelines = (size_t)in->warps * in->stages * in->stage_bytes + in->other_bytes;
     size_t partial = (size_t)in->warps * in->heads * (in->dim + 4) * 4;
     return pipelines > partial ? pipelines : partial;
 }
@@ -196,7 +197,7 @@ static int plan(struct qtool_kv_plan *p, const struct qtool_kv_cache *c,
     /* Eight resident warps are faster with the shallow pipeline than with the deep one, four or
      * sixteen slower (docs/experiments, E121). Heads of 128 channels: two thread blocks of eight
      * warps fit on an SM with the shallow pipeline only, and this pair is as fast as one with the
-     * deep pipeline (E238). */
+     * deep pipeline (E242). */
     const size_t blocks = (items * p->splits + (size_t)device.sms - 1) / (size_t)device.sms;
     const size_t warps = (blocks < (size_t)per_sm ? blocks : (size_t)per_sm) * (size_t)in->warps;
     in = instance_of(c, group, warps != 8, smem_limit);

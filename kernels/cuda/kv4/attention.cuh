@@ -5,19 +5,20 @@
  *   grid          (splits, KV heads x tiles of 4 * HQ query heads, sequences); HQ: query heads per
  *                 lane
  *   thread block  F::warps(HQ) warps; each has a pipeline of its own, and the warps take the stages
- *                 of a split (TOKENS tokens each) round-robin
+ *                 of a split (TOKENS tokens each), or pairs of stages, round-robin
  *   smem          [ pipeline of DEPTH stages per warp: keys, values, their parameters | keys of
- *                 token 0 ]; the epilogue reuses all of it for the partial results of the warps
+ *                 token 0 | queries, if keys have parameters ]; the epilogue reuses all of it for
+ *                 the partial results of the warps
  *
  *   warp          global -- cp.async --> stage --> codes in FP16 mantissas --> S = K q
  *                 (m16n8k16) --> p = 2^(S - m) --> FP16, transposed --> per group of channels:
  *                 times value scales --> O += V^T p, codes in FP16 mantissas (m16n8k16)
  *
- * A key is code * scale + minimum, with scales and minima per channel and KV group: the scales are
- * multiplied into q for each stage, and the minima times q are one number per head and stage. A
- * value is (code - zero-point) * scale, with a scale and a zero-point per group of channels: the
- * scale is multiplied into p, and zero-points times scales times p are one number per head and
- * group, which another product with p accumulates.
+ * A key is (code - zero-point) * scale, with both per channel and KV group: the scales are
+ * multiplied into q for each KV group, and the zero-points times that are one number per head and
+ * KV group. A value is (code - zero-point) * scale, with a scale and a zero-point per group of
+ * channels: the scale is multiplied into p, and zero-points times scales times p are one number per
+ * head and group, which another product with p accumulates.
  *
  * The softmax is online, with a running maximum m per warp and head, which is updated only if some
  * score exceeds it. Probabilities are multiplied by 2^p_exp2, which keeps p * scale in the range of
@@ -161,7 +162,7 @@ static __device__ __forceinline__ void kv_mask(float s[kv_stage<F>::TILES][HQ][2
 }
 
 /* Processes one stage, whose first token is token0. row: token of the lane's row g in a tile.
- * first: keys of token 0. */
+ * first: keys of token 0, and after these the queries. */
 template <class F, int HQ>
 static __device__ __forceinline__ void
 kv_stage_step(kv_state<F, HQ> *st, const kv_queries<F, HQ> &q, const F &format, uint32_t stage,
@@ -170,9 +171,9 @@ kv_stage_step(kv_state<F, HQ> *st, const kv_queries<F, HQ> &q, const F &format, 
     typedef kv_stage<F> S;
     float s[S::TILES][HQ][2];
     uint32_t own[S::TILES][2];
-    format.template multiply<HQ>(s, q.frag, stage);
+    format.template multiply<HQ>(s, q.frag, q.zeros, stage);
     if (F::FIRST && token0 == 0)
-        format.template replace_first<HQ>(s, q.frag, first);
+        format.template replace_first<HQ>(s, first + F::FIRST, first);
     if (token0 + F::TOKENS > end) {
         kv_mask<F, HQ>(s, end, token0 + row);
         F::clear_params(stage, end - token0);
@@ -267,15 +268,14 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
     const kv_source source = kv_source_of<F>(a, w);
     const uint32_t stages = ptx_shared(kv_smem) + w.warp * DEPTH * BYTES;
     const uint32_t first = ptx_shared(kv_smem) + WARPS * DEPTH * BYTES; /* keys of token 0 */
-    const int stride = WARPS * F::TOKENS;
-    int token = w.begin + w.warp * F::TOKENS, ahead = token;
+    kv_turn<F, WARPS> turn(w), ahead = turn;
 #pragma unroll 1
-    for (int i = 0; i < DEPTH - 1; i++, ahead += stride) {
-        if (a.dependent && ahead + F::TOKENS > (length - 1) / F::GROUP * F::GROUP)
+    for (int i = 0; i < DEPTH - 1; i++, ahead.next()) {
+        if (a.dependent && ahead.token + F::TOKENS > (length - 1) / F::GROUP * F::GROUP)
             ptx_wait_previous(); /* the stage has tokens that append rewrites */
-        if (ahead == 0)
+        if (ahead.token == 0)
             kv_copy_first<F>(a, w, first);
-        kv_copy<F>(a, source, w, stages + i * BYTES, ahead);
+        kv_copy<F>(a, source, w, stages + i * BYTES, ahead.token, ahead.opens());
     }
     if (a.dependent) {
         ptx_wait_previous();
@@ -284,8 +284,9 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
     }
     ptx_launch_dependents();
     kv_queries<F, HQ> q;
-    kv_load_queries(&q, a, w, query,
-                    (uint32_t *)(kv_smem + (DEPTH - 1) * BYTES)); /* a stage that is still free */
+    enum { FREE_STAGE = (DEPTH - 1) * BYTES, QUERIES = WARPS * DEPTH * BYTES + F::FIRST };
+    static_assert(F::GRID || kv_queries<F, HQ>::BYTES <= BYTES, "the buffer is a stage");
+    kv_load_queries(&q, a, w, query, (uint32_t *)(kv_smem + (F::GRID ? QUERIES : FREE_STAGE)));
     kv_state<F, HQ> st = {};
     st.p_exp2 = 15;
     st.limit = __float2half2_rn(1);
@@ -300,11 +301,14 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
 
     int stage = 0, free_stage = DEPTH - 1;
 #pragma unroll 1
-    for (; token < w.end; token += stride, ahead += stride) {
+    for (; turn.token < w.end; turn.next(), ahead.next()) {
         ptx_copy_wait<DEPTH - 2>();
         __syncwarp(); /* all lanes' copies have arrived; the free stage has been read */
-        kv_copy<F>(a, source, w, stages + free_stage * BYTES, ahead);
-        kv_stage_step<F, HQ>(&st, q, format, stages + stage * BYTES, first, token, row, w.end);
+        kv_copy<F>(a, source, w, stages + free_stage * BYTES, ahead.token, ahead.opens());
+        if (F::GRID && turn.opens())
+            format.template scale_queries<HQ>(q.frag, q.zeros, first + F::FIRST,
+                                              stages + stage * BYTES);
+        kv_stage_step<F, HQ>(&st, q, format, stages + stage * BYTES, first, turn.token, row, w.end);
         stage = stage + 1 == DEPTH ? 0 : stage + 1;
         free_stage = free_stage + 1 == DEPTH ? 0 : free_stage + 1;
     }

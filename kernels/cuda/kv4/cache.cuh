@@ -12,7 +12,7 @@
 struct kv_view {
     unsigned char *k, *v;
     __half *v_param;        /* of values, see kv_value_param */
-    unsigned char *k_param; /* of groups of keys: FP16 [2][head_dim], scales and minima */
+    unsigned char *k_param; /* of groups of keys: FP16 [head_dim] */
     __half *k_first;        /* [sequence][head][head_dim] */
     __half *k_tail;         /* [sequence][head][QTOOL_KV_GROUP][head_dim] */
     const int *table;
@@ -83,6 +83,14 @@ static __device__ __forceinline__ float kv_exponent(float top, int exponent)
     return top > 0 && top < INFINITY ? (float)min(exponent - ilogbf(top), 100) : 0;
 }
 
+/* Place of word i of the B fragments in shared memory, lane after lane: chunks of four words are
+ * exchanged so that eight lanes read them without bank conflicts. */
+template <class F> static __device__ __forceinline__ int kv_query_at(int i)
+{
+    enum { WORDS = F::QUERY_WORDS };
+    return i ^ (i / WORDS / (32 / WORDS) & (WORDS / 4 - 1)) * 4;
+}
+
 template <int D> struct kv_int4 {
     enum {
         DIM = D,
@@ -91,13 +99,13 @@ template <int D> struct kv_int4 {
         GROUP = QTOOL_KV_GROUP,
         GROUPS = D / QTOOL_KV_CHANNELS, /* of a value */
         PARAMS = 2 * GROUPS,
-        GRID = 4 * D,
+        GRID = 2 * D,
         FIRST = 2 * D,
         QUERY_WORDS = D / 8,
         PARAM_AT = 2 * TOKENS * ROW, /* in a stage */
         GRID_AT = PARAM_AT + TOKENS * PARAMS,
     };
-    uint32_t key_lane, value_lane, grid_lane, scale_lane, own_lane;
+    uint32_t key_lane, value_lane, grid_lane, query_lane, scale_lane, own_lane;
 
     /* With 16 heads, 8 warps would use so many registers that no second thread block fits on an
      * SM. */
@@ -111,15 +119,15 @@ template <int D> struct kv_int4 {
         value_lane =
             kv_kept(value_at(lane % 4, lane / 4 * (D / 16) / 16) + lane / 4 * (D / 16) % 16);
         grid_lane = kv_kept(lane % 4 * 16);
+        query_lane = kv_kept(kv_query_at<kv_int4>(lane * QUERY_WORDS) * 4);
         scale_lane = kv_kept(PARAM_AT + lane % 4 * (4 * GROUPS));
         own_lane = kv_kept(PARAM_AT + lane % 4 * (4 * GROUPS) + lane / 4 % GROUPS * 4);
     }
-    /* Offset of 16 bytes of the key parameters (scales, then minima) or of the keys of token 0: the
-     * chunks of eight channels are in the order in which the lanes t read them. */
+    /* Offset of 16 bytes of the key parameters or of the keys of token 0: the chunks of eight
+     * channels are in the order in which the lanes t read them. */
     static __device__ __forceinline__ uint32_t grid_at(unsigned chunk)
     {
-        const unsigned part = chunk / (D / 8), t = chunk / (D / 32) % 4, j = chunk % (D / 32);
-        return part * 2 * D + j * 64 + t * 16;
+        return chunk % (D / 32) * 64 + chunk / (D / 32) * 16;
     }
     /* Offset of 16 bytes of a key. Among eight rows, row 2 t + h is token t + 4 h: see
      * tile_values. */
@@ -147,8 +155,9 @@ template <int D> struct kv_int4 {
      * Lane (g, t) has D/32 words of the key rows g and g + 8: the channels from t * D/4 on. Codes
      * are used as FP16 bit patterns: the subnormal code * 2^-24, which is exact, or 16 times that:
      * odd words of queries are divided by 16.
-     * The scales of the group are multiplied into the queries. The products of the queries with the
-     * minima are the same for all tokens of the group.
+     * The scales of the group, the magnitudes of its parameters, are multiplied into the queries.
+     * The products of these with the zero-points are the same for all tokens of the group. The sign
+     * and the low six bits of a parameter are zero-point * 2^-24.
      */
     static __device__ __forceinline__ int head(int u, int t)
     {
@@ -162,7 +171,8 @@ template <int D> struct kv_int4 {
     {
         return lane * (D / 32) + i;
     }
-    /* Queries are below 4: then their products with scales, at most 2 * 65504 / 15, fit FP16. */
+    /* Queries are below 4: then their products with scales, at most 2 * 65504 / 15 or 32 units in
+     * the last place more, fit FP16. */
     static __device__ __forceinline__ float query_exp2(float top)
     {
         return kv_exponent(top, 1);
@@ -171,13 +181,44 @@ template <int D> struct kv_int4 {
     {
         return word % 2 ? 1.f / 16 : 1;
     }
+    /* Words 4 j to 4 j + 3 of the fragment n of the queries at `queries`. */
+    __device__ __forceinline__ uint4 query(uint32_t queries, int n, int j) const
+    {
+        return ptx_load_16((queries + query_lane ^ j * 16) + n * (32 * QUERY_WORDS * 4));
+    }
+    /* Multiplies the queries by the scales of the KV group of a stage. */
+    template <int HQ>
+    __device__ __forceinline__ void scale_queries(uint32_t (*q)[QUERY_WORDS], float zeros[HQ],
+                                                  uint32_t queries, uint32_t stage) const
+    {
+        vector sum[(HQ + 1) / 2] = {};
+#pragma unroll
+        for (int j = 0; j < D / 32; j++) {
+            const uint4 param = ptx_load_16(stage + GRID_AT + grid_lane + j * 64);
+            const uint4 zero = {param.x & 0x803f803f, param.y & 0x803f803f, param.z & 0x803f803f,
+                                param.w & 0x803f803f};
+#pragma unroll
+            for (int n = 0; n < (HQ + 1) / 2; n++) {
+                const uint4 b = query(queries, n, j);
+                uint32_t *to = &q[n][4 * j];
+                to[0] = times_magnitude(b.x, param.x);
+                to[1] = times_magnitude(b.y, param.y);
+                to[2] = times_magnitude(b.z, param.z);
+                to[3] = times_magnitude(b.w, param.w);
+                sum[n].add(zero, to);
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < HQ; u++)
+            zeros[u] = sum[u / 2].product(u % 2);
+    }
     template <int HQ>
     __device__ __forceinline__ void multiply(float s[TOKENS / 16][HQ][2],
-                                             const uint32_t (*q)[QUERY_WORDS], uint32_t stage) const
+                                             const uint32_t (*q)[QUERY_WORDS],
+                                             const float zeros[HQ], uint32_t stage) const
     {
         enum { TILES = TOKENS / 16, COLUMNS = (HQ + 1) / 2 };
         uint32_t w[TILES][2][D / 32];
-        vector least[COLUMNS] = {};
         float sum[TILES][COLUMNS][4] = {};
 #pragma unroll
         for (int i = 0; i < TILES; i++)
@@ -185,15 +226,10 @@ template <int D> struct kv_int4 {
             for (int h = 0; h < 2; h++)
                 load_words(w[i][h], stage + key_lane + (i * 16 + h * 8) * ROW);
 #pragma unroll
-        for (int j = 0; j < D / 32; j++) {
-            const uint4 scale = ptx_load_16(stage + GRID_AT + grid_lane + j * 64);
-            const uint4 low = ptx_load_16(stage + GRID_AT + grid_lane + j * 64 + 2 * D);
+        for (int j = 0; j < D / 32; j++)
 #pragma unroll
             for (int n = 0; n < COLUMNS; n++) {
                 const uint32_t *b = &q[n][4 * j];
-                const uint32_t scaled[4] = {times(b[0], scale.x), times(b[1], scale.y),
-                                            times(b[2], scale.z), times(b[3], scale.w)};
-                least[n].add(low, b);
 #pragma unroll
                 for (int i = 0; i < TILES; i++) {
                     const uint32_t x = w[i][0][j], y = w[i][1][j];
@@ -201,19 +237,17 @@ template <int D> struct kv_int4 {
                                            y >> 8 & 0x000f000f};
                     const uint32_t c[4] = {x & 0x00f000f0, y & 0x00f000f0, x >> 8 & 0x00f000f0,
                                            y >> 8 & 0x00f000f0};
-                    ptx_mma_f16(sum[i][n], a, scaled[0], scaled[2]);
-                    ptx_mma_f16(sum[i][n], c, scaled[1], scaled[3]);
+                    ptx_mma_f16(sum[i][n], a, b[0], b[2]);
+                    ptx_mma_f16(sum[i][n], c, b[1], b[3]);
                 }
             }
-        }
 #pragma unroll
         for (int i = 0; i < TILES; i++)
 #pragma unroll
             for (int u = 0; u < HQ; u++)
 #pragma unroll
                 for (int j = 0; j < 2; j++)
-                    s[i][u][j] =
-                        fmaf(sum[i][u / 2][2 * j + u % 2], 0x1p24f, least[u / 2].product(u % 2));
+                    s[i][u][j] = 0x1p24f * (sum[i][u / 2][2 * j + u % 2] - zeros[u]);
     }
     /* Products of queries with one vector of channels, in any row. Rows g of A have the even words
      * of the vector, rows g + 8 the odd words: what lies in four consecutive registers anyway. Half
@@ -234,8 +268,7 @@ template <int D> struct kv_int4 {
     };
     /* Replaces the scores of row 0: those of token 0, whose keys are at `first`. */
     template <int HQ>
-    __device__ __forceinline__ void replace_first(float s[TOKENS / 16][HQ][2],
-                                                  const uint32_t (*q)[QUERY_WORDS],
+    __device__ __forceinline__ void replace_first(float s[TOKENS / 16][HQ][2], uint32_t queries,
                                                   uint32_t first) const
     {
         vector sum[(HQ + 1) / 2] = {};
@@ -243,8 +276,11 @@ template <int D> struct kv_int4 {
         for (int j = 0; j < D / 32; j++) {
             const uint4 k = ptx_load_16(first + grid_lane + j * 64);
 #pragma unroll
-            for (int n = 0; n < (HQ + 1) / 2; n++)
-                sum[n].add(k, &q[n][4 * j]);
+            for (int n = 0; n < (HQ + 1) / 2; n++) {
+                const uint4 b = query(queries, n, j);
+                const uint32_t words[4] = {b.x, b.y, b.z, b.w};
+                sum[n].add(k, words);
+            }
         }
 #pragma unroll
         for (int u = 0; u < HQ; u++)
@@ -253,6 +289,11 @@ template <int D> struct kv_int4 {
     static __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b)
     {
         const __half2 v = __hmul2(*(const __half2 *)&a, *(const __half2 *)&b);
+        return *(const uint32_t *)&v;
+    }
+    static __device__ __forceinline__ uint32_t times_magnitude(uint32_t a, uint32_t b)
+    {
+        const __half2 v = __hmul2(*(const __half2 *)&a, __habs2(*(const __half2 *)&b));
         return *(const uint32_t *)&v;
     }
     static __device__ __forceinline__ void load_words(uint32_t *to, uint32_t from)
@@ -431,13 +472,17 @@ template <int D> struct kv_f16 {
         return kv_exponent(top, 14);
     }
     template <int HQ>
-    __device__ __forceinline__ void replace_first(float[1][HQ][2], const uint32_t (*)[QUERY_WORDS],
+    __device__ __forceinline__ void scale_queries(uint32_t (*)[QUERY_WORDS], float[HQ], uint32_t,
                                                   uint32_t) const
     {
     }
     template <int HQ>
+    __device__ __forceinline__ void replace_first(float[1][HQ][2], uint32_t, uint32_t) const
+    {
+    }
+    template <int HQ>
     __device__ __forceinline__ void multiply(float s[1][HQ][2], const uint32_t (*q)[QUERY_WORDS],
-                                             uint32_t stage) const
+                                             const float[HQ], uint32_t stage) const
     {
         const uint32_t at = stage + key_lane;
         float sum[HQ / 2][4] = {};

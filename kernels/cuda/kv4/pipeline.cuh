@@ -59,6 +59,34 @@ static __device__ __forceinline__ kv_work kv_work_open(const kv_args &a, int til
     return w;
 }
 
+/* A stage of a warp. Warps take stages round-robin; or pairs of stages, each a KV group, so that
+ * queries are multiplied by the scales of a group once. */
+template <class F, int WARPS> struct kv_turn {
+    enum { ROUND = WARPS * F::TOKENS, PAIRS = F::GROUP == 2 * F::TOKENS };
+    int token, step; /* first token; tokens from there to the next stage of the warp */
+
+    /* The first one. Pairs, where they give no warp more stages, or few more. */
+    __device__ __forceinline__ explicit kv_turn(const kv_work &w)
+    {
+        const int tokens = w.end - w.begin;
+        const bool paired =
+            PAIRS && ((tokens + ROUND - 1) / ROUND % 2 == 0 || tokens >= 16 * ROUND);
+        step = paired ? F::TOKENS : ROUND;
+        token = w.begin + w.warp * (paired ? 2 * F::TOKENS : F::TOKENS);
+    }
+    /* Whether it is the first one of the warp in a KV group. */
+    __device__ __forceinline__ bool opens() const
+    {
+        return step != 2 * ROUND - F::TOKENS;
+    }
+    __device__ __forceinline__ void next()
+    {
+        token += step;
+        if (PAIRS)
+            step = 2 * ROUND - step;
+    }
+};
+
 /* ---- producer ------------------------------------------------------------------------------- */
 
 /* Addresses of a lane's copies. A lane copies 16 bytes of one of the rows that a warp copies at
@@ -120,10 +148,10 @@ static __device__ __forceinline__ uint32_t kv_stage_row(const kv_args &a, const 
 }
 
 /* Starts the copies of the tokens from token0 on to a stage and commits them as one cp.async group.
- * Tokens from w.end on become zeros, but not their value parameters. */
+ * Tokens from w.end on become zeros, but not their value parameters. grid: key parameters, too. */
 template <class F>
-static __device__ __forceinline__ void kv_copy(const kv_args &a, const kv_source &s,
-                                               const kv_work &w, uint32_t dst, int token0)
+static __device__ __forceinline__ void
+kv_copy(const kv_args &a, const kv_source &s, const kv_work &w, uint32_t dst, int token0, bool grid)
 {
     enum { AT_ONCE = 32 * 16 / F::ROW };
     const int remaining = w.end - token0;
@@ -138,7 +166,7 @@ static __device__ __forceinline__ void kv_copy(const kv_args &a, const kv_source
         }
         if (F::PARAMS && w.lane < F::TOKENS * F::PARAMS / 16)
             ptx_copy_16(dst + s.param_to, s.param + (size_t)row * F::PARAMS);
-        if (F::GRID && w.lane < F::GRID / 16)
+        if (F::GRID && grid && w.lane < F::GRID / 16)
             ptx_copy_16(dst + s.grid_to, s.grid + (size_t)(row / F::GROUP) * F::GRID);
     }
     ptx_copy_commit();

@@ -9,22 +9,27 @@ static __device__ __forceinline__ float kv_clamp_f16(float v)
     return fminf(fmaxf(v, -65504.0f), 65504.0f);
 }
 
-/* Scale and minimum of numbers from low to high. */
-static __device__ __forceinline__ float2 kv_grid_of(float low, float high)
+/* Codes of numbers x: x / scale + zero-point, rounded. */
+struct kv_grid {
+    float per, zero; /* per: 1 / scale */
+
+    /* Additions round, and leave the code in the low bits: conversions are slower. */
+    __device__ __forceinline__ uint32_t code(float x) const
+    {
+        const float q = fminf(fmaxf(__fadd_rn(__fmul_rn(x, per), zero), 0), 15);
+        return __float_as_uint(__fadd_rn(q, 0x1.8p23f)) - __float_as_uint(0x1.8p23f);
+    }
+};
+
+static __device__ __forceinline__ float kv_per(int scale)
 {
-    float scale = __half2float(__float2half(__fdiv_rn(high - low, 15)));
-    return make_float2(scale == 0 ? 1 : scale, __half2float(__float2half(low)));
+    return __frcp_rn(__half2float(__ushort_as_half((uint16_t)scale)));
 }
 
-/*
- * Returns a code in the low bits of the FP32 number 1.5 * 2^23 + code: conversion instructions are
- * slower than additions. per: 1 / scale.
- */
-enum { CODE_BASE = 0x4b400000 };
-static __device__ __forceinline__ uint32_t kv_code(float x, float minimum, float per)
+/* The FP16 number nearest to a range / 15, as bits. */
+static __device__ __forceinline__ int kv_scale_bits(float range)
 {
-    const float code = fminf(fmaxf(__fmul_rn(x - minimum, per), 0), 15);
-    return __float_as_uint(__fadd_rn(code, 0x1.8p23f));
+    return __half_as_ushort(__float2half(__fdiv_rn(range, 15)));
 }
 
 /* Channel i, i < D / 32, of the value of a token that a lane quantizes: of each two, those whose
@@ -40,9 +45,29 @@ static __device__ __forceinline__ uint16_t kv_value_param_of(float low, float hi
 {
     const float range = high - low;
     const int zero = range == 0 ? 0 : (int)rintf(__fdiv_rn(__fmul_rn(low, -60), range));
-    const int scale = __half_as_ushort(__float2half(__fdiv_rn(range, 15)));
-    const int word = (max(scale + 32 - zero, 0) & ~63) + zero;
+    const int word = (max(kv_scale_bits(range) + 32 - zero, 0) & ~63) + zero;
     return (uint16_t)(word == 0 ? 0x3c00 : word);
+}
+
+/* Zero-point of keys around `middle`. */
+static __device__ __forceinline__ int kv_key_zero(float middle, int scale)
+{
+    const float zero = rintf(__fsub_rn(7.5f, __fmul_rn(middle, kv_per(scale))));
+    return (int)fminf(fmaxf(zero, -63), 63);
+}
+
+/* Parameter of keys from low to high: see qtool_kv4.h. */
+static __device__ __forceinline__ uint16_t kv_key_param_of(float low, float high, kv_grid *grid)
+{
+    const float middle = (low + high) / 2;
+    const float range = fmaxf(high - low, __fmul_rn(fabsf(middle), 9.f / 32));
+    const int want = max(kv_scale_bits(range), 96);
+    int zero = kv_key_zero(middle, want);
+    const int base = (want + 32 - abs(zero)) & ~63;
+    zero = kv_key_zero(middle, base + abs(zero));
+    const int scale = base + abs(zero);
+    *grid = {kv_per(scale), (float)zero};
+    return (uint16_t)((zero < 0 ? 0x8000 : 0) + scale);
 }
 
 /* Quantizes the value of a token of a head, by 32 threads: x[i] is channel kv_value_channel<D>(i).
@@ -63,13 +88,10 @@ static __device__ __forceinline__ void kv_quantize_value(const kv_view &cache, s
             high = fmaxf(high, __shfl_xor_sync(~0u, high, d));
         }
         const uint16_t param = kv_value_param_of(low, high);
-        const float zero = (float)(param & 63) / 4;
-        const float per = __frcp_rn(__half2float(__ushort_as_half(param)));
+        const kv_grid grid = {kv_per(param), (float)(param & 63) / 4};
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-            const float code = fminf(fmaxf(__fadd_rn(__fmul_rn(v[j], per), zero), 0), 15);
-            codes += (__float_as_uint(__fadd_rn(code, 0x1.8p23f)) - CODE_BASE) << 4 * (2 * i + j);
-        }
+        for (int j = 0; j < 2; j++)
+            codes += grid.code(v[j]) << 4 * (2 * i + j);
         if (lane < 4)
             cache.v_param[kv_value_param<D>(row, lane * (D / 64) + i)] = __ushort_as_half(param);
     }
@@ -96,45 +118,50 @@ template <int D, int THREADS> struct kv_group {
 };
 
 /* Codes of eight keys in the order of qtool_kv4.h. */
-static __device__ __forceinline__ uint32_t kv_key_codes(const kv_keys &k, const float2 grid[8],
-                                                        const float per[8])
+static __device__ __forceinline__ uint32_t kv_key_codes(const kv_keys &k, const kv_grid grid[8])
 {
     uint32_t codes = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const float2 x = __half22float2(k.x[i]);
-        codes += (kv_code(x.x, grid[2 * i].y, per[2 * i]) - CODE_BASE) << 4 * i;
-        codes += (kv_code(x.y, grid[2 * i + 1].y, per[2 * i + 1]) - CODE_BASE) << (4 * i + 16);
+        codes += grid[2 * i].code(x.x) << 4 * i;
+        codes += grid[2 * i + 1].code(x.y) << (4 * i + 16);
     }
     return codes;
 }
 
-/* Ranges of the thread's channels, from those of its own tokens. */
+/* Range of the keys of a channel. */
+struct kv_range {
+    __half low, high;
+};
+
+/* Returns the range of channel threadIdx.x % D, from those of all threads' own tokens. */
 template <int D, int THREADS>
-static __device__ __forceinline__ void kv_join_ranges(kv_keys *low, kv_keys *high)
+static __device__ __forceinline__ kv_range kv_join_ranges(kv_keys low, kv_keys high)
 {
     typedef kv_group<D, THREADS> G;
-    __shared__ kv_keys ranges[2][G::WARPS][G::CHUNKS];
+    __shared__ alignas(16) __half ranges[2][G::WARPS][D];
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int channel = (int)threadIdx.x % D;
 #pragma unroll
     for (int d = G::CHUNKS; d < 32; d *= 2)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            low->x[i] = __hmin2(low->x[i], __shfl_xor_sync(~0u, low->x[i], d));
-            high->x[i] = __hmax2(high->x[i], __shfl_xor_sync(~0u, high->x[i], d));
+            low.x[i] = __hmin2(low.x[i], __shfl_xor_sync(~0u, low.x[i], d));
+            high.x[i] = __hmax2(high.x[i], __shfl_xor_sync(~0u, high.x[i], d));
         }
     if (lane < G::CHUNKS) {
-        ranges[0][warp][lane] = *low;
-        ranges[1][warp][lane] = *high;
+        *(kv_keys *)&ranges[0][warp][lane * 8] = low;
+        *(kv_keys *)&ranges[1][warp][lane * 8] = high;
     }
     __syncthreads();
+    kv_range all = {ranges[0][0][channel], ranges[1][0][channel]};
 #pragma unroll
-    for (int w = 0; w < G::WARPS; w++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            low->x[i] = __hmin2(low->x[i], ranges[0][w][lane % G::CHUNKS].x[i]);
-            high->x[i] = __hmax2(high->x[i], ranges[1][w][lane % G::CHUNKS].x[i]);
-        }
+    for (int w = 1; w < G::WARPS; w++) {
+        all.low = __hmin(all.low, ranges[0][w][channel]);
+        all.high = __hmax(all.high, ranges[1][w][channel]);
+    }
+    return all;
 }
 
 /* Widens the ranges by the keys of a token. */
@@ -148,12 +175,33 @@ static __device__ __forceinline__ void kv_widen_ranges(kv_keys *low, kv_keys *hi
     }
 }
 
+/* Computes the grid of each channel in one thread and copies those of eight channels from `channel`
+ * on to each thread: eight per thread, unrolled, would be slower. range: that of channel
+ * threadIdx.x % D, whose parameter is returned. */
+template <int D>
+static __device__ __forceinline__ uint16_t kv_share_grids(kv_grid grid[8], kv_range range,
+                                                          int channel)
+{
+    __shared__ alignas(16) float per[D], zero[D];
+    kv_grid own;
+    const uint16_t param = kv_key_param_of(__half2float(range.low), __half2float(range.high), &own);
+    if (threadIdx.x < D) {
+        per[threadIdx.x] = own.per;
+        zero[threadIdx.x] = own.zero;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        grid[i] = {per[channel + i], zero[channel + i]};
+    return param;
+}
+
 /* Quantizes a KV group. row: cache row of position 0 of the group. at: position of its last token
  * so far. begin: the first position whose keys are quantized; earlier ones get codes of 0. run:
  * tokens of the group in the call: fresh.wait() waits until their keys can be read, and
  * fresh.keys(back, channel) returns those of the token `back` positions before the last. The others
  * come from k_tail. Fresh::ONE: run is 1, and the ranges of the others are joined before the
- * wait. */
+ * wait; fresh.key(channel) is a key of the last token. */
 template <int D, int THREADS, class Fresh>
 static __device__ __forceinline__ void kv_quantize_group(const kv_view &cache, int head,
                                                          int sequence, size_t row, int at,
@@ -165,6 +213,7 @@ static __device__ __forceinline__ void kv_quantize_group(const kv_view &cache, i
         cache.k_tail + ((size_t)sequence * cache.heads + head) * (QTOOL_KV_GROUP * D) + channel;
     const __half2 most = __float2half2_rn(65504);
     kv_keys k[G::STEPS], low, high;
+    kv_range range;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         low.x[i] = most;
@@ -178,8 +227,8 @@ static __device__ __forceinline__ void kv_quantize_group(const kv_view &cache, i
         k[s] = *(const kv_keys *)(tail + (size_t)j * D);
         kv_widen_ranges(&low, &high, k[s]);
     }
-    if (Fresh::ONE)
-        kv_join_ranges<D, THREADS>(&low, &high);
+    if constexpr (Fresh::ONE)
+        range = kv_join_ranges<D, THREADS>(low, high);
     fresh.wait();
 #pragma unroll
     for (int s = 0; s < G::STEPS; s++) {
@@ -189,40 +238,25 @@ static __device__ __forceinline__ void kv_quantize_group(const kv_view &cache, i
         k[s] = fresh.keys(at - j, channel);
         kv_widen_ranges(&low, &high, k[s]);
     }
-    if (Fresh::ONE) /* other threads have the token, too, and the same channels */
-        kv_widen_ranges(&low, &high, fresh.keys(0, channel));
-    else
-        kv_join_ranges<D, THREADS>(&low, &high);
-    if (at < begin) { /* token 0 alone */
-        const __half2 zero = __float2half2_rn(0);
-        low = high = {{zero, zero, zero, zero}};
+    if constexpr (Fresh::ONE) {
+        const __half x = fresh.key((int)threadIdx.x % D);
+        range = {__hmin(range.low, x), __hmax(range.high, x)};
+    } else {
+        range = kv_join_ranges<D, THREADS>(low, high);
     }
-    float2 grid[8];
-    float per[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        const float2 l = __half22float2(low.x[i / 2]), h = __half22float2(high.x[i / 2]);
-        grid[i] = i % 2 ? kv_grid_of(l.y, h.y) : kv_grid_of(l.x, h.x);
-        per[i] = __frcp_rn(grid[i].x);
-    }
+    if (at < begin) /* token 0 alone */
+        range = {__float2half(0), __float2half(0)};
+    kv_grid grid[8];
+    const uint16_t param = kv_share_grids<D>(grid, range, channel);
 #pragma unroll
     for (int s = 0; s < G::STEPS; s++) {
         const int j = s * G::ROWS + own;
         if (j <= at)
             *(uint32_t *)(cache.k + ((row + j) * D + channel) / 2) =
-                j >= begin ? kv_key_codes(k[s], grid, per) : 0;
+                j >= begin ? kv_key_codes(k[s], grid) : 0;
     }
-    if (own == 0) {
-        kv_keys *to = (kv_keys *)(cache.k_param + row / QTOOL_KV_GROUP * (4 * D) + channel * 2);
-        kv_keys scale, minimum;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            scale.x[i] = __floats2half2_rn(grid[2 * i].x, grid[2 * i + 1].x);
-            minimum.x[i] = __floats2half2_rn(grid[2 * i].y, grid[2 * i + 1].y);
-        }
-        to[0] = scale;
-        to[G::CHUNKS] = minimum;
-    }
+    if (threadIdx.x < D)
+        ((uint16_t *)cache.k_param)[row / QTOOL_KV_GROUP * D + threadIdx.x] = param;
 }
 
 #endif

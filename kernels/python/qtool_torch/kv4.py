@@ -19,18 +19,34 @@ def new_cache(pages, page_tokens, heads, head_dim, sequences=None, device="cpu")
     sequences = pages if sequences is None else sequences
     codes = (pages, heads, page_tokens, head_dim // 8)
     return [zeros(*codes, dtype=torch.int32), zeros(*codes, dtype=torch.int32),
-            zeros(pages, heads, page_tokens // GROUP, 2, head_dim),
+            zeros(pages, heads, page_tokens // GROUP, head_dim),
             zeros(pages, heads, page_tokens // 8, 4, head_dim // CHANNELS, 2),
             zeros(sequences, heads, head_dim), zeros(sequences, heads, GROUP, head_dim)]
 
 
-def _quantize(x, dim):
-    """Codes, scale and minimum of x FP32 along a dimension."""
-    low = x.amin(dim, keepdim=True)
-    scale = ((x.amax(dim, keepdim=True) - low) / 15).half().float()
-    scale = torch.where(scale == 0, 1.0, scale)
-    low = low.half().float()
-    return torch.round((x - low) * (1 / scale)).clamp(0, 15).int(), scale, low
+def _quantize_keys(x):
+    """Codes and FP16 parameters of keys x FP32 [heads][tokens][head_dim] of a KV group."""
+    low, high = x.amin(1), x.amax(1)
+    middle = (low + high) / 2
+
+    def zero(bits):
+        scale = bits.short().view(torch.float16).float()
+        return torch.round(7.5 - middle * (1 / scale)).clamp(-63, 63).int()
+
+    length = torch.maximum(high - low, middle.abs() * (9 / 32))
+    want = (length / 15).half().view(torch.int16).int().clamp(min=96)
+    first = zero(want).abs()
+    base = (want + 32 - first) & ~63
+    last = zero(base + first)
+    scale = (base + last.abs()).short().view(torch.float16)
+    code = torch.round(x * (1 / scale.float())[:, None] + last[:, None]).clamp(0, 15).int()
+    return code, torch.where(last < 0, -scale, scale)
+
+
+def _keys(codes, param):
+    """Keys FP32 from codes and parameters."""
+    zero = (param.view(torch.int16) & 63).float().copysign(param.float())
+    return (codes - zero) * param.float().abs()
 
 
 def _quantize_value(x):
@@ -91,10 +107,10 @@ def append(cache, table, k, v, sequence, position):
         first = 1 if token < GROUP else 0  # token 0 belongs to no group
         tail = k_tail[b, :, first : token % GROUP + 1].float()
         if tail.shape[1]:
-            code, scale, low = _quantize(tail, 1)
+            code, param = _quantize_keys(tail)
             at = row - token % GROUP
             codes_k[page, :, at + first : row + 1] = _pack(code, KEY_SHIFTS)
-            k_param[page, :, at // GROUP] = torch.cat([scale, low], 1).half()
+            k_param[page, :, at // GROUP] = param
 
 
 def attention(q, cache, table, length, scale):
@@ -106,8 +122,8 @@ def attention(q, cache, table, length, scale):
         if not count:
             continue
         pages = [_page(table, b, t, page_tokens) for t in range(0, count, page_tokens)]
-        params = k_param[pages].float().repeat_interleave(GROUP, 2)
-        key = _unpack(codes_k[pages], KEY_SHIFTS) * params[..., 0, :] + params[..., 1, :]
+        key = _keys(_unpack(codes_k[pages], KEY_SHIFTS),
+                    k_param[pages].repeat_interleave(GROUP, 2))
         param = v_param[pages].permute(0, 1, 2, 5, 3, 4).flatten(2, 4)  # [pages][heads][tokens]
         value = _channel_order(_unpack(codes_v[pages], SHIFTS), param.shape[-1])
         value = value.unflatten(-1, (-1, CHANNELS))
