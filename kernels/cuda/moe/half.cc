@@ -1,6 +1,7 @@
 /* Layers of experts whose products take X in FP16. */
 #include "kernels/cuda/moe/half.h"
 #include "kernels/cuda/common/prepare.h"
+#include "kernels/cuda/common/tensor_map.h"
 
 /* The plan of a product as prepare.h knows it. */
 static struct qtool_matmul_plan prepare_plan(const struct qtool_moe_plan *p, size_t m, size_t k)
@@ -32,6 +33,7 @@ struct qt_moe_half_space qt_moe_half_space(const struct qtool_moe_plan *p, size_
     const size_t pairs = p->tokens * p->options.topk, begin = at;
     const bool bf16 = p->options.dtype == QTOOL_BF16;
     s.inner_pitch = bf16 ? p->intermediate : round_up(p->intermediate, 8);
+    s.up_pitch = round_up(p->intermediate, 4);
     s.partial_pitch = round_up(p->hidden, 8);
     struct qtool_matmul_plan x = prepare_plan(p, p->tokens, p->hidden);
     s.x = qt_moe_take(&at, prepares_x(p) ? qt_prepare_bytes(&x) : 0);
@@ -42,6 +44,12 @@ struct qt_moe_half_space qt_moe_half_space(const struct qtool_moe_plan *p, size_
     return s;
 }
 
+int qt_moe_half_wide_tokens(const struct qtool_moe_plan *p)
+{
+    const double average = (double)(p->tokens * p->options.topk) / (double)p->experts;
+    return average <= 80 ? 128 : average <= 150 ? 192 : QT_MOE_WIDE_TOKENS;
+}
+
 size_t qt_moe_half_own_bytes(const struct qtool_moe_plan *p)
 {
     return qt_moe_half_space(p, 0).bytes;
@@ -50,7 +58,7 @@ size_t qt_moe_half_own_bytes(const struct qtool_moe_plan *p)
 size_t qt_moe_half_partial_bytes(const struct qtool_moe_plan *p, bool gated)
 {
     const struct qt_moe_half_space s = qt_moe_half_space(p, 0);
-    const size_t up = gated ? 0 : s.inner_pitch * 4;
+    const size_t up = gated ? 0 : s.up_pitch * 4;
     const size_t down = s.partial_pitch * (qt_state(p)->rounded ? 2 : 4);
     return down > up ? down : up;
 }
@@ -88,6 +96,7 @@ void qt_moe_half_set_args(struct qt_moe_half_args *a, const struct qtool_moe_pla
                           const struct qt_moe_run *r)
 {
     const bool down = matrix == QT_MOE_DOWN, acts = matrix == QT_MOE_GATE;
+    const size_t y_pitch = down ? s->partial_pitch : acts ? s->inner_pitch : s->up_pitch;
     a->item = (const struct qt_moe_item *)(r->workspace + r->item[kind]);
     a->items = (const int *)(r->workspace + r->items) + kind;
     a->order = (const int *)(r->workspace + r->order);
@@ -99,13 +108,44 @@ void qt_moe_half_set_args(struct qt_moe_half_args *a, const struct qtool_moe_pla
     a->token_factor = x->factor;
     a->y = r->workspace + (acts ? s->inner : r->partial);
     a->matrix = matrix;
-    a->up = acts && !a->gated ? (const float *)(r->workspace + r->partial) : NULL;
-    a->y_pitch = (int)(down ? s->partial_pitch : s->inner_pitch);
+    a->up = acts && !a->gated ? r->workspace + r->partial : NULL;
+    a->up_pitch = (int)s->up_pitch;
+    a->y_pitch = (int)y_pitch;
     a->topk = (int)p->options.topk;
     qt_moe_set_activation(a, p->options.activation);
     a->bf16 = p->options.dtype == QTOOL_BF16;
     a->rounded = acts || (down && qt_state(p)->rounded);
     a->whole_stores = a->n % 8 == 0 && a->y_pitch % 8 == 0;
+}
+
+void qt_moe_half_set_wide(struct qt_moe_half_args *a)
+{
+    a->up_pitch *= 2;
+    if (a->matrix != QT_MOE_UP)
+        return;
+    a->y_pitch *= 2;
+    a->rounded = 1;
+    a->whole_stores = a->n % 8 == 0;
+}
+
+int qt_moe_half_need_maps(struct qtool_moe_plan *p, void (**encode)(void))
+{
+    struct qtool_matmul_plan maps = {};
+    if (qt_need_tensor_maps(&maps) != QTOOL_OK)
+        return qt_moe_refuse(p->reason, QTOOL_UNSUPPORTED, "%s", maps.reason);
+    *encode = qt_state(&maps)->encode_map;
+    return QTOOL_OK;
+}
+
+bool qt_moe_half_map(CUtensorMap *map, const struct qtool_moe_plan *p, void (*encode)(void),
+                     const void *x, size_t k, size_t pitch)
+{
+    struct qtool_matmul_plan maps = {};
+    maps.m = qt_moe_positions(p);
+    qt_state(&maps)->encode_map = encode;
+    const struct qt_tensor of = {x,   2, {k, maps.m}, {pitch * 2}, {QT_BLOCK_COLS, QT_MOE_WIDE_BOX},
+                                 true};
+    return qt_tensor_map(&maps, map, &of);
 }
 
 int qt_moe_half_launch(const struct qtool_moe_plan *p, const void *kernel, int grid, int threads,

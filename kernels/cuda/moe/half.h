@@ -10,13 +10,18 @@
 struct qt_moe_half_space {
     size_t x, inner, inner_prepared;
     size_t bytes;
-    size_t inner_pitch, partial_pitch;
+    size_t inner_pitch, up_pitch, partial_pitch;
 };
 
 /* The space from offset `at` on. */
 struct qt_moe_half_space qt_moe_half_space(const struct qtool_moe_plan *p, size_t at);
 /* Elements from one row of X to the next as products read it. */
 size_t qt_moe_half_x_pitch(const struct qtool_moe_plan *p);
+/* Pipeline stages of the products by wgmma at most. */
+enum { QT_MOE_WIDE_STAGES = 10 };
+/* Tokens of their tiles at most: smaller tiles leave room for more stages, which experts of few
+ * tokens need, because theirs are short. */
+int qt_moe_half_wide_tokens(const struct qtool_moe_plan *p);
 /* qt_moe_kind's. */
 size_t qt_moe_half_own_bytes(const struct qtool_moe_plan *p);
 /* Bytes of a position in r->partial, which holds the results of down and before, unless `gated`,
@@ -44,6 +49,16 @@ int qt_moe_half_run(const struct qtool_moe_plan *p, struct qt_moe_run *r, bool g
 void qt_moe_half_set_args(struct qt_moe_half_args *a, const struct qtool_moe_plan *p, int matrix,
                           int kind, const struct qt_moe_half_space *s, const struct qt_moe_input *x,
                           const struct qt_moe_run *r);
+
+/* The same of the kernel by wgmma, afterwards: it stores the results of up with 16 bits, rows at the
+ * same places as those of FP32. */
+void qt_moe_half_set_wide(struct qt_moe_half_args *a);
+
+/* Looks up the function that encodes tensor maps. Returns a status and writes the reason. */
+int qt_moe_half_need_maps(struct qtool_moe_plan *p, void (**encode)(void));
+/* Maps X by position: FP16 [positions][pitch], of which k columns are read. */
+bool qt_moe_half_map(CUtensorMap *map, const struct qtool_moe_plan *p, void (*encode)(void),
+                     const void *x, size_t k, size_t pitch);
 
 /* Enqueues a product's kernel. grid: thread blocks at most. */
 int qt_moe_half_launch(const struct qtool_moe_plan *p, const void *kernel, int grid, int threads,

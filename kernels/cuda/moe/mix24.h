@@ -22,15 +22,13 @@ static_assert(sizeof(struct qt_moe_mix24_matrix) == sizeof(struct qt_moe_matrix)
  * bytes of one. */
 enum { QT_MOE_MIX24_UNITS = 8, QT_MOE_MIX24_UNIT_BYTES = 256 };
 
-/* The kernel for many tokens: tokens of an item at most; bytes of decoded weights, and of results
- * of a warpgroup, in shared memory; pipeline stages; units as above. */
+/* The kernel for many tokens: stages of the pipeline of records; bytes of a warp's decoded weights;
+ * units as above. */
 enum {
-    QT_MOE_MIX24_MANY = 128,
-    QT_MOE_MIX24_A_BYTES = 65536,
-    QT_MOE_MIX24_RESULT_BYTES = 2048,
-    QT_MOE_MIX24_WIDE_STAGES = 3,
-    QT_MOE_MIX24_WIDE_UNITS = 5,
-    QT_MOE_MIX24_WIDE_UNIT_BYTES = 1088
+    QT_MOE_MIX24_RECORDS = 3,
+    QT_MOE_MIX24_A_BYTES = 2048,
+    QT_MOE_MIX24_WIDE_UNITS = 4,
+    QT_MOE_MIX24_WIDE_UNIT_BYTES = 1696
 };
 
 /* A product with one matrix per expert: gate and up are two launches, as each has its own order of
@@ -45,10 +43,33 @@ struct qt_moe_mix24_args : qt_moe_half_args {
     int fours_step, fours_rest;
     int record_bytes; /* of a record in a stage */
     int x_rows;       /* rows of X in a stage: 16, or 1 if no item has more */
+    /* Offsets in shared memory, of the kernel by wgmma: records and decoded weights. */
+    int records_at, operands_at;
+};
+
+/* The same of the kernel by wgmma. X and token_factor are by position, X in the packed order of the
+ * expert's matrix: F16 [positions][128 units]. */
+struct qt_moe_mix24_wide_args : qt_moe_mix24_args {
+    CUtensorMap x_map; /* boxes of QT_MOE_WIDE_BOX x 64 */
+};
+
+/* Copies X of items of the kind MANY to that order. */
+struct qt_moe_mix24_gather_args {
+    const struct qt_moe_item *item;
+    const int *items, *order;
+    const struct qt_moe_mix24_matrix *table;
+    int matrix, by_token, topk;
+    int k, pitch;              /* of x, in elements */
+    int chunks;                /* of 8 columns in a packed row */
+    const __half *x;           /* by token or by position: [..][pitch] */
+    const float *token_factor; /* NULL: not copied */
+    uint4 *out;                /* [positions][chunks] */
+    float *out_factor;         /* [positions] */
 };
 
 /* Host addresses of the kernels. */
 const void *qt_moe_mix24_instance(void);
+const void *qt_moe_mix24_gather_instance(void);
 const void *qt_moe_mix24_wide_instance(void); /* for 9.0a */
 
 #endif

@@ -5,3 +5,8 @@ const void *qt_moe_mix24_wide_instance(void)
 {
     return (const void *)qt_moe_mix24_wide_kernel;
 }
+
+const void *qt_moe_mix24_gather_instance(void)
+{
+    return (const void *)moe24_gather_kernel;
+}

@@ -1,66 +1,42 @@
 /*
- * The grouped product of MIX24 experts with many tokens, sm_90a: weights are decoded to FP16 in
- * shared memory and multiplied by wgmma.
+ * The grouped product of MIX24 experts with many tokens, sm_90a: units and epilogue are those of
+ * wide.cuh.
  *
  *   grid       one thread block per multiprocessor; each computes units, the grid apart
- *   unit       up to 128 tokens of one expert, and 256 rows of its matrix
- *   block      two consumer warpgroups, whose warps have 2 strips of 16 rows each; a producer
+ *   unit       up to 256 tokens of one expert, and 128 rows of its matrix
+ *   block      two consumer warpgroups, whose warps have a strip of 16 rows each; a producer
  *              warpgroup
- *   smem       [ A: decoded weights, two buffers per warpgroup of 128 rows x 64 columns | stages |
- *                results | units | mbarriers ]
+ *   smem       [ X stages | records of several units of 128 columns | A of each warp: 16 rows x 64
+ *                columns | results | units | mbarriers ]
  *
- *   producers:  records --bulk copies--+
- *               X, in chunks of 8 channels in packed order --cp.async--+--> a stage: 128 columns
+ *   producers:  records --bulk copies--> 128 columns of 8 strips
+ *               X, by position and in packed order --TMA--> a stage: 64 columns
  *   consumers:  records --> FP16 --> A (shared memory) <-- values of outliers
- *               A, X (shared memory, 128-byte swizzle) --> wgmma --> FP32 accumulators
+ *               A --ldmatrix--> fragments ---------------+
+ *               X (shared memory, 128-byte swizzle) -- B +--> wgmma --> FP32 accumulators
  *
- * A lane has 16 adjacent columns of a row (layout_mix24.h), 32 bytes of A. As operands of wgmma in
- * registers they would need X in another order, in pieces of 4 bytes. In shared memory, an outlier
- * is one store to its place in A.
+ * A lane decodes 16 adjacent columns of a row (layout_mix24.h), whereas a fragment has pairs of
+ * columns of four lanes. Weights change lanes through shared memory, where an outlier is one store
+ * to its place.
  *
+ * Requires   X as moe24_gather_kernel writes it
  * Traffic    records once per item (each further tile of the same expert from L2), X once per unit
  *            through L2, CSR entries once per item
  */
 #ifndef QT_KERNELS_CUDA_MOE_MIX24_WIDE_CUH
 #define QT_KERNELS_CUDA_MOE_MIX24_WIDE_CUH
 
-#include "kernels/cuda/common/convert.cuh"
-#include "kernels/cuda/common/pipeline.cuh"
-#include "kernels/cuda/common/ptx_wgmma_shared.cuh"
+#include "kernels/cuda/common/ptx_wgmma.cuh"
 #include "kernels/cuda/mix24/decode.cuh"
 #include "kernels/cuda/moe/mix24_record.cuh"
-#include "kernels/cuda/moe/unit.cuh"
+#include "kernels/cuda/moe/wide_epilogue.cuh"
 
-enum {
-    WIDE24_BLOCK_BYTES = QT_MOE_MIX24_MANY * 128, /* of X: 64 columns */
-    WIDE24_PRODUCERS = QT_MOE_WIDE_THREADS - MOE_THREADS,
-    WIDE24_ARRIVALS = WIDE24_PRODUCERS / 32 + 1, /* that fill a stage */
-    WIDE24_STRIPS = QT_MOE_WARPS * QT_MOE_STRIPS,
-    WIDE24_A_TILE = 64 * 128,                        /* bytes: 64 rows x 64 columns */
-    WIDE24_A_BUFFER = QT_MOE_STRIPS * WIDE24_A_TILE, /* of a warpgroup */
-    /* Named barriers: of the producers; of each consumer warpgroup. */
-    WIDE24_PRODUCER_BARRIER = 1,
-    WIDE24_WARPGROUP,
-    /* Registers per thread. */
-    WIDE24_COPY_REGISTERS = 56,
-    WIDE24_REGISTERS = 224
+/* The consumers read this about a unit. */
+struct wide24_unit : wide_unit {
+    uint32_t range[QT_MOE_WARPS * 16 + 1]; /* of the rows, as ptr of qt_moe_mix24_matrix */
+    const uint16_t *col, *val;             /* col NULL: there are no outliers */
 };
-static_assert(QT_MOE_MIX24_A_BYTES == 2 * 2 * WIDE24_A_BUFFER, "two warpgroups, two buffers");
-
-/* The consumers read this about a unit. The producers are at most as many units ahead as there are
- * stages. */
-struct wide24_unit {
-    int first, rows, tile; /* positions of the item; tile of rows */
-    float factor;
-    const float *bias;
-    const uint32_t *ptr; /* outliers, as in qt_moe_mix24_matrix */
-    const uint16_t *col, *val;
-    int row[QT_MOE_MIX24_MANY];     /* of X */
-    float token[QT_MOE_MIX24_MANY]; /* factors of the tokens */
-};
-static_assert(sizeof(wide24_unit) <= QT_MOE_MIX24_WIDE_UNIT_BYTES &&
-                  (int)QT_MOE_MIX24_WIDE_UNITS > QT_MOE_MIX24_WIDE_STAGES + 1,
-              "no room");
+static_assert(sizeof(wide24_unit) <= QT_MOE_MIX24_WIDE_UNIT_BYTES, "no room");
 
 static __device__ __forceinline__ wide24_unit *wide24_unit_at(const qt_moe_mix24_args &a,
                                                               int number)
@@ -69,146 +45,142 @@ static __device__ __forceinline__ wide24_unit *wide24_unit_at(const qt_moe_mix24
                            number % QT_MOE_MIX24_WIDE_UNITS * QT_MOE_MIX24_WIDE_UNIT_BYTES);
 }
 
-/* Orders this thread's accesses to shared memory before later ones by wgmma, also those of threads
- * that synchronize with it. */
-static __device__ __forceinline__ void wide24_fence()
+/* The pipeline of records. */
+static __device__ __forceinline__ qt_pipeline wide24_records(const qt_moe_mix24_args &a)
 {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    return qt_pipeline_make(ptx_shared(qt_smem) + a.barriers_at + QT_PIPELINE_BARRIER_BYTES);
 }
 
-/* ---- producers ----------------------------------------------------------------------------------
- *
- * A thread copies one 16-byte chunk of every eighth row of X. wgmma reads X through the async
- * proxy: a thread announces what it copied with cp.async only after the copies have arrived, by a
- * fence and an mbarrier, which is one stage later.
- */
+static __device__ __forceinline__ uint32_t wide24_record_at(const qt_moe_mix24_args &a, int stage,
+                                                            int strip)
+{
+    return ptx_shared(qt_smem) + a.records_at + (stage * QT_MOE_WARPS + strip) * a.record_bytes;
+}
+
+/* ---- producers ------------------------------------------------------------------------------ */
+
+/* One thread. */
+struct wide24_x {
+    const qt_moe_mix24_wide_args &a;
+    wide_walk walk;
+
+    __device__ __forceinline__ wide24_x(const qt_moe_mix24_wide_args &args, int units)
+        : a(args), walk(args, units)
+    {
+    }
+    __device__ __forceinline__ void open(int, int number)
+    {
+        if (number)
+            walk.advance();
+    }
+    __device__ __forceinline__ void fill(int slot, uint32_t to, uint32_t bar) const
+    {
+        const int columns = wide_columns(walk.item.rows);
+        ptx_barrier_expect(bar, (uint32_t)columns * 128);
+#pragma unroll 1
+        for (int i = 0; i < columns; i += QT_MOE_WIDE_BOX)
+            ptx_copy_box(to + i * 128, &a.x_map, slot * 64, walk.item.first + i, bar);
+    }
+};
+
+/* One warp: records, and what the epilogue and outliers need of a unit. */
 struct wide24_producer {
     const qt_moe_mix24_args &a;
-    const int thread;
-    uint32_t full;               /* mbarrier of the stage that is not announced yet; 0: none */
-    int rows;                    /* of the item */
-    const wide24_unit *unit;     /* that is copied */
-    const unsigned char *record; /* of unit 0 of the thread's strip (threads 0 to 15) */
-    const uint16_t *perm;        /* at the thread's chunk */
-    uint32_t group;              /* of channels: the thread's in the next stage */
+    const int lane;
+    qt_pipeline r;
+    const unsigned char *record; /* of unit 0 of the lane's strip (lanes 0 to 7) */
 
     __device__ __forceinline__ wide24_producer(const qt_moe_mix24_args &args)
-        : a(args), thread((int)threadIdx.x - MOE_THREADS), full(0)
+        : a(args), lane((int)threadIdx.x % 32), r(wide24_records(args))
     {
     }
-    __device__ __forceinline__ void open(int number, int count)
+    __device__ __forceinline__ void open(const wide_walk &walk)
     {
-        wide24_unit *const to = wide24_unit_at(a, count);
-        const qt_moe_item item = moe_item(a, number / a.row_tiles);
-        const int tile = number % a.row_tiles;
+        const qt_moe_item &item = walk.item;
+        const int tile = walk.tile(), first = tile * QT_MOE_WARPS;
         const qt_moe_mix24_matrix *m = &a.table[item.expert * QT_MOE_MATRICES + a.matrix];
-        const int row = moe_row(a, item.first + min(thread, item.rows - 1));
-        rows = item.rows;
-        unit = to;
-        perm = m->perm + thread % 16 / 2;
-        group = __ldg(perm);
-        if (thread < WIDE24_STRIPS)
-            record = m->stream +
-                     (size_t)min(tile * WIDE24_STRIPS + thread, a.strips - 1) * a.strip_bytes;
-        to->row[thread] = row;
-        to->token[thread] = a.token_factor ? a.token_factor[row] : 1;
-        if (thread == 0) {
-            to->first = item.first;
-            to->rows = item.rows;
-            to->tile = tile;
-            to->factor = m->factor;
-            to->bias = m->bias;
-            to->ptr = m->ptr;
-            to->col = m->col;
+        wide24_unit *const to = wide24_unit_at(a, walk.number);
+        record = m->stream + (size_t)min(first + lane, a.strips - 1) * a.strip_bytes;
+        if (m->ptr)
+            for (int i = lane; i <= QT_MOE_WARPS * 16; i += 32)
+                ptx_copy_4(ptx_shared(to->range + i), m->ptr + min(first * 16 + i, a.n));
+        if (a.token_factor)
+            for (int i = lane; i < item.rows; i += 32)
+                ptx_copy_4(ptx_shared(to->token + i), a.token_factor + item.first + i);
+        if (lane == 0) {
+            to->header.first = item.first;
+            to->header.rows = item.rows;
+            to->header.tile = tile;
+            to->header.factor[0] = to->header.factor[1] = m->factor;
+            to->header.bias[0] = to->header.bias[1] = m->bias;
+            to->col = m->ptr ? m->col : NULL;
             to->val = m->val;
         }
-        ptx_named_barrier(WIDE24_PRODUCER_BARRIER, WIDE24_PRODUCERS); /* rows are known to all */
-    }
-    __device__ __forceinline__ void copy_records(int slot, uint32_t to, uint32_t bar) const
-    {
-        const uint32_t bytes = (uint32_t)mix24_unit_bytes(moe24_is_four(a, slot));
-        if (thread == 0)
-            ptx_barrier_expect(bar, WIDE24_STRIPS * bytes);
-        __syncwarp();
-        if (thread < WIDE24_STRIPS)
-            ptx_copy_bulk(to + thread * a.record_bytes, record + moe24_record_at(a, slot), bytes,
-                          bar);
-    }
-    __device__ __forceinline__ void copy_x(uint32_t to) const
-    {
-        const int chunk = thread % 16, row8 = thread / 16; /* row8: rows modulo 8 */
-        const int channel = (int)group * 16 + chunk % 2 * 8;
-        const uint32_t bytes = moe24_chunk_bytes(a, channel);
-        const __half *const from = a.x + (bytes ? channel : 0);
-        to += chunk / 8 * WIDE24_BLOCK_BYTES + row8 * 128 + (chunk % 8 ^ row8) * 16;
-#pragma unroll 4
-        for (int i = row8; i < rows; i += 8, to += 1024)
-            ptx_copy_16_zero(to, from + (size_t)unit->row[i] * a.x_pitch, bytes);
-    }
-    /* Announces the stage before, when all but the youngest PENDING copies have arrived. */
-    template <int PENDING> __device__ __forceinline__ void announce()
-    {
-        ptx_copy_wait<PENDING>();
-        wide24_fence();
-        __syncwarp();
-        if (full && thread % 32 == 0)
-            ptx_barrier_arrive(full);
-    }
-    __device__ __forceinline__ void fill(int slot, uint32_t to, uint32_t bar)
-    {
-        if (thread < 32)
-            copy_records(slot, to + 2 * WIDE24_BLOCK_BYTES, bar);
-        copy_x(to);
         ptx_copy_commit();
-        if (slot + 1 < a.slots)
-            group = __ldg(perm + (slot + 1) * 8);
-        announce<1>();
-        full = bar;
+        ptx_copy_wait<0>();
+    }
+    __device__ __forceinline__ void run(int units)
+    {
+        wide_walk walk(a, units);
+#pragma unroll 1
+        for (; walk.more(); walk.advance())
+#pragma unroll 1
+            for (int u = 0; u < a.units; u++) {
+                const uint32_t bytes = (uint32_t)mix24_unit_bytes(moe24_is_four(a, u));
+                const uint32_t bar = r.full + 8 * r.stage;
+                ptx_barrier_wait(r.empty + 8 * r.stage, r.parity ^ 1);
+                if (u == 0)
+                    open(walk);
+                __syncwarp(); /* the unit has been written */
+                if (lane == 0)
+                    ptx_barrier_expect(bar, QT_MOE_WARPS * bytes);
+                __syncwarp();
+                if (lane < QT_MOE_WARPS)
+                    ptx_copy_bulk(wide24_record_at(a, r.stage, lane),
+                                  record + moe24_record_at(a, u), bytes, bar);
+                qt_pipeline_advance(&r, QT_MOE_MIX24_RECORDS);
+            }
     }
 };
 
 /* ---- outliers -----------------------------------------------------------------------------------
  *
- * A lane has a row of the warp's strips: row l % 16 of strip l / 16. It walks along the entries of
- * its row, whose columns ascend, and knows the next two.
+ * Two lanes, l and l + 16, have row l of the warp's strip, and take turns at its entries, whose
+ * columns ascend. A lane knows its next two entries.
  */
 struct wide24_outliers {
-    const uint16_t *col, *val;
-    uint32_t at, end; /* the entry that is loaded next */
-    int column[2];
-    uint32_t value[2];
+    const wide24_unit *unit;
+    uint32_t at, end;  /* the entry that is loaded next */
+    uint32_t entry[2]; /* column << 16 | value */
 
     __device__ __forceinline__ void load(int i)
     {
-        const bool there = at < end;
-        column[i] = there ? (int)__ldg(col + at) : 1 << 20;
-        value[i] = there ? __ldg(val + at) : 0;
-        at++;
+        if (at < end)
+            entry[i] = (uint32_t)__ldg(unit->col + at) << 16 | __ldg(unit->val + at);
+        at += 2;
     }
-    /* row: the lane's. */
-    __device__ __forceinline__ void start(const wide24_unit &unit, int row, int n)
+    __device__ __forceinline__ void start(const wide24_unit *of)
     {
-        col = unit.col;
-        val = unit.val;
-        at = end = 0;
-        if (unit.ptr && row < n) {
-            at = __ldg(unit.ptr + row);
-            end = __ldg(unit.ptr + row + 1);
+        const int lane = (int)threadIdx.x % 32, row = (int)threadIdx.x / 32 * 16 + lane % 16;
+        unit = of;
+        at = end = entry[0] = entry[1] = 0;
+        if (unit->col) {
+            at = unit->range[row] + lane / 16;
+            end = unit->range[row + 1];
         }
         load(0);
         load(1);
     }
     /* Stores the outliers of columns `first` to first + 63. to: of the lane's row in A. */
-    __device__ __forceinline__ void store(uint32_t to, int first)
+    __device__ __forceinline__ void store(uint32_t to, uint32_t first)
     {
-        const int row = (int)threadIdx.x % 8;
-        while (column[0] < first + 64) {
-            const int c = column[0] - first;
+        const uint32_t row = threadIdx.x % 8;
+        while (at < end + 4 && entry[0] >> 16 < first + 64) {
+            const uint32_t c = (entry[0] >> 16) - first;
             asm volatile("st.shared.u16 [%0], %1;" ::"r"(to + (c / 8 ^ row) * 16 + c % 8 * 2),
-                         "h"((uint16_t)value[0])
+                         "h"((uint16_t)entry[0])
                          : "memory");
-            column[0] = column[1];
-            value[0] = value[1];
+            entry[0] = entry[1];
             load(1);
         }
     }
@@ -216,13 +188,7 @@ struct wide24_outliers {
 
 /* ---- mainloop ------------------------------------------------------------------------------- */
 
-/* v[u] holds the sums of 64 rows, the warp's strip u, [tokens / 8][4]: rows g and g + 8 of tokens
- * 2t and 2t + 1. */
-struct wide24_sums {
-    float v[QT_MOE_STRIPS][QT_MOE_MIX24_MANY / 2];
-};
-
-/* Decodes block b of a record to A. to: row g of the strip. */
+/* Decodes block b of a record to A: row r at 128 r, its 16-byte chunk c at c ^ r % 8. to: row g. */
 template <bool FOUR, int b>
 static __device__ __forceinline__ void wide24_decode(uint32_t to, uint32_t record,
                                                      const mix24_meta &meta)
@@ -255,200 +221,218 @@ static __device__ __forceinline__ void wide24_decode(uint32_t to, uint32_t recor
     }
 }
 
-/* The place of a warp tells it which rows of A it decodes. */
+/* Where a lane stores to the A of its warp, and loads from it. */
 struct wide24_place {
-    int lane, warp;
-    uint32_t a;      /* of the warpgroup: tile of strip 0 in buffer 0 */
-    uint32_t decode; /* the same, row g of the warp's strip */
-    uint32_t row;    /* the same, row l % 16 of strip l / 16 */
+    uint32_t decode;  /* row g */
+    uint32_t row;     /* row l % 16 */
+    uint32_t operand; /* for ldmatrix: row l % 16, chunk l / 16 */
 
-    __device__ __forceinline__ wide24_place()
-        : lane((int)threadIdx.x % 32), warp((int)threadIdx.x / 32)
+    __device__ __forceinline__ wide24_place(const qt_moe_mix24_args &args)
     {
-        a = ptx_shared(qt_smem) + warp / 4 * (2 * WIDE24_A_BUFFER);
-        decode = a + (warp % 4 * 16 + lane / 4) * 128;
-        row = a + lane / 16 * WIDE24_A_TILE + (warp % 4 * 16 + lane % 16) * 128;
-    }
-    /* The number of the warp's strip u in the thread block. */
-    __device__ __forceinline__ int strip(int u) const
-    {
-        return warp / 4 * 8 + u * 4 + warp % 4;
+        const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+        const uint32_t a = ptx_shared(qt_smem) + args.operands_at + warp * QT_MOE_MIX24_A_BYTES;
+        decode = a + lane / 4 * 128;
+        row = a + lane % 16 * 128;
+        operand = row + (lane / 16 ^ lane % 8) * 16;
     }
 };
 
-template <int N> struct wide24_multiplier {
+/*
+ * Multiplies a unit by N columns of B. Weights of a block of 64 columns are decoded while the
+ * products of the block before run, two k-steps at a time, which take turns with two sets of
+ * fragments.
+ */
+template <int N> struct wide24_mainloop {
     const qt_moe_mix24_args &a;
     const wide24_place &place;
-    wide24_sums &sums;
-    wide24_outliers &outliers;
-    uint32_t release; /* mbarrier of the stage whose products are under way; 0: none */
+    wide_sums *sums;
+    wide24_outliers *outliers;
+    qt_pipeline *x, *records;
+    const int lane;
+    uint32_t release; /* mbarrier of X of the block before; 0: none */
+    mix24_meta meta;  /* of the unit of 128 columns */
+    uint32_t record;
+    bool four;
 
-    /* The products of block b of a unit: decoded while those of the block before run. */
-    template <bool FOUR, int b>
-    __device__ __forceinline__ void block(const mix24_meta meta[QT_MOE_STRIPS], uint32_t records,
-                                          uint32_t x, int slot)
+    __device__ __forceinline__ wide24_mainloop(const qt_moe_mix24_args &args, const wide24_place &p,
+                                               wide_sums *s, wide24_outliers *o, qt_pipeline *of_x,
+                                               qt_pipeline *of_records)
+        : a(args), place(p), sums(s), outliers(o), x(of_x), records(of_records),
+          lane((int)threadIdx.x % 32), release(0)
     {
-#pragma unroll
-        for (int u = 0; u < QT_MOE_STRIPS; u++)
-            wide24_decode<FOUR, b>(place.decode + b * WIDE24_A_BUFFER + u * WIDE24_A_TILE,
-                                   records + u * 4 * a.record_bytes, meta[u]);
+    }
+    __device__ __forceinline__ void open(int unit)
+    {
+        ptx_barrier_wait(records->full + 8 * records->stage, records->parity);
+        record = wide24_record_at(a, records->stage, (int)threadIdx.x / 32);
+        four = moe24_is_four(a, unit);
+        meta =
+            four ? mix24_shared_meta<true>(record, lane) : mix24_shared_meta<false>(record, lane);
+    }
+    __device__ __forceinline__ void decode(int block)
+    {
+        const bool second = block % 2;
+        if (!second)
+            open(block / 2);
+        __syncwarp(); /* all lanes have loaded the fragments of the block before */
+        if (four && second)
+            wide24_decode<true, 1>(place.decode, record, meta);
+        else if (four)
+            wide24_decode<true, 0>(place.decode, record, meta);
+        else if (second)
+            wide24_decode<false, 1>(place.decode, record, meta);
+        else
+            wide24_decode<false, 0>(place.decode, record, meta);
         __syncwarp(); /* outliers overwrite what other lanes stored */
-        outliers.store(place.row + b * WIDE24_A_BUFFER, slot * 128 + b * 64);
-        wide24_fence();
-        ptx_wgmma_wait<0>();
-        /* All warps have stored; all know that the other buffer has been read. */
-        ptx_named_barrier(WIDE24_WARPGROUP + place.warp / 4, 128);
-        if (b == 0 && release && place.lane == 0)
+        outliers->store(place.row, (uint32_t)block * 64);
+        __syncwarp();
+        if (!second)
+            return;
+        if (lane == 0)
+            ptx_barrier_arrive(records->empty + 8 * records->stage);
+        qt_pipeline_advance(records, QT_MOE_MIX24_RECORDS);
+    }
+    /* Multiplies k-steps FIRST and FIRST + 1 of a block. x_at: of X in the stage. */
+    template <int FIRST>
+    __device__ __forceinline__ void batch(uint32_t (&now)[2][4], uint32_t x_at) const
+    {
+        ptx_wgmma_wait<1>();
+        tile_keep_registers<2>(now); /* of the products before last, which have ended */
+        if (FIRST && release && lane == 0)
             ptx_barrier_arrive(release);
-        ptx_wgmma_fence();
 #pragma unroll
-        for (int u = 0; u < QT_MOE_STRIPS; u++)
-            ptx_wgmma_shared<N>::run(sums.v[u],
-                                     ptx_wgmma_b(place.a + b * WIDE24_A_BUFFER + u * WIDE24_A_TILE),
-                                     ptx_wgmma_b(x + b * WIDE24_BLOCK_BYTES));
+        for (int s = 0; s < 2; s++)
+            ptx_ldmatrix_x4(now[s], place.operand ^ (FIRST + s) * 32);
+        ptx_wgmma_fence();
+        ptx_wgmma<N>::run(sums->v, now, x_at + FIRST * 2);
         ptx_wgmma_commit();
     }
-    template <bool FOUR> __device__ __forceinline__ void unit(uint32_t stage, int slot)
+    __device__ __forceinline__ void run()
     {
-        const uint32_t records = stage + 2 * WIDE24_BLOCK_BYTES + place.strip(0) * a.record_bytes;
-        mix24_meta meta[QT_MOE_STRIPS];
-#pragma unroll
-        for (int u = 0; u < QT_MOE_STRIPS; u++)
-            meta[u] = mix24_shared_meta<FOUR>(records + u * 4 * a.record_bytes, place.lane);
-        block<FOUR, 0>(meta, records, stage, slot);
-        block<FOUR, 1>(meta, records, stage, slot);
-    }
-    /* The first stage has arrived. */
-    __device__ __forceinline__ void run(qt_pipeline *r)
-    {
+        uint32_t frag[2][2][4] = {};
 #pragma unroll 1
-        for (int slot = 0; slot < a.slots; slot++) {
-            const uint32_t stage = ptx_shared(qt_smem) + a.ring_at + r->stage * a.stage_bytes;
-            if (slot)
-                ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
-            if (moe24_is_four(a, slot))
-                unit<true>(stage, slot);
-            else
-                unit<false>(stage, slot);
-            release = r->empty + 8 * r->stage;
-            qt_pipeline_advance(r, a.stages);
+        for (int block = 0; block < a.slots; block++) {
+            decode(block);
+            ptx_barrier_wait(x->full + 8 * x->stage, x->parity);
+            const uint32_t x_at =
+                ptx_wgmma_b(ptx_shared(qt_smem) + a.ring_at + x->stage * a.stage_bytes);
+            batch<0>(frag[0], x_at);
+            batch<2>(frag[1], x_at);
+            release = x->empty + 8 * x->stage;
+            qt_pipeline_advance(x, a.stages);
         }
         ptx_wgmma_wait<0>();
 #pragma unroll
-        for (int u = 0; u < QT_MOE_STRIPS; u++)
-#pragma unroll
-            for (int i = 0; i < N / 2; i++)
-                asm volatile("" : "+f"(sums.v[u][i])::"memory");
-        if (place.lane == 0)
+        for (int i = 0; i < N / 2; i++)
+            asm volatile("" : "+f"(sums->v[i])::"memory");
+        tile_keep_registers<2>(frag[0]);
+        tile_keep_registers<2>(frag[1]);
+        if (lane == 0)
             ptx_barrier_arrive(release);
     }
 };
 
-/* ---- epilogue ------------------------------------------------------------------------------- */
+/* ---- X ---------------------------------------------------------------------------------------- */
 
-struct wide24_epilogue {
-    const qt_moe_mix24_args &a;
-    const wide24_unit &unit;
-    const wide24_place &place;
-    wide24_sums &sums;
-
-    __device__ __forceinline__ int first_row(int u) const
-    {
-        return (unit.tile * WIDE24_STRIPS + place.strip(u)) * 16;
-    }
-    /* Multiplies strip u by all factors and adds the bias. With the results of up, applies the
-     * activation; up itself is stored here. */
-    __device__ __forceinline__ void finish(int u)
-    {
-        const bool floats = !a.rounded;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int row = first_row(u) + i * 8 + place.lane / 4;
-            const float bias = unit.bias && row < a.n ? unit.bias[row] : 0;
-#pragma unroll
-            for (int t = 0; t < QT_MOE_MIX24_MANY / 8; t++) {
-                if (t * 8 >= unit.rows)
-                    break;
-#pragma unroll
-                for (int odd = 0; odd < 2; odd++) {
-                    const int token = t * 8 + place.lane % 4 * 2 + odd;
-                    const size_t to = (size_t)(unit.first + token) * a.y_pitch + row;
-                    const bool wanted = token < unit.rows && row < a.n;
-                    float *const v = &sums.v[u][4 * t + 2 * i + odd];
-                    *v = *v * (unit.factor * unit.token[token]) + bias;
-                    if (a.up)
-                        *v = moe_gated(a, *v, wanted ? a.up[to] : 0);
-                    if (floats && wanted)
-                        ((float *)a.y)[to] = *v;
-                }
-            }
-        }
-    }
-    /* Stores strips u of the warps, rounded to 16 bits, through shared memory: see tile_store. */
-    __device__ __forceinline__ void store(int u) const
-    {
-        const int thread = (int)threadIdx.x % 128, group = place.warp / 4, lane = place.lane;
-        const uint32_t at = ptx_shared(qt_smem) + a.results_at + group * QT_MOE_MIX24_RESULT_BYTES;
-        const uint32_t to = at + (lane / 16 * 8 + lane % 8) * 128 +
-                            ((place.warp % 4 * 2 + lane / 8 % 2) ^ lane % 8) * 16;
-        const uint32_t from = at + thread / 8 * 128 + (thread % 8 ^ thread / 8 % 8) * 16;
-        const int first = first_row(u) - place.warp % 4 * 16 + thread % 8 * 8;
-        const int rows = max(0, a.n - first);
-        char *const y = (char *)a.y + ((size_t)(unit.first + thread / 8) * a.y_pitch + first) * 2;
-#pragma unroll
-        for (int t = 0; t < QT_MOE_MIX24_MANY / 8; t += 2) {
-            if (t * 8 >= unit.rows)
-                break;
-            uint32_t four[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                four[i] =
-                    qt_round_two(a.bf16, sums.v[u][4 * t + 2 * i], sums.v[u][4 * t + 2 * i + 1]);
-            const uint4 line = ptx_transpose_16(WIDE24_WARPGROUP + group, to, four, from);
-            ptx_store_halves(y + (size_t)t * 16 * a.y_pitch, line,
-                             t * 8 + thread / 8 < unit.rows ? rows : 0, a.whole_stores);
-        }
-    }
-};
-
-/* ---- kernel --------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ void wide24_consume(const qt_moe_mix24_args &a, qt_pipeline r,
-                                                      int units)
+/* 8 values of a row of X from `channel` on; those beyond the last are 0. */
+static __device__ __forceinline__ uint4 moe24_gather_chunk(const __half *row, int channel, int k)
 {
-    const wide24_place place;
-    int count = 0;
-#pragma unroll 1
-    for (int number = (int)blockIdx.x; number < units; number += (int)gridDim.x, count++) {
-        ptx_barrier_wait(r.full + 8 * r.stage, r.parity);
-        const wide24_unit &unit = *wide24_unit_at(a, count);
-        wide24_sums sums = {};
-        wide24_outliers outliers;
-        outliers.start(
-            unit, (unit.tile * WIDE24_STRIPS + place.strip(place.lane / 16)) * 16 + place.lane % 16,
-            a.n);
-        if (unit.rows <= QT_MOE_MIX24_MANY / 2)
-            wide24_multiplier<QT_MOE_MIX24_MANY / 2>{a, place, sums, outliers, 0}.run(&r);
-        else
-            wide24_multiplier<QT_MOE_MIX24_MANY>{a, place, sums, outliers, 0}.run(&r);
-        wide24_epilogue epilogue = {a, unit, place, sums};
+    if (channel + 8 <= k)
+        return *(const uint4 *)(row + channel);
+    uint32_t v[4] = {};
 #pragma unroll
-        for (int u = 0; u < QT_MOE_STRIPS; u++) {
-            epilogue.finish(u);
-            if (a.rounded)
-                epilogue.store(u);
+    for (int i = 0; i < 8; i++)
+        if (channel + i < k)
+            v[i / 2] |= (uint32_t)__half_as_ushort(row[channel + i]) << i % 2 * 16;
+    return make_uint4(v[0], v[1], v[2], v[3]);
+}
+
+/* Copies rows of X to the order of positions, and their channels to that of the expert's matrix. A
+ * thread block takes 32 rows of an item at a time, a warp four of them. */
+static __global__ void __launch_bounds__(256) moe24_gather_kernel(const qt_moe_mix24_gather_args a)
+{
+    enum { ROWS = 4, PART = 8 * ROWS, PARTS = WIDE_TOKENS / PART, CHUNKS = 4 };
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    ptx_wait_previous();
+    ptx_launch_dependents();
+    const int parts = *a.items * PARTS;
+#pragma unroll 1
+    for (int part = (int)blockIdx.x; part < parts; part += (int)gridDim.x) {
+        const qt_moe_item item = a.item[part / PARTS];
+        const uint16_t *const perm = a.table[item.expert * QT_MOE_MATRICES + a.matrix].perm;
+        const __half *from[ROWS];
+        int at[ROWS];
+#pragma unroll
+        for (int j = 0; j < ROWS; j++) {
+            const int row = part % PARTS * PART + j * 8 + warp;
+            at[j] = row < item.rows ? item.first + row : -1;
+            if (at[j] < 0)
+                continue;
+            const int of = a.by_token ? a.order[at[j]] / a.topk : at[j];
+            from[j] = a.x + (size_t)of * a.pitch;
+            if (a.token_factor && lane == 0)
+                a.out_factor[at[j]] = a.token_factor[of];
+        }
+#pragma unroll 1
+        for (int i = lane; i < a.chunks; i += 32 * CHUNKS) {
+            int channel[CHUNKS];
+#pragma unroll
+            for (int c = 0; c < CHUNKS; c++)
+                channel[c] = i + c * 32 < a.chunks ? perm[(i + c * 32) / 2] * 16 + i % 2 * 8 : a.k;
+#pragma unroll
+            for (int j = 0; j < ROWS; j++) {
+                if (at[j] < 0)
+                    continue;
+                uint4 v[CHUNKS];
+#pragma unroll
+                for (int c = 0; c < CHUNKS; c++)
+                    v[c] = moe24_gather_chunk(from[j], channel[c], a.k);
+#pragma unroll
+                for (int c = 0; c < CHUNKS; c++)
+                    if (i + c * 32 < a.chunks)
+                        a.out[(size_t)at[j] * a.chunks + i + c * 32] = v[c];
+            }
         }
     }
 }
 
+/* ---- kernel --------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void wide24_consume(const qt_moe_mix24_args &a, qt_pipeline x,
+                                                      int units)
+{
+    const wide24_place place(a);
+    qt_pipeline records = wide24_records(a);
+    int number = 0;
+#pragma unroll 1
+    for (int unit = (int)blockIdx.x; unit < units; unit += (int)gridDim.x, number++) {
+        ptx_barrier_wait(records.full + 8 * records.stage, records.parity);
+        const wide24_unit &of = *wide24_unit_at(a, number);
+        wide_sums sums = {};
+        wide24_outliers outliers;
+        outliers.start(&of);
+        const int columns = wide_columns(of.header.rows);
+        if (columns <= 160)
+            wide24_mainloop<160>(a, place, &sums, &outliers, &x, &records).run();
+        else
+            wide24_mainloop<256>(a, place, &sums, &outliers, &x, &records).run();
+        const float factor = of.header.factor[0];
+        wide_epilogue<false, true>(a, of, make_float2(factor, factor), sums).run();
+        __syncwarp(); /* all lanes have read the unit when lane 0 releases the next stage */
+    }
+}
+
 static __global__ void __launch_bounds__(QT_MOE_WIDE_THREADS, 1)
-    qt_moe_mix24_wide_kernel(const __grid_constant__ qt_moe_mix24_args a)
+    qt_moe_mix24_wide_kernel(const __grid_constant__ qt_moe_mix24_wide_args a)
 {
     const int warp = __shfl_sync(~0u, (int)threadIdx.x / 32, 0);
-    const qt_pipeline r = qt_pipeline_make(ptx_shared(qt_smem) + a.barriers_at);
+    const qt_pipeline x = qt_pipeline_make(ptx_shared(qt_smem) + a.barriers_at);
+    const qt_pipeline records = wide24_records(a);
     if (threadIdx.x == 0) {
-        qt_pipeline_init_barriers(r.full, 0, WIDE24_ARRIVALS);
-        qt_pipeline_init_barriers(r.empty, 0, QT_MOE_WARPS);
+        qt_pipeline_init_barriers(x.full, 0, 1);
+        qt_pipeline_init_barriers(x.empty, 0, QT_MOE_WARPS);
+        qt_pipeline_init_barriers(records.full, 0, 1);
+        qt_pipeline_init_barriers(records.empty, 0, QT_MOE_WARPS);
         ptx_barrier_init_fence();
     }
     __syncthreads();
@@ -456,13 +440,16 @@ static __global__ void __launch_bounds__(QT_MOE_WIDE_THREADS, 1)
     ptx_launch_dependents();
     const int units = moe_items(a) * a.row_tiles;
     if (warp >= QT_MOE_WARPS) {
-        ptx_setmaxnreg_dec<WIDE24_COPY_REGISTERS>();
-        wide24_producer producer(a);
-        moe_produce(a, r, units, &producer);
-        producer.announce<0>();
+        ptx_setmaxnreg_dec<WIDE_COPY_REGISTERS>();
+        if (warp == QT_MOE_WARPS) {
+            wide24_producer(a).run(units);
+        } else if (warp == QT_MOE_WARPS + 1 && ptx_elect()) {
+            wide24_x producer(a, units);
+            moe_produce(a, x, units, &producer);
+        }
     } else {
-        ptx_setmaxnreg_inc<WIDE24_REGISTERS>();
-        wide24_consume(a, r, units);
+        ptx_setmaxnreg_inc<WIDE_REGISTERS>();
+        wide24_consume(a, x, units);
     }
 }
 

@@ -100,7 +100,7 @@ struct qt_moe_unit_args {
     int slots;               /* stages of a unit */
     int stages, stage_bytes; /* of the pipeline */
     int ring_at, sums_at;    /* offsets in shared memory */
-    int results_at, units_at, barriers_at; /* the same, of the kernel by wgmma */
+    int results_at, exchange_at, units_at, barriers_at; /* the same, of the kernel by wgmma */
     int whole_stores; /* rows of y are 16-byte aligned, and n is a multiple of 8 */
 };
 
@@ -108,7 +108,8 @@ struct qt_moe_unit_args {
 struct qt_moe_half_args : qt_moe_unit_args {
     const __half *x;           /* [..][x_pitch] */
     const float *token_factor; /* factor of all results of a row of X; NULL: 1 */
-    const float *up;           /* gate alone: the results of up [positions][y_pitch] */
+    const void *up;            /* gate alone: the results of up [positions][up_pitch] */
+    int up_pitch;              /* of F32; of the kernel by wgmma, of the 16-bit values */
     int x_pitch;
 };
 
@@ -126,10 +127,10 @@ struct qt_moe_product_args : qt_moe_half_args {
 
 /* The same by wgmma. X and token_factor are by position; stage_bytes are those of weights. */
 struct qt_moe_wide_args : qt_moe_product_args {
-    CUtensorMap x_map;           /* F16 [positions][k], boxes of QT_MOE_WIDE_BOX x 64 */
-    int x_bytes;                 /* of X in a stage */
-    int units;                   /* of which the thread block keeps what their epilogues need */
-    int weights_at, exchange_at; /* as ring_at, which is that of X */
+    CUtensorMap x_map; /* F16 [positions][k], boxes of QT_MOE_WIDE_BOX x 64 */
+    int x_bytes;       /* of X in a stage */
+    int units;         /* of which the thread block keeps what their epilogues need */
+    int weights_at;    /* as ring_at, which is that of X */
 };
 
 /* Copies rows of X of items of the kind MANY to their positions. */

@@ -30,15 +30,6 @@
 #include "kernels/cuda/matmul/decode.cuh"
 #include "kernels/cuda/moe/unit.cuh"
 
-struct moe_header {
-    int first, rows, tile; /* positions of the item; tile of rows */
-    float factor[QT_MOE_STRIPS];
-    int unused;
-    const float *bias[QT_MOE_STRIPS];
-    __half value[QT_MOE_STRIPS][16]; /* of the look-up tables */
-};
-static_assert(sizeof(moe_header) <= QT_MOE_HEADER, "no room");
-
 /* Bytes of a strip's planes in a stage. */
 template <class Format> static __device__ __forceinline__ constexpr int moe_strip_bytes()
 {
@@ -281,6 +272,7 @@ static __device__ __forceinline__ void moe_store(const qt_moe_half_args &a, cons
                 continue;
             const float factor = a.token_factor ? a.token_factor[moe_row(a, at)] : 1;
             const size_t to = (size_t)at * a.y_pitch;
+            const float *const up = (const float *)a.up + (size_t)at * a.up_pitch;
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 float v[QT_MOE_STRIPS];
@@ -297,7 +289,7 @@ static __device__ __forceinline__ void moe_store(const qt_moe_half_args &a, cons
                     if (row >= a.n || (u && a.gated))
                         continue;
                     if (a.gated || a.up)
-                        v[u] = moe_gated(a, v[u], a.gated ? v[1] : a.up[to + row]);
+                        v[u] = moe_gated(a, v[u], a.gated ? v[1] : up[row]);
                     if (a.rounded)
                         qt_put_rounded(a.y, to + row, v[u], a.bf16);
                     else

@@ -1,5 +1,4 @@
 /* Layers of experts with LUT, FPX and INT weights: table, plan and products. */
-#include "kernels/cuda/common/tensor_map.h"
 #include "kernels/cuda/matmul/instances.h"
 #include "kernels/cuda/matmul/shape.h"
 #include "kernels/cuda/matmul/tile.h"
@@ -7,9 +6,6 @@
 
 #include <math.h>
 #include <string.h>
-
-/* Pipeline stages of the kernel by wgmma at most. */
-enum { WIDE_STAGES = 10 };
 
 /* A product of the plan: gate and up, or down. */
 struct product {
@@ -108,14 +104,6 @@ static int write_table(void *table, const struct qtool_moe_layer *layer, char re
 }
 
 /* ---- plan ----------------------------------------------------------------------------------- */
-
-/* Tokens of a tile by wgmma at most: smaller tiles leave room for more stages, which experts of few
- * tokens need, because theirs are short. */
-static int wide_tokens(const struct qtool_moe_plan *p)
-{
-    const double average = (double)(p->tokens * p->options.topk) / (double)p->experts;
-    return average <= 80 ? 128 : average <= 150 ? 192 : QT_MOE_WIDE_TOKENS;
-}
 
 /* wide: tokens of a tile by wgmma, or 0. */
 static int tile_tokens(int kind, int wide)
@@ -216,7 +204,7 @@ static bool choose(const struct qtool_moe_plan *plan, struct product *p, int kin
     while (few && c.most_log2_wk < 3 && 4 << c.most_log2_wk <= p->shape.blocks)
         c.most_log2_wk++;
     c.least = wgmma ? 3 : 2;
-    c.most = wgmma ? (int)WIDE_STAGES : (int)QT_MOE_STAGES;
+    c.most = wgmma ? (int)QT_MOE_WIDE_STAGES : (int)QT_MOE_STAGES;
     c.least_paired = few ? 3 : 0;
     c.layout = layout_of;
     c.ctx = &of;
@@ -275,24 +263,14 @@ static size_t gathered_bytes(const struct qtool_moe_plan *p)
     return gathers(p) ? qt_moe_half_x_pitch(p) * 2 : 0; /* of a position */
 }
 
-/* Looks up the function that encodes tensor maps. */
-static int need_maps(struct qtool_moe_plan *p)
-{
-    struct qtool_matmul_plan maps = {};
-    if (qt_need_tensor_maps(&maps) != QTOOL_OK)
-        return qt_moe_refuse(p->reason, QTOOL_UNSUPPORTED, "%s", maps.reason);
-    state_of(p)->encode_map = qt_state(&maps)->encode_map;
-    return QTOOL_OK;
-}
-
 static int plan(struct qtool_moe_plan *p, const struct qtool_moe_layer *layer)
 {
     struct qt_moe_state *s = qt_state(p);
     int rc = QTOOL_OK;
     *state_of(p) = {};
-    state_of(p)->wide = s->device.cc == 90 ? wide_tokens(p) : 0;
+    state_of(p)->wide = s->device.cc == 90 ? qt_moe_half_wide_tokens(p) : 0;
     if (state_of(p)->wide)
-        rc = need_maps(p);
+        rc = qt_moe_half_need_maps(p, &state_of(p)->encode_map);
     for (int down = 0; down < 2 && rc == QTOOL_OK; down++)
         rc = plan_product(p, down, down ? layer->down : layer->gate);
     if (rc != QTOOL_OK)
@@ -367,13 +345,8 @@ static bool set_positions(struct qt_moe_wide_args *a, const struct qtool_moe_pla
         if (a->token_factor)
             a->token_factor = (const float *)(r->workspace + g.factor);
     }
-    struct qtool_matmul_plan maps = {};
-    maps.m = qt_moe_positions(p);
-    qt_state(&maps)->encode_map = state_of(p)->encode_map;
-    const struct qt_tensor x = {
-        a->x, 2, {(size_t)a->k, maps.m}, {(size_t)a->x_pitch * 2}, {QT_BLOCK_COLS, QT_MOE_WIDE_BOX},
-        true};
-    return qt_tensor_map(&maps, &a->x_map, &x);
+    return qt_moe_half_map(&a->x_map, p, state_of(p)->encode_map, a->x, (size_t)a->k,
+                           (size_t)a->x_pitch);
 }
 
 /* ---- run ------------------------------------------------------------------------------------ */
@@ -405,6 +378,8 @@ static int run_product(const struct qtool_moe_plan *p, int matrix,
         a.decode.bits = product->bits;
         a.decode.exp_bits = product->exp_bits;
         a.decode.zeros = product->zeros;
+        if (wide)
+            qt_moe_half_set_wide(&a);
         if (wide && !set_positions(&a, p, r))
             return QTOOL_FAILED;
         rc = qt_moe_half_launch(p, product->kind[kind].kernel, config->grid,

@@ -13,6 +13,16 @@ enum { MOE_THREADS = QT_MOE_WARPS * 32 };
 /* Named barriers; 0 is __syncthreads. */
 enum { MOE_TABLES = 1, MOE_BARRIERS };
 
+/* What the epilogue must know of a unit, and the values of look-up tables. */
+struct moe_header {
+    int first, rows, tile; /* positions of the item; tile of rows */
+    float factor[QT_MOE_STRIPS];
+    int unused;
+    const float *bias[QT_MOE_STRIPS];
+    __half value[QT_MOE_STRIPS][16]; /* of the look-up tables */
+};
+static_assert(sizeof(moe_header) <= QT_MOE_HEADER, "no room");
+
 /* The strip of a warp's fragment u: of gate and up the same, of one matrix two neighbors. */
 static __device__ __forceinline__ int moe_strip_of(const qt_moe_unit_args &a, int tile, int warp,
                                                    int u)

@@ -27,14 +27,8 @@
 
 #include "kernels/cuda/common/token_scale.cuh"
 #include "kernels/cuda/moe/wide_copy.cuh"
+#include "kernels/cuda/moe/wide_epilogue.cuh"
 #include "kernels/cuda/moe/wide_format.cuh"
-
-enum {
-    WIDE_WARPGROUP = MOE_BARRIERS, /* the first of two named barriers */
-    /* Registers per thread. */
-    WIDE_COPY_REGISTERS = 56,
-    WIDE_REGISTERS = 224
-};
 
 /* ---- mainloop ------------------------------------------------------------------------------- */
 
@@ -78,11 +72,6 @@ template <class Format> struct wide_block {
                 wide_scale<Format>(*(uint32_t(*)[1][4]) & f[s], scale[step / 2]);
         }
     }
-};
-
-/* [tokens / 8][4]: rows g and g + 8 of tokens 2t and 2t + 1. */
-struct wide_sums {
-    float v[WIDE_TOKENS / 2];
 };
 
 /*
@@ -174,159 +163,21 @@ template <class Format, int N> struct wide_mainloop {
     }
 };
 
-/* ---- epilogue ------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ float wide_exp2(float x)
-{
-    float d;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(d) : "f"(x));
-    return d;
-}
-
-/* g * sigmoid(g) */
-static __device__ __forceinline__ float wide_silu(float g)
-{
-    return g * ptx_reciprocal(1 + wide_exp2(g * -1.44269504f));
-}
-
-template <class Format> struct wide_epilogue {
-    const qt_moe_wide_args &a;
-    const wide_unit &unit;
-    wide_sums &sums;
-    const int lane, warp, group, matrix; /* group: warpgroup */
-    float2 factor, bias;                 /* of rows g and g + 8 */
-
-    __device__ __forceinline__ wide_epilogue(const qt_moe_wide_args &args, const wide_unit &of,
-                                             wide_sums &s)
-        : a(args), unit(of), sums(s), lane((int)threadIdx.x % 32), warp((int)threadIdx.x / 32),
-          group(warp / 4), matrix(wide_matrix(warp))
-    {
-        const float *b = unit.header.bias[matrix];
-        const float f =
-            unit.header.factor[matrix] * (Format::GROUPED ? qt_pow2(-Format::ROUND_EXP2) : 1);
-        factor = make_float2(f, f);
-        if (row_scales<Format>(a)) {
-            const float2 of_rows = __half22float2(unit.scale[warp][lane / 4]);
-            factor = make_float2(of_rows.x * f, of_rows.y * f);
-        }
-        bias.x = b && row() < a.n ? b[row()] : 0;
-        bias.y = b && row() + 8 < a.n ? b[row() + 8] : 0;
-    }
-    __device__ __forceinline__ int row() const
-    {
-        return wide_strip(a, unit.header.tile, warp) * 16 + lane / 4;
-    }
-    /* Results of 8 tokens, number t: products with all factors, and the bias. */
-    __device__ __forceinline__ float4 result(int t) const
-    {
-        const float *v = sums.v + 4 * t;
-        float2 token = make_float2(1, 1);
-        if (a.token_factor)
-            token = *(const float2 *)&unit.token[t * 8 + lane % 4 * 2];
-        return make_float4(
-            fmaf(v[0], factor.x * token.x, bias.x), fmaf(v[1], factor.x * token.y, bias.x),
-            fmaf(v[2], factor.y * token.x, bias.y), fmaf(v[3], factor.y * token.y, bias.y));
-    }
-    __device__ __forceinline__ float activate(float gate, float up) const
-    {
-        const bool silu = a.slope == 1 && a.cubic == 0 && a.offset == 0;
-        return silu ? wide_silu(gate) * up : moe_gated(a, gate, up);
-    }
-    /*
-     * Stores results of a warpgroup from number `token` on, 16 tokens per warp, rounded to 16 bits,
-     * through shared memory: see tile_store. A line has 64 rows of a token; if `gated`, 32 rows of
-     * a token, and those of the token 16 further on, which the last two warps have.
-     */
-    __device__ __forceinline__ void store(int token, const float4 v[2]) const
-    {
-        const int thread = (int)threadIdx.x % 128, chunk = thread % 8;
-        const uint32_t at = ptx_shared(qt_smem) + a.results_at + group * QT_TILE_RESULT_BYTES;
-        const uint32_t to =
-            at + (lane / 16 * 8 + lane % 8) * 128 + ((warp % 4 * 2 + lane / 8 % 2) ^ lane % 8) * 16;
-        const uint32_t from = at + thread / 8 * 128 + (chunk ^ thread / 8 % 8) * 16;
-        const int w = group * 4 + (a.gated ? chunk / 2 % 2 : chunk / 2);
-        const int first = wide_strip(a, unit.header.tile, w) * 16 + thread % 2 * 8;
-        const int rows = max(0, a.n - first);
-        const uint32_t four[4] = {
-            qt_round_two(a.bf16, v[0].x, v[0].y), qt_round_two(a.bf16, v[0].z, v[0].w),
-            qt_round_two(a.bf16, v[1].x, v[1].y), qt_round_two(a.bf16, v[1].z, v[1].w)};
-        const uint4 line = ptx_transpose_16(WIDE_WARPGROUP + group, to, four, from);
-        token += thread / 8 + (a.gated ? chunk / 4 * 16 : 0);
-        ptx_store_halves((char *)a.y +
-                             ((size_t)(unit.header.first + token) * a.y_pitch + first) * 2,
-                         line, token < unit.header.rows ? rows : 0, a.whole_stores);
-    }
-    /*
-     * The activation of gate times up. The warps of gate and of up exchange results: of 32 tokens
-     * those of gate finish the first 16. `store` synchronizes the warpgroup after the loads from
-     * `room`, so that the next results may be put there.
-     */
-    __device__ __forceinline__ void gated() const
-    {
-        float4 *const room = (float4 *)(qt_smem + a.exchange_at) + group * 256 + threadIdx.x % 64;
-        float4 *const to = room + matrix * 128, *const from = room + (1 - matrix) * 128;
-#pragma unroll
-        for (int t = 0; t < WIDE_TOKENS / 8; t += 4) {
-            if (t * 8 >= unit.header.rows)
-                break;
-            float4 v[2];
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const float4 low = result(t + j), high = result(t + 2 + j);
-                v[j] = matrix ? high : low;
-                to[j * 64] = matrix ? low : high;
-            }
-            ptx_named_barrier(WIDE_WARPGROUP + group, 128);
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const float4 other = from[j * 64], gate = matrix ? other : v[j],
-                             up = matrix ? v[j] : other;
-                v[j] = make_float4(activate(gate.x, up.x), activate(gate.y, up.y),
-                                   activate(gate.z, up.z), activate(gate.w, up.w));
-            }
-            store(t * 8, v);
-        }
-    }
-    /* Up alone: stores FP32. Gate alone: the activation times the results of up. */
-    __device__ __forceinline__ float4 alone(int t, float4 v) const
-    {
-        float *const of = &v.x;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int token = t * 8 + lane % 4 * 2 + i % 2, at = row() + i / 2 * 8;
-            const size_t to = (size_t)(unit.header.first + token) * a.y_pitch + at;
-            if (token >= unit.header.rows || at >= a.n)
-                continue;
-            if (a.up)
-                of[i] = moe_gated(a, of[i], a.up[to]);
-            else
-                ((float *)a.y)[to] = of[i];
-        }
-        return v;
-    }
-    __device__ __forceinline__ void run() const
-    {
-        if (a.gated) {
-            gated();
-            return;
-        }
-#pragma unroll
-        for (int t = 0; t < WIDE_TOKENS / 8; t += 2) {
-            if (t * 8 >= unit.header.rows)
-                break;
-            float4 v[2] = {result(t), result(t + 1)};
-            if (Format::TABLE_BYTES > 0 && (a.up || !a.rounded)) {
-                v[0] = alone(t, v[0]);
-                v[1] = alone(t + 1, v[1]);
-                if (!a.up)
-                    continue;
-            }
-            store(t * 8, v);
-        }
-    }
-};
-
 /* ---- kernel --------------------------------------------------------------------------------- */
+
+/* The factors of rows g and g + 8 of the warp's strip. */
+template <class Format>
+static __device__ __forceinline__ float2 wide_factors(const qt_moe_wide_args &a,
+                                                      const wide_packed_unit &unit)
+{
+    const int warp = (int)threadIdx.x / 32;
+    const float f = unit.header.factor[wide_matrix(warp)] *
+                    (Format::GROUPED ? qt_pow2(-Format::ROUND_EXP2) : 1);
+    if (!row_scales<Format>(a))
+        return make_float2(f, f);
+    const float2 of_rows = __half22float2(unit.scale[warp][threadIdx.x % 32 / 4]);
+    return make_float2(of_rows.x * f, of_rows.y * f);
+}
 
 template <class Format>
 static __device__ __forceinline__ void wide_consume(const qt_moe_wide_args &a, qt_pipeline r,
@@ -338,25 +189,15 @@ static __device__ __forceinline__ void wide_consume(const qt_moe_wide_args &a, q
 #pragma unroll 1
     for (int unit = (int)blockIdx.x; unit < units; unit += (int)gridDim.x, number++) {
         ptx_barrier_wait(r.full + 8 * r.stage, r.parity);
-        const wide_unit &of = *wide_unit_at(a, number);
+        const wide_packed_unit &of = *wide_unit_at(a, number);
         wide_sums sums = {};
         tables.start(&of.header);
         const qt_lane &table = matrix ? tables.lane[1] : tables.lane[0];
-        switch (max(64, wide_columns(of.header.rows))) {
-#define COLUMNS(N)                                                                                 \
-    case N:                                                                                        \
-        wide_mainloop<Format, N>(a, table, &sums, &r).run();                                       \
-        break;
-            COLUMNS(64)
-            COLUMNS(96)
-            COLUMNS(128)
-            COLUMNS(160)
-            COLUMNS(192)
-        default:
-            wide_mainloop<Format, 256>(a, table, &sums, &r).run();
-#undef COLUMNS
-        }
-        wide_epilogue<Format>(a, of, sums).run();
+        wide_by_size(of.header.rows, [&](auto size) {
+            wide_mainloop<Format, decltype(size)::COLUMNS>(a, table, &sums, &r).run();
+        });
+        wide_epilogue<true, (Format::TABLE_BYTES > 0)>(a, of, wide_factors<Format>(a, of), sums)
+            .run();
         __syncwarp(); /* all lanes have read the unit when lane 0 releases the next stage */
     }
 }

@@ -12,33 +12,24 @@
 #ifndef QT_KERNELS_CUDA_MOE_WIDE_COPY_CUH
 #define QT_KERNELS_CUDA_MOE_WIDE_COPY_CUH
 
-#include "kernels/cuda/common/pipeline.cuh"
 #include "kernels/cuda/moe/product.cuh"
+#include "kernels/cuda/moe/wide_unit.cuh"
 
 enum {
-    WIDE_TOKENS = QT_MOE_WIDE_TOKENS,
     WIDE_BOX_BYTES = QT_MOE_WIDE_BOX * 128,
     WIDE_ARRIVALS = 2 /* that fill a stage: planes and X; scales and the unit */
 };
 
-/* The consumers read this about a unit. */
-struct wide_unit {
-    moe_header header;
-    float token[WIDE_TOKENS]; /* factors of the tokens, if there are any */
+struct wide_packed_unit : wide_unit {
     /* Row scales of the warps' strips; rows g and g + 8 are adjacent. */
     alignas(16) __half2 scale[QT_MOE_WARPS][8];
 };
-static_assert(sizeof(wide_unit) <= QT_MOE_UNIT_BYTES, "no room");
+static_assert(sizeof(wide_packed_unit) <= QT_MOE_UNIT_BYTES, "no room");
 
-static __device__ __forceinline__ wide_unit *wide_unit_at(const qt_moe_wide_args &a, int number)
+static __device__ __forceinline__ wide_packed_unit *wide_unit_at(const qt_moe_wide_args &a,
+                                                                 int number)
 {
-    return (wide_unit *)(qt_smem + a.units_at + number % a.units * QT_MOE_UNIT_BYTES);
-}
-
-/* Tokens that are copied for a unit with `rows` tokens. */
-static __device__ __forceinline__ int wide_columns(int rows)
-{
-    return (rows + QT_MOE_WIDE_BOX - 1) & -QT_MOE_WIDE_BOX;
+    return (wide_packed_unit *)(qt_smem + a.units_at + number % a.units * QT_MOE_UNIT_BYTES);
 }
 
 /* True if there is a scale per row, which the epilogue applies. */
@@ -53,20 +44,6 @@ template <class Format> static __device__ __forceinline__ constexpr int wide_str
     return moe_strip_bytes<Format>() / 2;
 }
 
-/*
- * The matrix and the strip of warp w of the consumers. Where gate and up are one launch, a
- * warpgroup has the same two strips of both: the first two warps those of gate.
- */
-static __device__ __forceinline__ int wide_matrix(int w)
-{
-    return w / 2 % 2;
-}
-
-static __device__ __forceinline__ int wide_strip(const qt_moe_wide_args &a, int tile, int w)
-{
-    return a.gated ? tile * (QT_MOE_WARPS / 2) + w / 4 * 2 + w % 2 : tile * QT_MOE_WARPS + w;
-}
-
 /* The table's entry of a matrix: 0 and 1 are gate and up where they are one launch, else both the
  * one matrix. */
 static __device__ __forceinline__ const qt_moe_matrix *wide_entry_of(const qt_moe_wide_args &a,
@@ -74,43 +51,6 @@ static __device__ __forceinline__ const qt_moe_matrix *wide_entry_of(const qt_mo
 {
     return &a.table[item.expert * QT_MOE_MATRICES + a.matrix + (a.gated ? m : 0)];
 }
-
-/* The units of a thread block, with the items of the next two. */
-struct wide_walk {
-    const qt_moe_wide_args &a;
-    int unit, units, number;
-    qt_moe_item item, next, after;
-
-    __device__ __forceinline__ wide_walk(const qt_moe_wide_args &args, int count)
-        : a(args), unit((int)blockIdx.x), units(count), number(0)
-    {
-        if (unit < units) {
-            item = at(unit);
-            next = at(unit + (int)gridDim.x);
-            after = at(unit + 2 * (int)gridDim.x);
-        }
-    }
-    __device__ __forceinline__ qt_moe_item at(int i) const
-    {
-        return a.item[min(i, units - 1) / a.row_tiles];
-    }
-    __device__ __forceinline__ bool more() const
-    {
-        return unit < units;
-    }
-    __device__ __forceinline__ int tile() const
-    {
-        return unit % a.row_tiles;
-    }
-    __device__ __forceinline__ void advance()
-    {
-        unit += (int)gridDim.x;
-        number++;
-        item = next;
-        next = after;
-        after = at(unit + 2 * (int)gridDim.x);
-    }
-};
 
 /* The planes of both matrices. */
 template <class Format> struct wide_planes {
@@ -226,7 +166,7 @@ template <class Format> struct wide_scales {
         decode.table = table;
         value = qt_lane_value<Format>(&decode);
     }
-    __device__ __forceinline__ void open(const wide_walk &walk, wide_unit *to)
+    __device__ __forceinline__ void open(const wide_walk &walk, wide_packed_unit *to)
     {
         const qt_moe_item &item = walk.item;
         if (lane == 0) {
