@@ -15,7 +15,9 @@
  * are bitwise reproducible: sums are FP32 and in a fixed order, that of j over the experts of a
  * token. On compute capability 9.0, plans of more than 32 tokens round weight * scale to FP16 where
  * an expert has more than 32 tokens (MIX24 weights are exact in FP16), and round results of down to
- * options.dtype before they are weighted.
+ * options.dtype before they are weighted; where an expert has more than 32 tokens, results of up as
+ * well before they are multiplied if gate and up are two launches (MIX24, and 4-bit LUT weights
+ * without same_tables).
  *
  * Weights are described as for qtool_matmul_run (qtool_kernels.h): LUT, FPX and INT of all formats,
  * also with a table per matrix, and MIX24 with k up to 65536. If one matrix is MIX24, all are.

@@ -26,6 +26,32 @@ PTX uint4 ptx_transpose_16(int id, uint32_t to, const uint32_t r[4], uint32_t fr
     return v;
 }
 
+/* The same by one warp alone. */
+PTX uint4 ptx_transpose_warp(uint32_t to, const uint32_t r[4], uint32_t from)
+{
+    uint4 v;
+    asm volatile("bar.warp.sync 0xffffffff;\n" /* earlier loads have completed */
+                 "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%4], {%5,%6,%7,%8};\n"
+                 "bar.warp.sync 0xffffffff;\n"
+                 "ld.shared.v4.u32 {%0,%1,%2,%3}, [%9];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]), "r"(from)
+                 : "memory");
+    return v;
+}
+
+/* The reverse: stores 16 bytes to `to`, and then loads four matrices. */
+PTX void ptx_untranspose_warp(uint32_t r[4], uint32_t to, uint4 v, uint32_t from)
+{
+    asm volatile("bar.warp.sync 0xffffffff;\n"
+                 "st.shared.v4.u32 [%4], {%5,%6,%7,%8};\n"
+                 "bar.warp.sync 0xffffffff;\n"
+                 "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%9];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(from)
+                 : "memory");
+}
+
 /* Stores the first `n` of eight 16-bit values to global memory. If `whole`, n is 0 or 8 or more,
  * and `to` is 16-byte aligned: one 16-byte store. */
 PTX void ptx_store_halves(void *to, uint4 v, int n, int whole)

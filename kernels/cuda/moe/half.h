@@ -50,8 +50,8 @@ void qt_moe_half_set_args(struct qt_moe_half_args *a, const struct qtool_moe_pla
                           int kind, const struct qt_moe_half_space *s, const struct qt_moe_input *x,
                           const struct qt_moe_run *r);
 
-/* The same of the kernel by wgmma, afterwards: it stores the results of up with 16 bits, rows at the
- * same places as those of FP32. */
+/* The same of the kernel by wgmma, afterwards: it stores the results of up with 16 bits, rows at
+ * the same places as those of FP32. */
 void qt_moe_half_set_wide(struct qt_moe_half_args *a);
 
 /* Looks up the function that encodes tensor maps. Returns a status and writes the reason. */

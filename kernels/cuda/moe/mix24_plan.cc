@@ -137,7 +137,7 @@ static size_t layout_many(struct qt_moe_mix24_args *a, const struct product *p, 
     a->operands_at = (int)round_up(
         (size_t)(a->records_at + QT_MOE_MIX24_RECORDS * QT_MOE_WARPS * a->record_bytes), 128);
     a->results_at = a->operands_at + QT_MOE_WARPS * QT_MOE_MIX24_A_BYTES;
-    a->units_at = a->results_at + 2 * QT_TILE_RESULT_BYTES;
+    a->units_at = a->results_at + QT_MOE_RESULT_BYTES;
     a->barriers_at = a->units_at + QT_MOE_MIX24_WIDE_UNITS * QT_MOE_MIX24_WIDE_UNIT_BYTES;
     return (size_t)(a->barriers_at + 2 * QT_PIPELINE_BARRIER_BYTES);
 }

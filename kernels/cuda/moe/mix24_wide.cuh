@@ -332,7 +332,7 @@ template <int N> struct wide24_mainloop {
     }
 };
 
-/* ---- X ---------------------------------------------------------------------------------------- */
+/* ---- X --------------------------------------------------------------------------------------- */
 
 /* 8 values of a row of X from `channel` on; those beyond the last are 0. */
 static __device__ __forceinline__ uint4 moe24_gather_chunk(const __half *row, int channel, int k)

@@ -33,9 +33,9 @@ enum { QT_MOE_FEW_THREADS = (QT_MOE_WARPS + 2) * 32 };
 enum { QT_MOE_FEW, QT_MOE_MANY, QT_MOE_KINDS };
 enum { QT_MOE_FEW_TOKENS = 16, QT_MOE_MANY_TOKENS = 64, QT_MOE_WIDE_TOKENS = 256 };
 /* The kernel by wgmma: threads; tokens of a TMA box of X; bytes of what the epilogue of a unit
- * needs, and of what warpgroups exchange. */
+ * needs, of the results of all warps that are transposed at a time, and of what warps exchange. */
 enum { QT_MOE_WIDE_THREADS = 384, QT_MOE_WIDE_BOX = 32, QT_MOE_UNIT_BYTES = 1408 };
-enum { QT_MOE_EXCHANGE_BYTES = 2 * 2 * 128 * 16 };
+enum { QT_MOE_RESULT_BYTES = QT_MOE_WARPS * 512, QT_MOE_EXCHANGE_BYTES = 4 * 256 * 16 };
 /* The sort: what it scans; thread blocks of the cluster that sorts many pairs. */
 enum { QT_MOE_ROUTE_KINDS = 2 + QT_MOE_WIDE_TOKENS / 32, QT_MOE_ROUTE_BLOCKS = 8 };
 
@@ -133,12 +133,12 @@ struct qt_moe_wide_args : qt_moe_product_args {
     int weights_at;    /* as ring_at, which is that of X */
 };
 
-/* Copies rows of X of items of the kind MANY to their positions. */
+/* Copies rows of X to the positions of their pairs, unless there are no items of the kind MANY. */
 struct qt_moe_gather_args {
-    const struct qt_moe_item *item;
-    const int *items, *order;
-    int topk, chunks;          /* chunks: 16-byte parts of a row */
-    size_t pitch;              /* of both, in chunks */
+    const int *items;    /* of the kind MANY */
+    const int *position; /* [tokens][topk] */
+    int tokens, topk;
+    int pitch;                 /* of rows, in chunks of 16 bytes */
     const uint4 *x;            /* [tokens][pitch] */
     const float *token_factor; /* [tokens], or NULL */
     uint4 *out;                /* [positions][pitch] */

@@ -141,7 +141,7 @@ static size_t layout_wide(struct qt_moe_wide_args *a, const struct product *p, i
     a->x_bytes = tokens * 128;
     a->weights_at = a->ring_at + stages * a->x_bytes;
     a->results_at = a->weights_at + (int)round_up((size_t)(stages * a->stage_bytes), 128);
-    a->exchange_at = a->results_at + 2 * QT_TILE_RESULT_BYTES;
+    a->exchange_at = a->results_at + QT_MOE_RESULT_BYTES;
     a->units_at = a->exchange_at + QT_MOE_EXCHANGE_BYTES;
     a->barriers_at = a->units_at + a->units * QT_MOE_UNIT_BYTES;
     return (size_t)(a->barriers_at + QT_PIPELINE_BARRIER_BYTES);
@@ -320,12 +320,11 @@ static int run_gather(const struct qtool_moe_plan *p, const struct qt_moe_input 
 {
     const struct gathered g = gathered_at(p, r->own, r->partial);
     struct qt_moe_gather_args a = {};
-    a.item = (const struct qt_moe_item *)(r->workspace + r->item[QT_MOE_MANY]);
     a.items = (const int *)(r->workspace + r->items) + QT_MOE_MANY;
-    a.order = (const int *)(r->workspace + r->order);
+    a.position = (const int *)(r->workspace + r->position);
+    a.tokens = (int)p->tokens;
     a.topk = (int)p->options.topk;
-    a.pitch = x->pitch / 8;
-    a.chunks = (int)a.pitch;
+    a.pitch = (int)(x->pitch / 8);
     a.x = (const uint4 *)x->values;
     a.token_factor = x->factor;
     a.out = (uint4 *)(r->workspace + g.x);

@@ -280,28 +280,36 @@ static __global__ void __launch_bounds__(1024) route_kernel(const qt_moe_route_a
     route_wait();
 }
 
+/* A warp reads a part of a token's row once, and stores it at all positions of the token. */
 static __global__ void __launch_bounds__(256) moe_gather_kernel(const qt_moe_gather_args a)
 {
-    enum { ROWS = 32, PARTS = QT_MOE_WIDE_TOKENS / ROWS };
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    enum { STEPS = 4, PART = STEPS * 32 }; /* chunks */
+    const int lane = (int)threadIdx.x % 32, warps = (int)gridDim.x * 8;
+    const int parts = (a.pitch + PART - 1) / PART;
     ptx_wait_previous();
     ptx_launch_dependents();
-    const int parts = *a.items * PARTS;
+    const int end = *a.items ? a.tokens * parts : 0;
 #pragma unroll 1
-    for (int part = (int)blockIdx.x; part < parts; part += (int)gridDim.x) {
-        const qt_moe_item item = a.item[part / PARTS];
-        const int begin = part % PARTS * ROWS, end = min(item.rows, begin + ROWS);
+    for (int i = (int)(blockIdx.x * 8 + threadIdx.x / 32); i < end; i += warps) {
+        const int token = i / parts, begin = (i - token * parts) * PART + lane;
+        const int place = lane < a.topk ? a.position[token * a.topk + lane] : -1;
+        uint4 v[STEPS];
+#pragma unroll
+        for (int s = 0; s < STEPS; s++)
+            if (begin + s * 32 < a.pitch)
+                v[s] = a.x[(size_t)token * a.pitch + begin + s * 32];
 #pragma unroll 1
-        for (int row = begin + warp; row < end; row += 8) {
-            const int at = item.first + row, token = a.order[at] / a.topk;
-            const uint4 *const from = a.x + token * a.pitch;
-            uint4 *const to = a.out + at * a.pitch;
-#pragma unroll 8
-            for (int i = lane; i < a.chunks; i += 32)
-                to[i] = from[i];
-            if (a.token_factor && lane == 0)
-                a.out_factor[at] = a.token_factor[token];
+        for (int j = 0; j < a.topk; j++) {
+            const int at = __shfl_sync(~0u, place, j);
+            if (at < 0)
+                continue;
+#pragma unroll
+            for (int s = 0; s < STEPS; s++)
+                if (begin + s * 32 < a.pitch)
+                    a.out[(size_t)at * a.pitch + begin + s * 32] = v[s];
         }
+        if (a.token_factor && i % parts == 0 && place >= 0)
+            a.out_factor[place] = a.token_factor[token];
     }
 }
 

@@ -113,6 +113,10 @@ template <class Format, int N> struct wide_mainloop {
         ptx_wgmma_fence();
         ptx_wgmma<N>::run(sums->v, now, x_at + FIRST * 2);
         ptx_wgmma_commit();
+        if (STEPS == 4) { /* of three stages the next one may be full only when this one is empty */
+            ptx_wgmma_wait<1>();
+            release_stage();
+        }
         if (FIRST + STEPS == 4 && more) {
             ptx_barrier_wait(r->full + 8 * r->stage, r->parity);
             next.load(a, weights + r->stage * a.stage_bytes, second);
@@ -130,7 +134,8 @@ template <class Format, int N> struct wide_mainloop {
         const uint32_t used = r->empty + 8 * r->stage;
         qt_pipeline_advance(r, a.stages);
         batch<0>(one, two, x_at, more);
-        release_stage();
+        if (STEPS == 2)
+            release_stage();
         release = used;
         if constexpr (STEPS == 2)
             batch<2>(two, one, x_at, more);

@@ -7,7 +7,8 @@
 
 enum {
     WIDE_TOKENS = QT_MOE_WIDE_TOKENS,
-    WIDE_WARPGROUP = MOE_BARRIERS, /* the first of two named barriers */
+    WIDE_PAIR =
+        MOE_BARRIERS, /* the first of four named barriers, of a warp of gate and one of up */
     /* Registers per thread. */
     WIDE_COPY_REGISTERS = 56,
     WIDE_REGISTERS = 224
