@@ -269,13 +269,21 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
     const uint32_t stages = ptx_shared(kv_smem) + w.warp * DEPTH * BYTES;
     const uint32_t first = ptx_shared(kv_smem) + WARPS * DEPTH * BYTES; /* keys of token 0 */
     kv_turn<F, WARPS> turn(w), ahead = turn;
+    uint32_t row = 0; /* of the stage to copy next */
+    const auto find = [&] {
+        if (ahead.token < w.end)
+            row = kv_stage_row(a, source, ahead.token);
+    };
+    find();
 #pragma unroll 1
-    for (int i = 0; i < DEPTH - 1; i++, ahead.next()) {
+    for (int i = 0; i < DEPTH - 1; i++) {
         if (a.dependent && ahead.token + F::TOKENS > (length - 1) / F::GROUP * F::GROUP)
             ptx_wait_previous(); /* the stage has tokens that append rewrites */
         if (ahead.token == 0)
             kv_copy_first<F>(a, w, first);
-        kv_copy<F>(a, source, w, stages + i * BYTES, ahead.token, ahead.opens());
+        kv_copy<F>(a, source, w, stages + i * BYTES, ahead.token, row, ahead.opens());
+        ahead.next();
+        find();
     }
     if (a.dependent) {
         ptx_wait_previous();
@@ -297,18 +305,21 @@ __global__ void __launch_bounds__(F::warps(HQ) * 32, HQ <= 2 ? 16 / F::warps(HQ)
     }
     F format;
     format.open((unsigned)w.lane);
-    const int row = (int)kv_kept(F::row_token((unsigned)w.lane / 4));
+    const int own_row = (int)kv_kept(F::row_token((unsigned)w.lane / 4));
 
     int stage = 0, free_stage = DEPTH - 1;
 #pragma unroll 1
-    for (; turn.token < w.end; turn.next(), ahead.next()) {
+    for (; turn.token < w.end; turn.next()) {
         ptx_copy_wait<DEPTH - 2>();
         __syncwarp(); /* all lanes' copies have arrived; the free stage has been read */
-        kv_copy<F>(a, source, w, stages + free_stage * BYTES, ahead.token, ahead.opens());
+        kv_copy<F>(a, source, w, stages + free_stage * BYTES, ahead.token, row, ahead.opens());
+        ahead.next();
+        find();
         if (F::GRID && turn.opens())
             format.template scale_queries<HQ>(q.frag, q.zeros, first + F::FIRST,
                                               stages + stage * BYTES);
-        kv_stage_step<F, HQ>(&st, q, format, stages + stage * BYTES, first, turn.token, row, w.end);
+        kv_stage_step<F, HQ>(&st, q, format, stages + stage * BYTES, first, turn.token, own_row,
+                             w.end);
         stage = stage + 1 == DEPTH ? 0 : stage + 1;
         free_stage = free_stage + 1 == DEPTH ? 0 : free_stage + 1;
     }

@@ -150,13 +150,13 @@ static __device__ __forceinline__ uint32_t kv_stage_row(const kv_args &a, const 
 /* Starts the copies of the tokens from token0 on to a stage and commits them as one cp.async group.
  * Tokens from w.end on become zeros, but not their value parameters. grid: key parameters, too. */
 template <class F>
-static __device__ __forceinline__ void
-kv_copy(const kv_args &a, const kv_source &s, const kv_work &w, uint32_t dst, int token0, bool grid)
+static __device__ __forceinline__ void kv_copy(const kv_args &a, const kv_source &s,
+                                               const kv_work &w, uint32_t dst, int token0,
+                                               uint32_t row, bool grid)
 {
     enum { AT_ONCE = 32 * 16 / F::ROW };
     const int remaining = w.end - token0;
     if (remaining > 0) {
-        const uint32_t row = kv_stage_row(a, s, token0);
         const unsigned char *k = s.k + (size_t)row * F::ROW, *v = s.v + (size_t)row * F::ROW;
 #pragma unroll
         for (int i = 0; i < F::TOKENS / AT_ONCE; i++) {
