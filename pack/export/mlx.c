@@ -125,11 +125,17 @@ static bool same_options(const struct qt_export_matrix *a, const struct qt_expor
  * multimodal models have other names in programs. */
 static int check(const struct qt_export *x, struct qt_err *err)
 {
+    /* mlx_lm would load these files without a message and compute other logits. It takes files
+     * with quantized experts for its own, in which convolutions are turned. */
+    static const char *const refused[][2] = {
+        {"qwen3_next", "mlx_lm stores convolutions and norms of qwen3_next in another form"},
+        {"ernie4_5_moe", "mlx_lm ignores the bias of the router of ernie4_5_moe"},
+    };
     const struct qt_export_matrix *first = base(x);
-    /* mlx_lm takes quantized experts for its own files, in which convolutions are turned. */
-    if (x->model_type && strcmp(x->model_type, "qwen3_next") == 0)
-        return qt_fail(err, QT_E_UNSUPPORTED, qt_container_dir(x->container), NULL,
-                       "mlx: mlx_lm stores convolutions and norms of qwen3_next in another form");
+    for (size_t i = 0; x->model_type && i < sizeof refused / sizeof *refused; i++)
+        if (strcmp(x->model_type, refused[i][0]) == 0)
+            return qt_fail(err, QT_E_UNSUPPORTED, qt_container_dir(x->container), NULL, "mlx: %s",
+                           refused[i][1]);
     if (json_object_get(x->config, "text_config"))
         return qt_export_check_uniform(x, err);
     for (size_t i = 0; i < x->count; i++)

@@ -70,6 +70,9 @@ $ grep -ao '"[^"]*switch_mlp[^"]*":{"dtype":"[UF][0-9]*","shape":[^]]*]' moe-mlx
 $ qtool quantize "$MODELS/deepseek_v3_wide" -o moe2 --scheme int4:g=32 --tensor 'self_attn=none' --tensor 'experts.3.up_proj=int8:g=32' -q >/dev/null; qtool export moe2 -o x --format mlx
 ? 4
 2 experts\.3\.up_proj\.weight: mlx needs one scheme for all experts, but this one is int8.* and .* is int4
+$ qtool quantize "$MODELS/ernie4_5_moe" -o ernie --scheme none --tensor 'q_proj=int4:g=32' -q >/dev/null; qtool export ernie -o x --format mlx
+? 4
+2 ernie: mlx: mlx_lm ignores the bias of the router of ernie4_5_moe
 
 # Dequantized weights are those that eval runs.
 $ qtool quantize "$NANO" -o exact --scheme nf4 -q >/dev/null && qtool export exact -o exact32 --format dense --dtype float32 -q

@@ -991,8 +991,8 @@ static float *random_weights(size_t n, size_t k, enum kind kind)
     return w;
 }
 
-/* Without a Hessian the codes are nearly all the same. In a small matrix the error differs by up to
- * 3e-3 if the search chooses one of two nearly equal scales. */
+/* Without a Hessian the codes are nearly all the same. In a matrix of few groups the error differs
+ * by up to 1.2e-2 if the search chooses one of two nearly equal scales. */
 static void plain_case(struct qt_backend *be, const char *text, const struct qt_matrix *m,
                        const float *importance)
 {
@@ -1006,7 +1006,8 @@ static void plain_case(struct qt_backend *be, const char *text, const struct qt_
             QT_OK);
         qt_packed_free(&p);
     }
-    if (!(fabs(error[1].sum_e2 - error[0].sum_e2) <= 5e-3 * error[0].sum_e2))
+    const double near = m->n * m->k < 4000 ? 2e-2 : 5e-3;
+    if (!(fabs(error[1].sum_e2 - error[0].sum_e2) <= near * error[0].sum_e2))
         fail_msg("%s, %zu x %zu: squared error %g, not %g", text, m->n, m->k, error[1].sum_e2,
                  error[0].sum_e2);
 }
