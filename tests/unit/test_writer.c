@@ -495,8 +495,8 @@ static void test_existing_output(void **state)
     expect_refused("empty", false, "--force");
     expect_refused("file", false, "not a directory");
     expect_refused("file", true, "not a directory");
-    expect_refused("link", true, "not a directory");
-    expect_refused("dangling", true, "not a directory");
+    expect_refused("link", true, "is a symbolic link");
+    expect_refused("dangling", true, "is a symbolic link");
     expect_refused("full", true, "no qtool.json");
     expect_refused("sub", true, "directory 'x'");
     expect_refused("", true, "not a valid name");
