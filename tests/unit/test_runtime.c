@@ -595,7 +595,7 @@ static void write_gemma4(const char *dir)
                                         "pre_feedforward_layernorm", "post_feedforward_layernorm",
                                         "post_per_layer_input_norm"};
     for (size_t i = 0; i < LAYERS; i++) {
-        const size_t head = i % 2 ? 64 : 32, width = LARGE_WIDTH << (i >= 2);
+        const size_t head = i % 2 ? 64 : 32, width = (size_t)LARGE_WIDTH << (i >= 2);
         char layer[32], norm[64];
         snprintf(layer, sizeof layer, "model.layers.%zu.", i);
         for (size_t j = 0; j < sizeof norms / sizeof *norms; j++) {
