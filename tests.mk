@@ -12,7 +12,7 @@ $(B)/tests/%: $(B)/tests/unit/%.o $(B)/tests/unit/filter.o $(B)/libqtool.a | $(B
 	$(LINK) -lcmocka $(WRAP)
 
 $(B)/tests/test_gpu_backend: $(patsubst %,$(B)/kernels/gpu/%.o,backend host_ops product factor round \
-    choices grad panels halves attention status) $(B)/tests/unit/gpu_missing.o
+    arrays choices grad panels halves attention status) $(B)/tests/unit/gpu_missing.o
 
 # These tests replace functions to count calls or to make them fail.
 comma := ,

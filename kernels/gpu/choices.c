@@ -1,47 +1,12 @@
-/* What choices before rounding depend on: the functions mix24_costs, mix24_extent and group_range
- * of the CUDA backend. Also the arrays of rounding in device memory. */
+/* The CUDA backend computes here what choices before rounding depend on: its functions mix24_costs,
+ * mix24_extent and group_range. */
 #include "kernels/gpu/product.h"
 #include "kernels/gpu/round.h"
-
-#include <string.h>
 
 static int launched(int status, struct qt_err *err)
 {
     return gpu_check_launch(status, "rounding", err);
 }
-
-/* ---- arrays --------------------------------------------------------------------------------- */
-
-int gpu_array_new(void *out, struct gpu_arrays *a, size_t count, size_t size, struct qt_err *err)
-{
-    size_t bytes;
-    void *p;
-    if (qt_mul_overflow(&bytes, count, size))
-        return qt_fail(err, QT_E_RESOURCE, NULL, NULL, "out of GPU memory");
-    int rc = a->gpu->alloc(a->gpu, &p, bytes, err);
-    if (rc < 0)
-        return rc;
-    a->p[a->n++] = p;
-    memcpy(out, &p, sizeof p);
-    return QT_OK;
-}
-
-int gpu_array_upload(void *out, struct gpu_arrays *a, const void *from, size_t count, size_t size,
-                     struct qt_err *err)
-{
-    void *p = NULL;
-    int rc = gpu_array_new(&p, a, count, size, err);
-    memcpy(out, &p, sizeof p);
-    return rc < 0 ? rc : a->gpu->upload(a->gpu, p, from, count * size, err);
-}
-
-void gpu_arrays_free(struct gpu_arrays *a)
-{
-    while (a->n)
-        a->gpu->free(a->gpu, a->p[--a->n]);
-}
-
-/* ---- choices -------------------------------------------------------------------------------- */
 
 /* Downloads the sums over the rows of cost. sum: device, [groups]. */
 static int download_costs(double *out, struct qt_gpu *gpu, double *sum, const float *cost,
@@ -115,17 +80,17 @@ done:
 int gpu_group_range(struct qt_gpu *gpu, float *largest, float *smallest, const float *w, size_t n,
                     size_t k, size_t group, struct qt_err *err)
 {
-    uint32_t range[] = {0, 0x7f800000};
-    void *p = NULL;
+    const uint32_t start[] = {0, 0x7f800000};
+    struct gpu_arrays s = {.gpu = gpu};
+    uint32_t range[2], *p;
     int rc;
-    QT_TRY(gpu->alloc(gpu, &p, sizeof range, err));
-    QT_TRY(gpu->upload(gpu, p, range, sizeof range, err));
+    QT_TRY(gpu_array_upload(&p, &s, start, 2, sizeof *start, err));
     if (n && k)
         QT_TRY(launched(gpu_round_range(p, w, n, k, group, gpu_stream_of(gpu)), err));
     QT_TRY(gpu->download(gpu, range, p, sizeof range, err));
     *largest = qt_bits_f32(range[0]);
     *smallest = qt_bits_f32(range[1]);
 done:
-    gpu->free(gpu, p);
+    gpu_arrays_free(&s);
     return rc;
 }
