@@ -570,7 +570,7 @@ int qt_model_outer(struct qt_outer *out, const struct qt_model *model, struct qt
 size_t qt_model_rope(float *cos_out, float *sin_out, const struct qt_model *model,
                      enum qt_rope_kind kind, bool queries, size_t positions);
 
-/* What `unit` of a part says. */
+/* Scales each row w[rows][columns] to unit length, as the member `unit` of a part demands. */
 void qt_model_unit_rows(float *w, size_t rows, size_t columns);
 
 /* slopes[heads]: that of head h times the position of a key is added to the score (ALiBi). If

@@ -79,7 +79,7 @@ done:
     return rc;
 }
 
-/* What is enqueued on `later` from now on waits for what is enqueued on `first`. */
+/* Work that is enqueued on `later` from now on waits for the work that `first` has now. */
 static int follow(const struct lane *first, const struct lane *later, struct qt_err *err)
 {
     int rc;

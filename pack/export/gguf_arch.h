@@ -73,7 +73,7 @@ static inline void f32(const struct writer *w, const char *name, double value)
 
 /* gguf_rope.c: keys and factors of the rotary embedding. */
 int qt_gguf_write_rope(const struct writer *w, struct qt_gguf_factors *factors);
-/* What YaRN multiplies the scores of latent attention by, for its mscale_all_dim. */
+/* Returns the factor by which YaRN multiplies the scores of latent attention (mscale_all_dim). */
 double qt_gguf_score_factor(const struct writer *w);
 
 #endif

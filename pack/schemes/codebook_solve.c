@@ -228,7 +228,7 @@ bool qt_codebook_rounds_on(const struct qt_packed *p)
     return !cb.multiples;
 }
 
-/* What belongs to a job: the backend reads `values` and fills `scale`. */
+/* A job of the backend points to these: the backend reads `values` and fills `scale`. */
 struct backend_job {
     struct qt_round_values values;
     float *scale; /* [params]; NULL: only the rounded weights are wanted */

@@ -104,8 +104,8 @@ static __device__ __forceinline__ void store_head(void *to, size_t at, const flo
         ((__half *)to)[at + i] = to_half(row[i]);
 }
 
-/* What the heads of an instance of a kernel may have: only biases; norms of queries and keys; norms
- * of values and clipping, too. */
+/* An instance of a kernel supports heads with biases only, with norms of queries and keys, or with
+ * norms of values and clipping, too. */
 enum head_parts { HEAD_BIASES, HEAD_NORMS, HEAD_ALL };
 
 /* row[head_dim] = the head. */

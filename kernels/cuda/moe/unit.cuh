@@ -13,7 +13,7 @@ enum { MOE_THREADS = QT_MOE_WARPS * 32 };
 /* Named barriers; 0 is __syncthreads. */
 enum { MOE_TABLES = 1, MOE_BARRIERS };
 
-/* What the epilogue must know of a unit, and the values of look-up tables. */
+/* The epilogue reads these members of a unit; the products read the values of look-up tables. */
 struct moe_header {
     int first, rows, tile; /* positions of the item; tile of rows */
     float factor[QT_MOE_STRIPS];
