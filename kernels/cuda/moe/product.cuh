@@ -480,4 +480,16 @@ __global__ void __launch_bounds__(MOE_THREADS, MT <= 2 ? 2 : 1)
     }
 }
 
+/* Returns Kernel<Format>::get() for the class that decodes a code format. */
+template <template <class> class Kernel> static const void *moe_instance(enum qt_format format)
+{
+#define GROUP(Format)                       Kernel<Format>::get,
+#define FIELD(name, bits, exp_bits, Format) GROUP(Format)
+    static const void *(*const formats[])() = {QT_MMA_TILE_GROUP_FORMATS(GROUP)
+                                                   QT_FIELD_FORMATS(FIELD)};
+    return formats[format]();
+#undef FIELD
+#undef GROUP
+}
+
 #endif
